@@ -1,0 +1,59 @@
+"""Attention Is All You Need (Vaswani et al. 2017) on TensorFlow and Keras 3.
+
+What trains on any backend of Keras is imported here; what speaks TensorFlow (data, search, tokenizer, translator) is
+loaded on first use, so that `import tf_transformer` works without it.
+"""
+
+import importlib
+
+from tf_transformer import layers, masks, training
+from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.model import AttentionScores, Transformer
+from tf_transformer.training import (
+    Perplexity,
+    SmoothedCrossEntropy,
+    TokenAccuracy,
+    TokenCount,
+    WarmupSchedule,
+    average_weights,
+)
+from tf_transformer.version import __version__
+
+_LAZY = {
+    "bleu": ("bleu", None),
+    "data": ("data", None),
+    "grammar": ("grammar", None),
+    "search": ("search", None),
+    "tokenizer": ("tokenizer", None),
+    "Tokenizer": ("tokenizer", "Tokenizer"),
+    "run": ("run", None),
+    "SavedTranslator": ("translator", "SavedTranslator"),
+    "Translator": ("translator", "Translator"),
+}
+
+__all__ = [
+    "PRESETS",
+    "AttentionScores",
+    "BadInput",
+    "Perplexity",
+    "SmoothedCrossEntropy",
+    "TokenAccuracy",
+    "TokenCount",
+    "Transformer",
+    "TransformerConfig",
+    "WarmupSchedule",
+    "average_weights",
+    "layers",
+    "masks",
+    "training",
+    "__version__",
+    *_LAZY,
+]
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    found = importlib.import_module(f"{__name__}.{module}")
+    return found if attribute is None else getattr(found, attribute)

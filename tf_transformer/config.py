@@ -1,0 +1,98 @@
+"""One configuration is one row of Table 3."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+class BadInput(ValueError):
+    """Something a user gave that cannot be used; the message says what was expected and what arrived, in one line."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and rates of a Transformer, in the paper's symbols; the defaults are `base` (section 5.4, Table 3).
+
+    Attributes:
+        num_layers: N, layers in each of the two stacks.
+        d_model: width of every sub-layer's output.
+        d_ff: width of the feed-forward sub-layer's hidden layer.
+        num_heads: h, attention heads.
+        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
+        d_v: width of a head's values; `None` means d_model / num_heads.
+        dropout: P_drop, on every sub-layer's output and on embedding + position.
+        attention_dropout: on attention weights; the paper has none.
+        label_smoothing: epsilon_ls of section 5.4.
+        train_steps: number of updates.
+        positions: "sinusoidal" (section 3.5) or "learned" (row E).
+        max_length: rows of the table of learned positions; unused when sinusoidal.
+        vocab_size: V, shared by source and target, control symbols included.
+    """
+
+    num_layers: int = 6
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    label_smoothing: float = 0.1
+    train_steps: int = 100_000
+    positions: str = "sinusoidal"
+    max_length: int = 1024
+    vocab_size: int = 37_000
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "d_ff", "num_heads", "train_steps", "max_length", "vocab_size"):
+            _require(self, name, getattr(self, name) > 0, "a positive number")
+        for name in ("d_k", "d_v"):
+            size = getattr(self, name)
+            _require(self, name, size is None or size > 0, "a positive number or None")
+            if size is None and self.d_model % self.num_heads:
+                raise BadInput(
+                    f"{name}=None means d_model / num_heads, but d_model={self.d_model} is not a multiple "
+                    f"of num_heads={self.num_heads}; give {name} a number"
+                )
+        for name in ("dropout", "attention_dropout", "label_smoothing"):
+            _require(self, name, 0 <= getattr(self, name) < 1, "a rate in [0, 1)")
+        _require(self, "positions", self.positions in ("sinusoidal", "learned"), '"sinusoidal" or "learned"')
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON; `TransformerConfig(**config.to_dict()) == config`."""
+        return dataclasses.asdict(self)
+
+
+def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -> None:
+    if not holds:
+        raise BadInput(f"{name}: expected {expected}, got {getattr(config, name)!r}")
+
+
+BASE = TransformerConfig()
+_row = dataclasses.replace
+
+PRESETS: dict[str, TransformerConfig] = {
+    "base": BASE,
+    "big": _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3, train_steps=300_000),
+    "A_h1": _row(BASE, num_heads=1),
+    "A_h4": _row(BASE, num_heads=4),
+    "A_h16": _row(BASE, num_heads=16),
+    "A_h32": _row(BASE, num_heads=32),
+    "B_dk16": _row(BASE, d_k=16),
+    "B_dk32": _row(BASE, d_k=32),
+    "C_N2": _row(BASE, num_layers=2),
+    "C_N4": _row(BASE, num_layers=4),
+    "C_N8": _row(BASE, num_layers=8),
+    "C_d256": _row(BASE, d_model=256),
+    "C_d1024": _row(BASE, d_model=1024),
+    "C_ff1024": _row(BASE, d_ff=1024),
+    "C_ff4096": _row(BASE, d_ff=4096),
+    "D_drop0": _row(BASE, dropout=0.0),
+    "D_drop2": _row(BASE, dropout=0.2),
+    "D_ls0": _row(BASE, label_smoothing=0.0),
+    "D_ls2": _row(BASE, label_smoothing=0.2),
+    "E_learned": _row(BASE, positions="learned"),
+    # Not rows of the paper: one that learns in minutes, and the size of the Multi30k literature (Wu et al. 2021).
+    "tiny": TransformerConfig(2, 128, 512, 4, train_steps=2_000, vocab_size=1_000),
+    "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, train_steps=8_000, vocab_size=10_000),
+}

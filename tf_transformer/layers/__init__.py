@@ -1,0 +1,20 @@
+"""The layers of Figure 1, each at home in any Keras model."""
+
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention
+from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
+from tf_transformer.layers.embedding import PositionalEmbedding, sinusoids
+from tf_transformer.layers.encoder import EncoderLayer
+from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
+
+__all__ = [
+    "AddAndNorm",
+    "DecoderCache",
+    "DecoderLayer",
+    "EncoderLayer",
+    "FeedForward",
+    "KeyValue",
+    "MultiHeadAttention",
+    "PositionalEmbedding",
+    "attention",
+    "sinusoids",
+]

@@ -1,0 +1,138 @@
+"""Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from tf_transformer.masks import both, over_queries
+
+
+class KeyValue(NamedTuple):
+    """Projected keys and values, one slot for every position that may be attended."""
+
+    key: Any  # [B, h, S, d_k]
+    value: Any  # [B, h, S, d_v]
+
+    def write(self, slot, new: "KeyValue") -> "KeyValue":
+        """Put `new` [B, h, T, ...] into the slots slot .. slot + T - 1; everything before stays where it is."""
+        B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
+        batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
+        index = ops.stack([batch, head, column], axis=-1)  # [B, h, T, 3]
+        return KeyValue(ops.scatter_update(self.key, index, new.key), ops.scatter_update(self.value, index, new.value))
+
+
+def attention(query, key, value, mask=None, dropout=None):
+    """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
+
+    Args:
+        query: [B, h, T, d_k].
+        key: [B, h, S, d_k].
+        value: [B, h, S, d_v].
+        mask: bool, broadcastable to [B, T, S]; True = may be attended. A query with nothing to attend gets zeros.
+        dropout: a function applied to the attention weights, for training.
+
+    Returns:
+        The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S] in float32.
+    """
+    d_k = query.shape[-1]
+    logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
+    logits = ops.cast(logits, "float32")
+    if mask is None:
+        scores = ops.softmax(logits)
+    else:
+        mask = ops.expand_dims(mask, 1)  # the same for every head
+        # A finite minimum: a row with nothing to attend gives no NaN; the second `where` makes it exactly zero.
+        scores = ops.where(mask, ops.softmax(ops.where(mask, logits, -1e30)), 0.0)
+    weights = ops.cast(scores, value.dtype)
+    output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
+    return output, scores
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class MultiHeadAttention(keras.layers.Layer):
+    """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+
+    Keys and values come from one sequence, as everywhere in the paper. No biases.
+
+    Args:
+        num_heads: h.
+        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
+        d_v: width of a head's values; `None` means d_model / num_heads.
+        dropout: rate on the attention weights (the paper has none).
+    """
+
+    def __init__(self, num_heads=8, d_k=None, d_v=None, dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.d_k = d_k
+        self.d_v = d_v
+        self.dropout = dropout
+        self.supports_masking = True
+
+    def build(self, query_shape, value_shape=None):
+        value_shape = value_shape or query_shape
+        d_model = query_shape[-1]
+        if d_model % self.num_heads and None in (self.d_k, self.d_v):
+            raise ValueError(
+                f"{self.name}: expected d_k and d_v, or a d_model that is a multiple of num_heads; "
+                f"got d_model={d_model}, num_heads={self.num_heads}, d_k={self.d_k}, d_v={self.d_v}"
+            )
+        d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
+
+        def dense(name, units, input_shape, scale):
+            # Variance over the fans of query, key and value as one kernel [d, 3d], as in the authors' code: half of
+            # what Glorot gives each by itself.
+            initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
+            layer = keras.layers.Dense(
+                units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
+            )
+            layer.build(input_shape)
+            return layer
+
+        self.query_projection = dense("query", self.num_heads * d_k, query_shape, 0.5)
+        self.key_projection = dense("key", self.num_heads * d_k, value_shape, 0.5)
+        self.value_projection = dense("value", self.num_heads * d_v, value_shape, 0.5)
+        self.output_projection = dense("output", d_model, (*query_shape[:-1], self.num_heads * d_v), 1.0)
+        self.weight_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+
+    def _split_heads(self, x):
+        B, T, width = ops.shape(x)[0], ops.shape(x)[1], x.shape[-1]
+        return ops.swapaxes(ops.reshape(x, (B, T, self.num_heads, width // self.num_heads)), 1, 2)  # [B, h, T, d_k]
+
+    def project(self, value) -> KeyValue:
+        """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
+        return KeyValue(self._split_heads(self.key_projection(value)), self._split_heads(self.value_projection(value)))
+
+    def attend(self, query, kv: KeyValue, attention_mask=None):
+        """Attend from query [B, T, d] to projected keys and values.
+
+        Returns:
+            The output [B, T, d] and the attention weights [B, h, T, S].
+        """
+        heads = self._split_heads(self.query_projection(query))
+        dropout = self.weight_dropout if self.dropout else None
+        output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)
+        B, T = ops.shape(query)[0], ops.shape(query)[1]
+        joined = ops.reshape(ops.swapaxes(output, 1, 2), (B, T, self.num_heads * kv.value.shape[-1]))  # [B, T, h * d_v]
+        return self.output_projection(joined), scores
+
+    def call(self, query, value=None, mask=None, value_mask=None, attention_mask=None, return_attention_scores=False):
+        """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
+
+        Args:
+            query: [B, T, d].
+            value: [B, S, d]; `None` means `query`.
+            mask: padding mask [B, T] of `query`, used in self-attention.
+            value_mask: padding mask [B, S] of `value`.
+            attention_mask: bool [B, T, S] or [1, T, S], True = may be attended.
+            return_attention_scores: also return the attention weights [B, h, T, S].
+        """
+        key_mask = mask if value is None else value_mask
+        kv = self.project(query if value is None else value)
+        output, scores = self.attend(query, kv, both(attention_mask, over_queries(key_mask)))
+        return (output, scores) if return_attention_scores else output
+
+    def get_config(self):
+        config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}
+        return super().get_config() | config

@@ -1,0 +1,117 @@
+"""The decoder's layer: the right half of Figure 1 (section 3.1)."""
+
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention
+from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
+from tf_transformer.masks import both, causal_mask, over_queries
+
+
+class DecoderCache(NamedTuple):
+    """What one decoder layer remembers between steps."""
+
+    target: KeyValue  # slots for the target's keys and values, filled from the left [B, h, C, ...]
+    memory: KeyValue  # the encoder output's keys and values, projected once [B, h, S, ...]
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class DecoderLayer(keras.layers.Layer):
+    """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm.
+
+    Args:
+        num_heads: h.
+        d_ff: width of the feed-forward hidden layer.
+        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
+        d_v: width of a head's values; `None` means d_model / num_heads.
+        dropout: P_drop, on each sub-layer's output.
+        attention_dropout: on attention weights (the paper has none).
+    """
+
+    def __init__(self, num_heads=8, d_ff=2048, d_k=None, d_v=None, dropout=0.1, attention_dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.d_ff = d_ff
+        self.d_k = d_k
+        self.d_v = d_v
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.supports_masking = True
+
+    def build(self, x_shape, memory_shape=None):
+        child = {"dtype": self.dtype_policy}
+        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
+        self.self_attention = MultiHeadAttention(*heads, name="self_attention", **child)
+        self.cross_attention = MultiHeadAttention(*heads, name="cross_attention", **child)
+        self.feed_forward = FeedForward(self.d_ff, name="feed_forward", **child)
+        self.self_attention_norm = AddAndNorm(self.dropout, name="self_attention_norm", **child)
+        self.cross_attention_norm = AddAndNorm(self.dropout, name="cross_attention_norm", **child)
+        self.feed_forward_norm = AddAndNorm(self.dropout, name="feed_forward_norm", **child)
+        self.cross_attention.build(x_shape, memory_shape)
+        for layer in (
+            self.self_attention,
+            self.self_attention_norm,
+            self.cross_attention_norm,
+            self.feed_forward,
+            self.feed_forward_norm,
+        ):
+            layer.build(x_shape)
+
+    def init_cache(self, memory, slots) -> DecoderCache:
+        """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
+        kv = self.cross_attention.project(memory)
+        B, h = ops.shape(memory)[0], self.num_heads
+        empty = (ops.zeros((B, h, slots, part.shape[-1]), part.dtype) for part in kv)
+        return DecoderCache(KeyValue(*empty), kv)
+
+    def call(
+        self,
+        x,
+        memory=None,
+        x_mask=None,
+        memory_mask=None,
+        attention_mask=None,
+        cache=None,
+        slot=0,
+        return_attention_scores=False,
+    ):
+        """Decode x [B, T, d]: the whole target, or only its newest tokens if there is a cache.
+
+        Args:
+            x: [B, T, d].
+            memory: the encoder's output [B, S, d]; not used with a cache, which holds its projection.
+            x_mask: padding mask of x [B, T], for a whole target; not needed when padding stands at the end, where
+                causality hides it.
+            memory_mask: padding mask of memory [B, S].
+            attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before.
+            cache: `DecoderCache` with C slots; x goes into the slots slot .. slot + T - 1.
+            slot: where in the cache the first column of x goes.
+            return_attention_scores: also return the weights of self-attention [B, h, T, C] and of cross-attention
+                [B, h, T, S].
+
+        Returns:
+            x [B, T, d]; then the cache if one was given; then both attention weights if asked for.
+        """
+        target = self.self_attention.project(x)
+        if cache is None:
+            kv = self.cross_attention.project(memory)
+        else:
+            target, kv = cache.target.write(slot, target), cache.memory
+            cache = DecoderCache(target, kv)
+        if attention_mask is None:
+            attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], slot)
+        if cache is None:
+            attention_mask = both(attention_mask, over_queries(x_mask))
+
+        attended, self_scores = self.self_attention.attend(x, target, attention_mask)
+        x = self.self_attention_norm(x, attended)
+        attended, cross_scores = self.cross_attention.attend(x, kv, over_queries(memory_mask))
+        x = self.cross_attention_norm(x, attended)
+        x = self.feed_forward_norm(x, self.feed_forward(x))
+
+        outputs = (x,) if cache is None else (x, cache)
+        if return_attention_scores:
+            outputs += (self_scores, cross_scores)
+        return outputs if len(outputs) > 1 else x

@@ -1,0 +1,99 @@
+"""Embeddings, the softmax's weights that they share (section 3.4), and positions (section 3.5)."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_transformer.masks import padding_mask
+
+
+def sinusoids(positions, d_model):
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
+
+    Args:
+        positions: whole numbers, shape [T].
+        d_model: width.
+
+    Returns:
+        float32 [T, d_model], right to about 1e-6 for positions below 4,096.
+    """
+    turns = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model) / (2 * math.pi)  # full circles per position, float64
+    # pos * turns must keep its fraction: 12 leading bits make the product with a 12-bit position exact in float32.
+    mantissa, exponent = np.frexp(turns)
+    coarse = np.ldexp(np.round(mantissa * 2**12), exponent - 12)
+    positions = ops.expand_dims(ops.cast(positions, "float32"), -1)  # [T, 1]
+    circles = positions * coarse.astype("float32")
+    angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype("float32"))
+    pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
+    return ops.reshape(pairs, (-1, 2 * len(turns)))[:, :d_model]
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class PositionalEmbedding(keras.layers.Layer):
+    """Dropout(sqrt(d_model) * embedding + position); id 0 is padding and becomes the mask of what follows.
+
+    The embedding is initialised with N(0, d_model^-0.5), so that after the factor each component has variance 1.
+
+    Args:
+        vocab_size: V.
+        d_model: width.
+        positions: "sinusoidal", for any length, or "learned" (row E of Table 3).
+        max_length: rows of the table of learned positions; longer sequences are an error.
+        dropout: rate on the sum (section 5.4).
+    """
+
+    def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):
+        super().__init__(**kwargs)
+        if positions not in ("sinusoidal", "learned"):
+            raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.positions = positions
+        self.max_length = max_length
+        self.dropout = dropout
+        self.supports_masking = True
+
+    def build(self, ids_shape):
+        initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)
+
+        def table(name, rows):  # float32 whatever the policy: casting all of it for a few rows would cost more
+            return self.add_weight((rows, self.d_model), initializer, name=name, autocast=False)
+
+        self.embeddings = table("embeddings", self.vocab_size)
+        if self.positions == "learned":
+            self.position_embeddings = table("position_embeddings", self.max_length)
+        self.sum_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
+
+    def call(self, ids, position=None):
+        """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
+        ids = ops.cast(ids, "int32")
+        if position is None:
+            if self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
+                raise ValueError(
+                    f"{self.name}: expected at most max_length={self.max_length} learned positions, "
+                    f"got ids of shape {tuple(ids.shape)}"
+                )
+            position = ops.arange(ops.shape(ids)[1])
+        if self.positions == "learned":
+            encoding = ops.take(self.position_embeddings, position, axis=0)
+        else:
+            encoding = sinusoids(position, self.d_model)
+        embedded = ops.take(self.embeddings, ids, axis=0) * self.d_model**0.5 + encoding  # [B, T, d]
+        return self.sum_dropout(ops.cast(embedded, self.compute_dtype))
+
+    def logits(self, x):
+        """The pre-softmax linear transformation, the same matrix again (3.4): [B, T, d] -> float32 [B, T, V]."""
+        table = ops.cast(self.embeddings, self.compute_dtype)
+        return ops.cast(ops.matmul(x, ops.transpose(table)), "float32")
+
+    def compute_mask(self, ids, mask=None):
+        return padding_mask(ids)
+
+    def compute_output_shape(self, ids_shape):
+        return (*ids_shape, self.d_model)
+
+    def get_config(self):
+        names = ("vocab_size", "d_model", "positions", "max_length", "dropout")
+        return super().get_config() | {name: getattr(self, name) for name in names}

@@ -1,0 +1,58 @@
+"""The encoder's layer: the left half of Figure 1 (section 3.1)."""
+
+import keras
+
+from tf_transformer.layers.attention import MultiHeadAttention
+from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
+from tf_transformer.masks import over_queries
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class EncoderLayer(keras.layers.Layer):
+    """Self-attention, then feed-forward, each inside Add & Norm. d_model comes from the input.
+
+    Args:
+        num_heads: h.
+        d_ff: width of the feed-forward hidden layer.
+        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
+        d_v: width of a head's values; `None` means d_model / num_heads.
+        dropout: P_drop, on each sub-layer's output.
+        attention_dropout: on attention weights (the paper has none).
+    """
+
+    def __init__(self, num_heads=8, d_ff=2048, d_k=None, d_v=None, dropout=0.1, attention_dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.d_ff = d_ff
+        self.d_k = d_k
+        self.d_v = d_v
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        child = {"dtype": self.dtype_policy}
+        self.self_attention = MultiHeadAttention(
+            self.num_heads, self.d_k, self.d_v, self.attention_dropout, name="self_attention", **child
+        )
+        self.self_attention_norm = AddAndNorm(self.dropout, name="self_attention_norm", **child)
+        self.feed_forward = FeedForward(self.d_ff, name="feed_forward", **child)
+        self.feed_forward_norm = AddAndNorm(self.dropout, name="feed_forward_norm", **child)
+        for layer in (self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm):
+            layer.build(x_shape)
+
+    def call(self, x, mask=None, return_attention_scores=False):
+        """Encode x [B, S, d] under its padding mask [B, S].
+
+        Returns:
+            [B, S, d]; with `return_attention_scores` also the attention weights [B, h, S, S].
+        """
+        kv = self.self_attention.project(x)
+        attended, scores = self.self_attention.attend(x, kv, over_queries(mask))
+        x = self.self_attention_norm(x, attended)
+        x = self.feed_forward_norm(x, self.feed_forward(x))
+        return (x, scores) if return_attention_scores else x
+
+    def get_config(self):
+        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout")
+        return super().get_config() | {name: getattr(self, name) for name in names}

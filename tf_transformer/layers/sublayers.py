@@ -1,0 +1,62 @@
+"""What surrounds attention in a layer: the feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class FeedForward(keras.layers.Layer):
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
+
+    Args:
+        d_ff: width of the hidden layer.
+    """
+
+    def __init__(self, d_ff=2048, **kwargs):
+        super().__init__(**kwargs)
+        self.d_ff = d_ff
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.hidden = keras.layers.Dense(self.d_ff, activation="relu", dtype=self.dtype_policy, name="hidden")
+        self.hidden.build(x_shape)
+        self.output_projection = keras.layers.Dense(x_shape[-1], dtype=self.dtype_policy, name="output")
+        self.output_projection.build((*x_shape[:-1], self.d_ff))
+
+    def call(self, x):
+        return self.output_projection(self.hidden(x))
+
+    def compute_output_shape(self, x_shape):
+        return x_shape
+
+    def get_config(self):
+        return super().get_config() | {"d_ff": self.d_ff}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class AddAndNorm(keras.layers.Layer):
+    """LayerNorm(x + Dropout(Sublayer(x))): the residual connection around each sub-layer. [B, T, d] twice -> [B, T, d].
+
+    Args:
+        dropout: P_drop, on the sub-layer's output (section 5.4).
+        epsilon: added to the variance.
+    """
+
+    def __init__(self, dropout=0.1, epsilon=1e-6, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = dropout
+        self.epsilon = epsilon
+        self.supports_masking = True
+
+    def build(self, x_shape, sublayer_output_shape=None):
+        self.output_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
+        self.norm = keras.layers.LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
+        self.norm.build(x_shape)
+
+    def call(self, x, sublayer_output):
+        return self.norm(x + self.output_dropout(sublayer_output))
+
+    def compute_output_shape(self, x_shape, sublayer_output_shape=None):
+        return x_shape
+
+    def get_config(self):
+        return super().get_config() | {"dropout": self.dropout, "epsilon": self.epsilon}

@@ -1,0 +1,143 @@
+"""The Transformer: Figure 1 as a whole (section 3)."""
+
+from typing import Any, NamedTuple
+
+import keras
+
+from tf_transformer.config import TransformerConfig
+from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
+from tf_transformer.masks import padding_mask
+
+
+class AttentionScores(NamedTuple):
+    """Attention weights, one array a layer."""
+
+    encoder: list[Any]  # [B, h, S, S]
+    decoder: list[Any]  # [B, h, T, T]
+    cross: list[Any]  # [B, h, T, S]
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Transformer(keras.Model):
+    """logits = model((source, target)): int ids [B, S] and [B, T], 0 = padding, to float32 [B, T, V].
+
+    `target` is the decoder's input: the target sentence shifted right by one position, its first id BOS.
+    Embeddings of source and target and the pre-softmax transformation share one matrix (section 3.4).
+
+    Args:
+        config: a `TransformerConfig`, for example `PRESETS["base"]`.
+    """
+
+    def __init__(self, config: TransformerConfig, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        child = {"dtype": self.dtype_policy}
+        layer = {
+            "num_heads": config.num_heads,
+            "d_ff": config.d_ff,
+            "d_k": config.d_k,
+            "d_v": config.d_v,
+            "dropout": config.dropout,
+            "attention_dropout": config.attention_dropout,
+        }
+        self.embedding = PositionalEmbedding(
+            config.vocab_size,
+            config.d_model,
+            config.positions,
+            config.max_length,
+            config.dropout,
+            name="embedding",
+            **child,
+        )
+        numbers = range(config.num_layers)
+        self.encoder_layers = [EncoderLayer(name=f"encoder_{i}", **layer, **child) for i in numbers]
+        self.decoder_layers = [DecoderLayer(name=f"decoder_{i}", **layer, **child) for i in numbers]
+
+    def build(self, input_shape=None):
+        """Create every weight; no sizes are taken from the input."""
+        self.embedding.build((None, None))
+        shape = (None, None, self.config.d_model)
+        for encoder_layer in self.encoder_layers:
+            encoder_layer.build(shape)
+        for decoder_layer in self.decoder_layers:
+            decoder_layer.build(shape, shape)
+
+    def encode(self, source):
+        """Encode source ids [B, S].
+
+        Returns:
+            memory [B, S, d], its padding mask [B, S] and the attention weights of each layer [B, h, S, S].
+        """
+        mask = padding_mask(source)
+        x, scores = self.embedding(source), []
+        for layer in self.encoder_layers:
+            x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
+            scores.append(layer_scores)
+        return x, mask, scores
+
+    def decode(self, target, memory, memory_mask):
+        """Decode whole targets [B, T].
+
+        Returns:
+            logits [B, T, V] and the weights of self-attention [B, h, T, T] and cross-attention [B, h, T, S] by layer.
+        """
+        x, self_scores, cross_scores = self.embedding(target), [], []
+        for layer in self.decoder_layers:
+            x, layer_self_scores, layer_cross_scores = layer(
+                x, memory, memory_mask=memory_mask, return_attention_scores=True
+            )
+            self_scores.append(layer_self_scores)
+            cross_scores.append(layer_cross_scores)
+        return self.embedding.logits(x), self_scores, cross_scores
+
+    def init_cache(self, memory, slots) -> list[DecoderCache]:
+        """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
+        return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
+
+    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None):
+        """Decode only the newest target ids [B, T] against what the cache remembers.
+
+        The T columns are T consecutive tokens; or, with an `attention_mask`, whatever the mask makes of them: in beam
+        search they are the newest tokens of T beams of one sentence, all at the same position.
+
+        Args:
+            target: ids [B, T].
+            cache: from `init_cache` or the step before, with C slots.
+            memory_mask: padding mask of the source [B, S].
+            position: where each column stands in the target, [T], from 0.
+            slot: where in the cache the first column goes.
+            attention_mask: bool [B, T, C]; `None` means causal.
+
+        Returns:
+            logits [B, T, V] and the new cache.
+        """
+        x = self.embedding(target, position=position)
+        new_cache = []
+        for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
+            x, layer_cache = layer(
+                x,
+                memory_mask=memory_mask,
+                attention_mask=attention_mask,
+                cache=layer_cache,
+                slot=slot,
+            )
+            new_cache.append(layer_cache)
+        return self.embedding.logits(x), new_cache
+
+    def call(self, inputs, return_attention_scores=False, training=None):
+        source, target = inputs
+        memory, memory_mask, encoder_scores = self.encode(source)
+        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask)
+        if return_attention_scores:
+            return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
+        return logits
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[1], self.config.vocab_size)
+
+    def get_config(self):
+        return super().get_config() | {"config": self.config.to_dict()}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**(config | {"config": TransformerConfig(**config["config"])}))
