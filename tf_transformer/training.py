@@ -1,0 +1,204 @@
+"""Training (section 5): the schedule, the loss, the metrics, and averaged weights (section 6.1)."""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_transformer.masks import padding_mask
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5), equation (3).
+
+    Args:
+        d_model: width of the model.
+        warmup_steps: steps of linear growth.
+        factor: multiplies the rate; the paper's is 1.
+    """
+
+    def __init__(self, d_model, warmup_steps=4000, factor=1.0):
+        self.d_model = d_model
+        self.warmup_steps = warmup_steps
+        self.factor = factor
+
+    def __call__(self, step):
+        step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
+        rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
+        return self.factor * self.d_model**-0.5 * rate
+
+    def get_config(self):
+        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "factor": self.factor}
+
+
+class _Statistics(NamedTuple):
+    """What loss and metrics need to know of logits [B, T, V]; an optimizing compiler makes it once for all of them."""
+
+    probabilities: Any  # [B, T, V]
+    log_denominator: Any  # [B, T], of the softmax
+    highest: Any  # [B, T], logit
+    target: Any  # [B, T], the target's logit
+
+
+def _statistics(targets, logits) -> _Statistics:
+    probabilities = ops.softmax(logits)
+    highest = ops.max(logits, axis=-1)
+    log_denominator = highest - ops.log(ops.max(probabilities, axis=-1))
+    target = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), -1)
+    return _Statistics(probabilities, log_denominator, highest, target)
+
+
+def smoothed_cross_entropy(targets, logits, epsilon):
+    """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
+
+    The gradient, softmax(logits) minus that distribution, is written out: it needs one array of the logits' size where
+    the automatic one makes seven.
+
+    Args:
+        targets: int32 [B, T].
+        logits: float32 [B, T, V].
+        epsilon: epsilon_ls.
+
+    Returns:
+        float32 [B, T], in nats.
+    """
+    V = logits.shape[-1]
+
+    @ops.custom_gradient
+    def losses_of(logits):
+        found = _statistics(targets, logits)
+        smoothed = (1.0 - epsilon) * found.target + epsilon * ops.mean(logits, axis=-1)
+
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
+            B, T = ops.shape(targets)[0], ops.shape(targets)[1]
+            row, column = ops.meshgrid(ops.arange(B), ops.arange(T), indexing="ij")
+            label = ops.stack([row, column, targets], axis=-1)  # [B, T, 3]
+            by_softmax = (found.probabilities - epsilon / V) * upstream
+            return ops.scatter_update(by_softmax, label, (epsilon - 1.0) * upstream[..., 0], reduction="add")
+
+        return found.log_denominator - smoothed, gradient
+
+    return losses_of(logits)
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class SmoothedCrossEntropy(keras.losses.Loss):
+    """Cross-entropy with label smoothing (section 5.4; Szegedy et al. 2015), a mean over real target tokens.
+
+    The target distribution is (1 - epsilon) on the label plus epsilon / V on each of the V symbols. Padding (id 0) does
+    not count; under a `tf.distribute` strategy the mean is over the real tokens of all replicas.
+
+    Args:
+        epsilon: epsilon_ls.
+
+    Call arguments: int targets [B, T], logits [B, T, V]; the result is a scalar in nats.
+    """
+
+    def __init__(self, epsilon=0.1, name="smoothed_cross_entropy", **kwargs):
+        super().__init__(name=name, **({"reduction": "sum"} | kwargs))
+        self.epsilon = epsilon
+
+    def call(self, y_true, y_pred):
+        targets = ops.cast(y_true, "int32")
+        weights = ops.cast(padding_mask(targets), "float32")
+        losses = smoothed_cross_entropy(targets, ops.cast(y_pred, "float32"), self.epsilon) * weights
+        return losses / ops.maximum(_over_replicas(ops.sum(weights)), 1.0)
+
+    def get_config(self):
+        return super().get_config() | {"epsilon": self.epsilon}
+
+
+def _over_replicas(count):
+    """The sum of `count` over all replicas of a `tf.distribute` strategy, if there is one."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+    return count
+
+
+class _TokenMean(keras.metrics.Metric):
+    """A mean over real target tokens; targets int [B, T], logits [B, T, V]."""
+
+    def __init__(self, name, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable((), initializer="zeros", name="total")
+        self.count = self.add_variable((), initializer="zeros", name="count")
+
+    def values(self, targets, logits):
+        raise NotImplementedError
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        targets = ops.cast(y_true, "int32")
+        weights = ops.cast(padding_mask(targets), "float32")
+        if sample_weight is not None:
+            weights = weights * ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1))
+        self.total.assign_add(ops.sum(weights * self.values(targets, y_pred)))
+        self.count.assign_add(ops.sum(weights))
+
+    def result(self):
+        return ops.divide_no_nan(self.total, self.count)
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class TokenAccuracy(_TokenMean):
+    """The share of real target tokens that get the highest logit."""
+
+    def __init__(self, name="accuracy", **kwargs):
+        super().__init__(name, **kwargs)
+
+    def values(self, targets, logits):
+        found = _statistics(targets, ops.cast(logits, "float32"))
+        return ops.cast(found.target >= found.highest, "float32")
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Perplexity(_TokenMean):
+    """exp of the mean cross-entropy of a real target token, without label smoothing (Table 3's PPL)."""
+
+    def __init__(self, name="perplexity", **kwargs):
+        super().__init__(name, **kwargs)
+
+    def values(self, targets, logits):
+        found = _statistics(targets, ops.cast(logits, "float32"))
+        return found.log_denominator - found.target
+
+    def result(self):
+        return ops.exp(super().result())
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class TokenCount(_TokenMean):
+    """How many real target tokens were seen since the last reset, which is what makes a rate of tokens/s."""
+
+    def __init__(self, name="tokens", **kwargs):
+        super().__init__(name, **kwargs)
+
+    def values(self, targets, logits):
+        return 0.0
+
+    def result(self):
+        return self.count
+
+
+def average_weights(model, paths):
+    """Load into `model` the mean of the weights saved in several checkpoints (section 6.1).
+
+    Args:
+        model: a built model.
+        paths: `.weights.h5` files of models of this shape, at least one.
+    """
+    if not paths:
+        raise ValueError("expected at least one file of weights to average, got none")
+    sums = [np.zeros(weight.shape, "float64") for weight in model.weights]
+    for path in paths:
+        model.load_weights(path)
+        for total, weight in zip(sums, model.get_weights(), strict=True):
+            total += weight
+    model.set_weights([total / len(paths) for total in sums])
