@@ -1,0 +1,240 @@
+"""Pairs of sentences to batches of about as many tokens, of similar length (section 5.1)."""
+
+import itertools
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
+
+MAX_LENGTH = 256  # tokens a side, EOS included
+MAX_BYTES = 16_384  # a longer line is not a sentence
+EMPTY = "an empty line"
+SHUFFLE_LINES = 500_000  # what shuffling keeps in memory
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a pass over the batches found."""
+
+    batches: int
+    pairs: int
+    skipped: int
+    source_tokens: int
+    target_tokens: int
+    padding: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs:,} pairs, {self.source_tokens:,} + {self.target_tokens:,} tokens, "
+            f"{self.skipped:,} skipped, {self.batches:,} batches, {self.padding:.1%} padding"
+        )
+
+
+def check_text_pairs(source, target, empty_lines: bool = False) -> int:
+    """Read two parallel text files once and return their number of lines.
+
+    Args:
+        source: path of a plain or .gz file.
+        target: likewise.
+        empty_lines: accept them.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        BadInput: line counts differ, there are none, or a line is empty, not UTF-8, or over 16,384 bytes.
+    """
+    counts = [_check_lines(path, empty_lines) for path in (source, target)]
+    if counts[0] != counts[1]:
+        raise BadInput(
+            f"expected as many lines in both files, got {counts[0]:,} in {source} and {counts[1]:,} in {target}"
+        )
+    if not counts[0]:
+        raise BadInput(f"expected sentences, got an empty file: {source}")
+    return counts[0]
+
+
+def read_text_pairs(source, target, empty_lines: bool = False) -> tuple[list[str], list[str]]:
+    """The lines of two parallel text files, checked as `check_text_pairs` does, in memory."""
+    check_text_pairs(source, target, empty_lines)
+    return list(sentences([source])), list(sentences([target]))
+
+
+def in_memory(source: list[str], target: list[str]) -> tf.data.Dataset:
+    """Pairs of strings (source, target) from two lists."""
+    return tf.data.Dataset.from_tensor_slices((source, target))
+
+
+def to_lists(pairs: tf.data.Dataset) -> tuple[list[str], list[str]]:
+    """The other way round."""
+    source, target = zip(*pairs.as_numpy_iterator(), strict=True)
+    return [text.decode("utf-8", "replace") for text in source], [text.decode("utf-8", "replace") for text in target]
+
+
+def _check_lines(path, empty_lines: bool) -> int:
+    number = 0
+    try:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, 1):
+                problem = _what_is_wrong(line)
+                if problem and not (empty_lines and problem == EMPTY):
+                    raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(f"expected a text file, found none at {path}") from error
+    except (EOFError, OSError) as error:  # a damaged .gz
+        raise BadInput(f"{path}: cannot be read after line {number:,}: {error}") from error
+    return number
+
+
+def _what_is_wrong(line: bytes) -> str | None:
+    if len(line) > MAX_BYTES:
+        return f"{len(line):,} bytes (at most {MAX_BYTES:,})"
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"the byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    if all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text):
+        return EMPTY
+    return None
+
+
+def text_pairs(
+    source,
+    target,
+    tokenizer: Tokenizer,
+    batch_tokens: int = 25_000,
+    max_length: int = MAX_LENGTH,
+    shuffle: bool = True,
+    repeat: bool = False,
+    seed: int = 0,
+) -> tf.data.Dataset:
+    """Batches of ((source, target_in), target_out) from two parallel text files, plain or .gz.
+
+    Args:
+        source: path, or a list of paths.
+        target: path, or a list of paths, line by line parallel to `source`.
+        tokenizer: for both sides.
+        batch_tokens: about so many source tokens, and so many target tokens, a batch, padding included.
+        max_length: pairs with a side of more tokens, EOS included, are skipped.
+        shuffle: a new order every epoch, determined by `seed` and the epoch's number.
+        repeat: go on for ever, with no short batch at an epoch's end.
+        seed: of the order.
+
+    Returns:
+        A dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
+        with EOS; 0 is padding.
+    """
+    pairs = text_lines(source, target)
+    return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
+
+
+def text_lines(source, target) -> tf.data.Dataset:
+    """Pairs of strings (source, target), line by line, from parallel text files or lists of files, plain or .gz."""
+    sides = []
+    for paths in (source, target):
+        paths = [str(path) for path in (paths if isinstance(paths, list | tuple) else [paths])]
+        compressed = {path.endswith(".gz") for path in paths}
+        if len(compressed) > 1:
+            raise BadInput(f"expected either plain or .gz files, got both: {', '.join(paths)}")
+        sides.append(tf.data.TextLineDataset(paths, compression_type="GZIP" if compressed.pop() else None))
+    return tf.data.Dataset.zip(*sides)
+
+
+def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
+    """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
+
+    Args:
+        name: for example "wmt14_translate/de-en".
+        split: for example "train".
+        languages: of source and target, for example ("en", "de").
+        data_dir: where the corpora lie; `None` means TFDS's own place.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name, data_dir=data_dir)
+    if split not in builder.info.splits and builder.info.splits:
+        raise BadInput(f"{name}: expected one of the splits {', '.join(builder.info.splits)}; got {split!r}")
+    missing = set(languages) - set(builder.info.features)
+    if missing:
+        raise BadInput(
+            f"{name}: expected languages among {', '.join(builder.info.features)}; got {', '.join(languages)}"
+        )
+    builder.download_and_prepare()
+    source, target = languages
+    return builder.as_dataset(split=split, shuffle_files=False).map(lambda pair: (pair[source], pair[target]))
+
+
+def token_batches(
+    pairs: tf.data.Dataset,
+    tokenizer: Tokenizer,
+    batch_tokens: int = 25_000,
+    max_length: int = MAX_LENGTH,
+    shuffle: bool = True,
+    repeat: bool = False,
+    seed: int = 0,
+) -> tf.data.Dataset:
+    """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped."""
+    if batch_tokens < max_length:
+        raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
+
+    def tokenize(source, target):
+        return tokenizer.tokenize(source), tokenizer.tokenize(target)
+
+    def fits(source, target):
+        longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
+        return (longest < max_length) & (shortest > 0)
+
+    def frame(source, target):
+        bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
+        return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0)
+
+    def length(inputs, target_out):
+        return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
+
+    if shuffle and repeat:  # the order is a function of seed and epoch alone, so that a resumed run can find its place
+        once = pairs
+        pairs = tf.data.Dataset.counter().flat_map(
+            lambda epoch: once.shuffle(SHUFFLE_LINES, seed=seed + epoch, reshuffle_each_iteration=False)
+        )
+    elif shuffle:
+        pairs = pairs.shuffle(SHUFFLE_LINES, seed=seed, reshuffle_each_iteration=True)
+    elif repeat:
+        pairs = pairs.repeat()
+    bounds = bucket_bounds(max_length)
+    return (
+        pairs.batch(256)
+        .map(tokenize, num_parallel_calls=tf.data.AUTOTUNE)
+        .unbatch()
+        .filter(fits)
+        .map(frame)
+        .bucket_by_sequence_length(
+            length,
+            bucket_boundaries=[bound + 1 for bound in bounds],
+            bucket_batch_sizes=[batch_tokens // bound for bound in bounds] + [1],
+            padding_values=((PAD_ID, PAD_ID), PAD_ID),
+        )
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def bucket_bounds(max_length: int) -> list[int]:
+    """The greatest length in each bucket: 8 and then about a tenth more each, so that little is padding."""
+    lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
+    return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]
+
+
+def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:
+    """Count a finite dataset of batches; `pairs` is the number of pairs that went in."""
+
+    def count(total, inputs, target_out):
+        sizes = [1, tf.shape(target_out)[0], tf.size(inputs[0]), tf.size(target_out)]
+        tokens = [tf.math.count_nonzero(inputs[0]), tf.math.count_nonzero(target_out)]
+        return total + tf.stack([tf.cast(size, tf.int64) for size in (*sizes, *tokens)])
+
+    total = batches.reduce(np.zeros(6, "int64"), lambda total, batch: count(total, *batch)).numpy()
+    steps, rows, source_size, target_size, source_tokens, target_tokens = (int(number) for number in total)
+    padding = 1 - (source_tokens + target_tokens) / max(1, source_size + target_size)
+    return Summary(steps, rows, pairs - rows, source_tokens, target_tokens, padding)

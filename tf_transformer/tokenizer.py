@@ -1,0 +1,178 @@
+"""SentencePiece text <-> ids (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+
+# The op itself, for the `shared_name` that the public class does not pass on.
+from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
+
+from tf_transformer.config import BadInput
+from tf_transformer.masks import PAD_ID
+
+BOS_ID = 1
+EOS_ID = 2
+UNKNOWN_ID = 3
+KINDS = ("bpe", "unigram")
+
+
+def open_text(path):
+    """Open a plain or .gz file for reading bytes."""
+    return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
+
+
+class Tokenizer:
+    """A vocabulary shared by source and target: PAD 0, BOS 1, EOS 2, unknown 3, then bytes and pieces.
+
+    Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x as SentencePiece
+    normalises it (NFKC, white space folded). Control symbols written in a text are plain text.
+
+    Args:
+        model: a serialized SentencePiece model whose control ids are as above.
+    """
+
+    def __init__(self, model: bytes):
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+        ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+        if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
+            raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
+        self.model = model
+        self.vocab_size: int = processor.vocab_size()
+        self._op = _durable_tokenizer(model)
+
+    @classmethod
+    def learn(cls, files, vocab_size: int, kind: str = "bpe", **options) -> "Tokenizer":
+        """Learn a vocabulary from text files, plain or .gz, one sentence a line; more in `learn_from`.
+
+        Args:
+            files: paths; source and target together make a shared vocabulary.
+        """
+        return cls.learn_from(sentences(files), vocab_size, kind, **options)
+
+    @classmethod
+    def learn_from(
+        cls, sentences: Iterable[str], vocab_size: int, kind: str = "bpe", sample: int = 5_000_000, threads: int = 2
+    ) -> "Tokenizer":
+        """Learn a vocabulary from sentences, read once.
+
+        Args:
+            sentences: of both languages.
+            vocab_size: number of ids, the 4 control symbols and 256 bytes included.
+            kind: "bpe" (Sennrich et al. 2016), or "unigram", today's kin of the word-piece model of Wu et al. 2016.
+            sample: learn from at most so many sentences, chosen at random; what bounds the memory.
+            threads: for SentencePiece's trainer.
+        """
+        if kind not in KINDS:
+            raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
+        least = 4 + 256 + 1
+        if vocab_size < least:
+            raise BadInput(f"vocab_size: expected at least {least} (control symbols, bytes, a piece), got {vocab_size}")
+        written = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=written,
+                vocab_size=vocab_size,
+                model_type=kind,
+                byte_fallback=True,
+                character_coverage=0.9999,
+                pad_id=PAD_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                unk_id=UNKNOWN_ID,
+                input_sentence_size=sample,
+                shuffle_input_sentence=True,
+                num_threads=threads,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise BadInput(_why_not_learned(str(error), vocab_size)) from error
+        return cls(written.getvalue())
+
+    @classmethod
+    def load(cls, path) -> "Tokenizer":
+        """Read a SentencePiece model file."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
+        try:
+            return cls(path.read_bytes())
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+
+    def save(self, path) -> None:
+        """Write the SentencePiece model, whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as temporary:
+            temporary.write(self.model)
+        os.replace(temporary.name, path)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the model, which tells two vocabularies apart."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. Nothing raises: invalid UTF-8 and
+        control characters count as white space."""
+        texts = tf.strings.unicode_transcode(
+            texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
+        )
+        return self._op.tokenize(texts)
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
+        if not isinstance(ids, tf.RaggedTensor):
+            ids = tf.RaggedTensor.from_tensor(ids)
+        return self._op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
+
+    def pieces(self, ids) -> tf.RaggedTensor:
+        """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
+        return self._op.id_to_string(ids)
+
+
+def _durable_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+    """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
+
+    Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
+    (tensorflow/text issues 570 and 802).
+    """
+    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+    name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
+
+    def create():
+        return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
+
+    tokenizer._model_resource._create_resource = create
+    tokenizer._model_resource._resource_handle = create()
+    return tokenizer
+
+
+def sentences(files) -> Iterator[str]:
+    """The lines of text files, plain or .gz, one after the other."""
+    for path in files:
+        with open_text(path) as lines:
+            for line in lines:
+                yield line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _why_not_learned(message: str, vocab_size: int) -> str:
+    most = re.search(r"value <= (\d+)", message)
+    if most:
+        return f"vocab_size: expected at most {most[1]}, which is what this text supports; got {vocab_size}"
+    if "sentences_.empty()" in message:
+        return "expected sentences to learn a vocabulary from, got none"
+    return f"cannot learn a vocabulary of {vocab_size} from this text: {message.strip().splitlines()[-1]}"
