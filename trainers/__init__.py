@@ -1,0 +1,1 @@
+"""Programs: python -m trainers.translation, .evaluate, .translate. Each has --help."""

@@ -1,0 +1,37 @@
+"""Translate a file, or standard input, line by line, with a SavedModel."""
+
+import argparse
+import sys
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m trainers.translate", description=__doc__)
+    parser.add_argument("model", help="the folder of a SavedModel, e.g. savedmodels/demo/1")
+    parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
+    parser.add_argument("--output", help="where the translations go (standard output)")
+    parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
+    args = parser.parse_args(argv)
+    if args.batch_size < 1:
+        parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
+
+    import tf_transformer as tt
+
+    translator = tt.SavedTranslator(args.model, args.batch_size)
+    if args.source == "-":
+        lines = sys.stdin.buffer.read().split(b"\n")
+    else:
+        with tt.tokenizer.open_text(args.source) as file:
+            lines = file.read().split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    text = "".join(f"{translation}\n" for translation in translator(lines))
+    if args.output:
+        tt.run.write_text(args.output, text)
+    else:
+        sys.stdout.buffer.write(text.encode())
+
+
+if __name__ == "__main__":
+    import trainers.command
+
+    trainers.command.run(main)
