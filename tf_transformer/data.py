@@ -2,6 +2,7 @@
 
 import itertools
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +71,15 @@ def in_memory(source: list[str], target: list[str]) -> tf.data.Dataset:
 
 def to_lists(pairs: tf.data.Dataset) -> tuple[list[str], list[str]]:
     """The other way round."""
-    source, target = zip(*pairs.as_numpy_iterator(), strict=True)
-    return [text.decode("utf-8", "replace") for text in source], [text.decode("utf-8", "replace") for text in target]
+    texts = list(each_sentence(pairs))
+    return texts[::2], texts[1::2]
+
+
+def each_sentence(pairs: tf.data.Dataset) -> Iterator[str]:
+    """Every string of a dataset of pairs (source, target), one after the other."""
+    for pair in pairs.as_numpy_iterator():
+        for text in pair:
+            yield text.decode("utf-8", "replace")
 
 
 def _check_lines(path, empty_lines: bool) -> int:

@@ -33,32 +33,33 @@ class Run:
         self.keep = keep
         self.history: list[dict[str, Any]] = []
 
-    def claim(self, settings: dict[str, Any]) -> bool:
-        """Make the folder for a run with these settings, or recognise it. Returns whether it was there.
+    def exists(self, settings: dict[str, Any]) -> bool:
+        """Whether the folder holds a run with these settings.
 
         Raises:
-            BadInput: the folder belongs to a run with other settings.
+            BadInput: it holds a run with other settings, or something else.
         """
         file = self.path / "config.json"
-        if file.exists():
-            try:
-                before = json.loads(file.read_text())
-            except ValueError as error:
-                raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-            differences = _differences(before, json.loads(json.dumps(settings)))
-            if differences:
-                raise BadInput(
-                    f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
-                    f"give --run another folder, or the same options as before"
-                )
-            return True
-        if self.path.exists() and any(self.path.iterdir()):
+        if not file.exists():
+            if self.path.exists() and set(path.name for path in self.path.iterdir()) - {"tokenizer.model"}:
+                raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
+            return False
+        try:
+            before = json.loads(file.read_text())
+        except ValueError as error:
+            raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
+        differences = _differences(before, json.loads(json.dumps(settings)))
+        if differences:
             raise BadInput(
-                f"{self.path}: expected a run's folder or an empty one, found other files and no config.json"
+                f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
+                f"give --run another folder, or the same options as before"
             )
+        return True
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Make the folder the run's with these settings."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(file, settings)
-        return False
+        write_json(self.path / "config.json", settings)
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""

@@ -1,10 +1,46 @@
-"""What the programs have in common: how they end."""
+"""What the programs have in common: how they begin and how they end."""
 
+import argparse
+import contextlib
 import os
 import sys
 
 
-def run(main) -> None:
+def options(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """A parser whose help fits a screen."""
+
+    def formatter(prog):
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
+
+    prog = f"python -m trainers.{program}"
+    return argparse.ArgumentParser(prog, f"{prog} [options]", description.strip(), epilog, formatter_class=formatter)
+
+
+@contextlib.contextmanager
+def quiet_stderr():
+    """Drop what C++ libraries write to standard error meanwhile; Python's own exceptions are still seen."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def load_tensorflow():
+    """Import the package, quietly: TensorFlow says much about drivers and instruction sets, whatever its log level."""
+    with quiet_stderr():
+        import tensorflow  # noqa: F401
+
+        import tf_transformer
+
+    return tf_transformer
+
+
+def run_program(main) -> None:
     """Run a program: what the user gave wrong is one line and exit status 2, Ctrl-C is 130."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:

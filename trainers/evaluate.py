@@ -1,10 +1,10 @@
 """Score translations against references: BLEU and chrF, each with its full sacreBLEU signature."""
 
-import argparse
+from trainers.command import load_tensorflow, options, run_program
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainers.evaluate", description=__doc__)
+    parser = options("evaluate", __doc__)
     parser.add_argument("--reference", required=True, help="the reference translations, a sentence a line")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--translations", metavar="FILE", help="translations to score, line by line")
@@ -15,8 +15,7 @@ def main(argv=None) -> None:
     if args.model and not args.source:
         parser.error("expected --source beside --model")
 
-    import tf_transformer as tt
-
+    tt = load_tensorflow()
     given = args.source if args.model else args.translations
     texts, references = tt.data.read_text_pairs(given, args.reference, empty_lines=not args.model)
     if args.model:
@@ -29,6 +28,4 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    import trainers.command
-
-    trainers.command.run(main)
+    run_program(main)

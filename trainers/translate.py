@@ -1,11 +1,12 @@
 """Translate a file, or standard input, line by line, with a SavedModel."""
 
-import argparse
 import sys
+
+from trainers.command import load_tensorflow, options, run_program
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainers.translate", description=__doc__)
+    parser = options("translate", __doc__)
     parser.add_argument("model", help="the folder of a SavedModel, e.g. savedmodels/demo/1")
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
     parser.add_argument("--output", help="where the translations go (standard output)")
@@ -14,8 +15,7 @@ def main(argv=None) -> None:
     if args.batch_size < 1:
         parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
 
-    import tf_transformer as tt
-
+    tt = load_tensorflow()
     translator = tt.SavedTranslator(args.model, args.batch_size)
     if args.source == "-":
         lines = sys.stdin.buffer.read().split(b"\n")
@@ -32,6 +32,4 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    import trainers.command
-
-    trainers.command.run(main)
+    run_program(main)

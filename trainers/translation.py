@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from trainers.command import load_tensorflow, options, run_program
+
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 200},
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500},
@@ -19,13 +21,8 @@ RECIPES = {  # what a preset is trained with, besides its configuration
 }
 
 
-def arguments(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainers.translation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="A run that was stopped goes on when started again with the same options.",
-    )
+def arguments(argv) -> argparse.Namespace:
+    parser = options("translation", __doc__, "A run that was stopped goes on when started again with the same options.")
     add = parser.add_argument
     add("--preset", default="tiny", help="a configuration: tiny, multi30k, base, big, or a row of Table 3 (tiny)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
@@ -38,17 +35,22 @@ def arguments(argv=None) -> argparse.Namespace:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     add("--steps", type=int, help="updates (the preset's)")
     add("--epochs", type=int, help="passes over the training text, instead of --steps")
-    add("--batch-tokens", type=int, help="source tokens, and target tokens, a batch (the preset's)")
-    add("--vocab-size", type=int, help="of the vocabulary that both languages share (the preset's)")
-    add("--tokenizer", default="bpe", choices=["bpe", "unigram"], help="kind of vocabulary (bpe)")
-    add("--warmup-steps", type=int, help="steps in which the learning rate grows (the preset's)")
+    add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
+    add("--vocab-size", type=int, metavar="N", help="of the vocabulary that both languages share (the preset's)")
+    add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
+    add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
     add("--factor", type=float, help="multiplies equation (3)'s learning rate (the preset's)")
     add("--dropout", type=float, help="P_drop (the preset's)")
     add("--eval-every", type=int, metavar="STEPS", help="steps between checkpoints and looks at the dev text")
     add("--average-last", type=int, default=5, metavar="N", help="checkpoints kept, and averaged at the end (5)")
     add("--beam-size", type=int, default=4, help="beams in the final translations (4)")
     add("--alpha", type=float, default=0.6, help="exponent of the length penalty (0.6)")
-    add("--mixed-precision", choices=["bfloat16", "float16"], help="compute in 16 bits, keep weights in float32")
+    add(
+        "--mixed-precision",
+        choices=["bfloat16", "float16"],
+        metavar="DTYPE",
+        help="bfloat16 or float16 to compute in, with weights in float32",
+    )
     add("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     if args.train and args.tfds:
@@ -67,12 +69,11 @@ def main(argv=None) -> None:
     args = arguments(argv)
     began = time.perf_counter()
     print("loading TensorFlow ...", flush=True)
+    tt = load_tensorflow()
     import keras
 
-    import tf_transformer as tt
-
-    config, recipe = choose(args)
-    name = "demo" if args.run is None and corpus_kind(args) == "grammar" else args.preset
+    config, recipe = choose(tt, args)
+    name = args.preset if args.train or args.tfds else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
     settings = {
         "model": {key: value for key, value in config.to_dict().items() if key != "train_steps"},
@@ -82,17 +83,13 @@ def main(argv=None) -> None:
     settings["data"] |= {"train": args.train or args.tfds or "grammar"}
 
     # Everything a user gave is looked at before anything is written.
-    pairs, sentences, count, dev, test = read_corpus(args)
-    was_there = run.claim(settings)
-    tokenizer_file = run.path / "tokenizer.model"
-    if not tokenizer_file.exists():
-        try:
-            tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer).save(tokenizer_file)
-        except tt.BadInput:
-            if not was_there:
-                (run.path / "config.json").unlink()
-            raise
-    tokenizer = tt.Tokenizer.load(tokenizer_file)
+    pairs, sentences, count, dev, test = read_corpus(tt, args)
+    if run.exists(settings):
+        tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
+    else:
+        tokenizer = tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
+        tokenizer.save(run.path / "tokenizer.model")
+        run.begin(settings)
 
     # Section 5.1: batches of sentences of similar length.
     batches = tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], repeat=True, seed=args.seed)
@@ -128,10 +125,11 @@ def main(argv=None) -> None:
         intervals = max(1, round(left / recipe["eval_every"]))
         first = round(state["step"] / recipe["eval_every"])
         greedy = tt.Translator(model, tokenizer, beam_size=1)
-        progress = tt.run.Progress(run, state)
+        steps_per_epoch = -(-left // intervals)
+        print(f"below, an epoch is the {steps_per_epoch:,} steps to the next checkpoint")
         model.fit(
             batches.skip(state["step"]),
-            steps_per_epoch=-(-left // intervals),
+            steps_per_epoch=steps_per_epoch,
             initial_epoch=first,
             epochs=first + intervals,
             validation_data=dev_batches,
@@ -139,8 +137,8 @@ def main(argv=None) -> None:
             shuffle=False,  # the batches are
             callbacks=[
                 tt.run.DevBleu(greedy, *dev),
-                progress,
-                keras.callbacks.TensorBoard(run.path / "logs", write_graph=False),
+                tt.run.Progress(run, state),
+                keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False),
             ],
         )
     elif (run.path / "metrics.json").exists():
@@ -151,11 +149,7 @@ def main(argv=None) -> None:
 
     # Section 6.1: average the last checkpoints, beam search with length penalty.
     weights = run.weights(args.average_last)
-    print(
-        f"averaging the last {len(weights)} checkpoints; translating {len(test[0]):,} sentences with "
-        f"{args.beam_size} beams ...",
-        flush=True,
-    )
+    print(f"averaging the last {len(weights)} checkpoints; beam search with {args.beam_size} beams", flush=True)
     tt.average_weights(model, weights)
     translator = tt.Translator(model, tokenizer, args.beam_size, args.alpha)
     translations = translator(test[0])
@@ -189,10 +183,8 @@ def main(argv=None) -> None:
   python -m trainers.translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 
 
-def choose(args):
+def choose(tt, args):
     """The configuration and the recipe that the options describe."""
-    import tf_transformer as tt
-
     if args.preset not in tt.PRESETS:
         raise tt.BadInput(f"--preset: expected one of {', '.join(tt.PRESETS)}; got {args.preset!r}")
     changes = {name: getattr(args, name) for name in ("vocab_size", "dropout") if getattr(args, name) is not None}
@@ -202,35 +194,24 @@ def choose(args):
     return config, recipe
 
 
-def corpus_kind(args) -> str:
-    return "text" if args.train else "tfds" if args.tfds else "grammar"
-
-
-def read_corpus(args):
+def read_corpus(tt, args):
     """Training pairs as a dataset of strings, a function that gives its sentences, their number, dev and test text."""
-    import tf_transformer as tt
-
+    if args.train:
+        count = tt.data.check_text_pairs(*args.train)
+        dev = tt.data.read_text_pairs(*args.dev)
+        test = tt.data.read_text_pairs(*args.test) if args.test else dev
+        return tt.data.text_lines(*args.train), lambda: tt.tokenizer.sentences(args.train), count, dev, test
     if args.tfds:
-
-        def load(split):
-            return tt.data.tfds_pairs(args.tfds, split, tuple(args.languages), args.tfds_dir)
-
-        pairs = load("train")
-        dev, test = (tt.data.to_lists(load(split)) for split in ("validation", "test"))
-        return pairs, lambda: itertools.chain(*tt.data.to_lists(pairs)), int(pairs.cardinality()), dev, test
-    if not args.train:
-        corpus = tt.grammar.corpus(seed=args.seed)
-        train, dev, test = (
-            [list(side) for side in zip(*corpus[name], strict=True)] for name in ("train", "dev", "test")
+        train, *rest = (
+            tt.data.tfds_pairs(args.tfds, split, tuple(args.languages), args.tfds_dir)
+            for split in ("train", "validation", "test")
         )
-        return tt.data.in_memory(*train), lambda: itertools.chain(*train), len(train[0]), dev, test
-    count = tt.data.check_text_pairs(*args.train)
-    dev = tt.data.read_text_pairs(*args.dev)
-    test = tt.data.read_text_pairs(*args.test) if args.test else dev
-    return tt.data.text_lines(*args.train), lambda: tt.tokenizer.sentences(args.train), count, dev, test
+        dev, test = (tt.data.to_lists(pairs) for pairs in rest)
+        return train, lambda: tt.data.each_sentence(train), int(train.cardinality()), dev, test
+    corpus = tt.grammar.corpus(seed=args.seed)
+    train, dev, test = (tuple(map(list, zip(*corpus[split], strict=True))) for split in ("train", "dev", "test"))
+    return tt.data.in_memory(*train), lambda: itertools.chain(*train), len(train[0]), dev, test
 
 
 if __name__ == "__main__":
-    import trainers.command
-
-    trainers.command.run(main)
+    run_program(main)

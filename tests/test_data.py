@@ -1,0 +1,145 @@
+"""Batches hold every pair once, framed, in token batches of similar length."""
+
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+from tf_transformer import data, grammar
+from tf_transformer.tokenizer import BOS_ID, EOS_ID
+
+PAIRS = 701
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    pairs = grammar.corpus(train=PAIRS, dev=0, test=0)["train"]
+    for side, name in enumerate(("train.en", "train.de")):
+        (folder / name).write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    tokenizer = tt.Tokenizer.learn([folder / "train.en", folder / "train.de"], 400)
+    return folder, pairs, tokenizer
+
+
+def rows(batches):
+    """(source, target_in, target_out) of every row, as tuples without padding."""
+
+    def strip(ids):
+        return tuple(ids[ids != 0].tolist())
+
+    return [
+        tuple(strip(side) for side in row)
+        for (source, target_in), target_out in batches.as_numpy_iterator()
+        for row in zip(source, target_in, target_out, strict=True)
+    ]
+
+
+def expected_rows(pairs, tokenizer):
+    ids = [tokenizer.tokenize(list(side)).to_list() for side in zip(*pairs, strict=True)]
+    return [((*s, EOS_ID), (BOS_ID, *t), (*t, EOS_ID)) for s, t in zip(*ids, strict=True)]
+
+
+def test_an_epoch_holds_every_pair_once(corpus):
+    folder, pairs, tokenizer = corpus
+    batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, batch_tokens=512)
+    assert sorted(rows(batches)) == sorted(expected_rows(pairs, tokenizer))
+
+
+def test_batches_are_of_about_batch_tokens_and_of_similar_length(corpus):
+    folder, _, tokenizer = corpus
+    batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, batch_tokens=512)
+    bounds = data.bucket_bounds(data.MAX_LENGTH)
+    for (source, target_in), target_out in batches.as_numpy_iterator():
+        assert source.dtype == target_in.dtype == target_out.dtype == np.int32
+        assert target_in.shape == target_out.shape
+        assert max(source.size, target_out.size) <= 512
+        longest = np.maximum((source != 0).sum(1), (target_out != 0).sum(1))
+        bucket = next(bound for bound in bounds if bound >= longest.max())
+        assert longest.min() > (bounds[bounds.index(bucket) - 1] if bucket > bounds[0] else 0)
+
+
+def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):
+    folder, _, tokenizer = corpus
+
+    def order(seed, skip=0, take=40):
+        batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, repeat=True, seed=seed)
+        return rows(batches.skip(skip).take(take))
+
+    first = order(seed=1)
+    assert order(seed=1) == first
+    assert order(seed=2) != first
+    later = order(seed=1, skip=30, take=10)
+    assert first[-len(later) :] == later  # going on from a position is the same as never having stopped
+    epoch = 2 * PAIRS // 3
+    assert first[:epoch] != first[PAIRS : PAIRS + epoch]
+
+
+def test_long_pairs_are_skipped_and_counted(corpus):
+    folder, pairs, tokenizer = corpus
+    batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, max_length=13, shuffle=False)
+    kept = [row for row in expected_rows(pairs, tokenizer) if max(len(row[0]), len(row[2])) <= 13]
+    assert sorted(rows(batches)) == sorted(kept)
+    summary = data.summarize(batches, PAIRS)
+    assert (summary.pairs, summary.skipped) == (len(kept), PAIRS - len(kept))
+    assert summary.source_tokens == sum(len(row[0]) for row in kept)
+    assert summary.target_tokens == sum(len(row[2]) for row in kept)
+    sizes = [(source.size, target.size) for (source, _), target in batches.as_numpy_iterator()]
+    padded = 1 - (summary.source_tokens + summary.target_tokens) / sum(itertools.chain(*sizes))
+    assert summary.padding == pytest.approx(padded)
+    assert summary.batches == len(sizes)
+
+
+def test_gz_and_lists_of_files(corpus, tmp_path):
+    folder, pairs, tokenizer = corpus
+    for name in ("train.en", "train.de"):
+        lines = (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        for part, half in enumerate((lines[:300], lines[300:])):
+            with gzip.open(tmp_path / f"{part}.{name}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(half)
+    sides = [[tmp_path / f"{part}.{name}.gz" for part in (0, 1)] for name in ("train.en", "train.de")]
+    assert sorted(rows(data.text_pairs(*sides, tokenizer, 512))) == sorted(expected_rows(pairs, tokenizer))
+    assert data.check_text_pairs(sides[0][0], sides[1][0]) == 300
+    with pytest.raises(tt.BadInput, match="either plain or .gz"):
+        data.text_pairs([sides[0][0], folder / "train.en"], sides[1], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"one\ntwo\n", b"eins\n", r"as many lines in both files, got 2 in .*source and 1 in .*target"),
+        (b"one\n\nthree\n", b"eins\nzwei\ndrei\n", r"source, line 2: .*got an empty line"),
+        (b"one\n \t\xe3\x80\x80\n", b"eins\nzwei\n", r"source, line 2: .*got an empty line"),
+        (b"one\ntwo\n", b"eins\nzw\xffei\n", r"target, line 2: .*UTF-8, got the byte 0xff at column 3"),
+        (b"one\n" + b"x" * 100_000 + b"\n", b"eins\nzwei\n", r"source, line 2: .*got 100,001 bytes \(at most 16,384\)"),
+        (b"", b"", "expected sentences, got an empty file"),
+    ],
+)
+def test_text_that_cannot_be_trained_on(tmp_path, source, target, message):
+    (tmp_path / "source").write_bytes(source)
+    (tmp_path / "target").write_bytes(target)
+    with pytest.raises(tt.BadInput, match=message):
+        data.check_text_pairs(tmp_path / "source", tmp_path / "target")
+
+
+def test_a_missing_file_and_a_damaged_gz(tmp_path):
+    (tmp_path / "source").write_text("one\n")
+    with pytest.raises(FileNotFoundError, match="expected a text file, found none at .*nowhere"):
+        data.check_text_pairs(tmp_path / "source", tmp_path / "nowhere")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"eins\n" * 1000)[:-20])
+    with pytest.raises(tt.BadInput, match=r"cut\.gz: cannot be read after line"):
+        data.check_text_pairs(tmp_path / "cut.gz", tmp_path / "source")
+
+
+def test_batch_tokens_hold_the_longest_sentence(corpus):
+    folder, _, tokenizer = corpus
+    with pytest.raises(tt.BadInput, match="batch_tokens: expected at least max_length=256, got 100"):
+        data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, batch_tokens=100)
+
+
+def test_pairs_with_an_empty_side_are_skipped(corpus):
+    _, _, tokenizer = corpus
+    pairs = data.in_memory(["a door", "", "two doors"], ["eine Tür", "nichts", " "])
+    batches = data.token_batches(pairs, tokenizer, 512, shuffle=False)
+    assert [row[0] for row in rows(batches)] == [(*tokenizer.tokenize(["a door"]).to_list()[0], EOS_ID)]

@@ -1,0 +1,118 @@
+"""The tokenizer against SentencePiece's own Python engine."""
+
+import gzip
+
+import keras
+import pytest
+import sentencepiece
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tf_transformer as tt
+from tf_transformer import grammar
+
+HOSTILE = [
+    "The old woman opens the red door.",
+    "東京 is not in the vocabulary",
+    "</s> <s> <pad> <unk> <0x41>",
+    "ﬁ ligature, e\u0301 accent, \u3000 wide space, \u200bzero width",
+    "  folded   white space  ",
+    "😀👩‍👩‍👧",
+    "",
+    "word " * 1000,
+]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def pair(request):
+    sentences = [text for pair in grammar.corpus(train=1500, dev=0, test=0)["train"] for text in pair]
+    tokenizer = tt.Tokenizer.learn_from(sentences, 500, request.param)
+    return tokenizer, sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+
+
+def test_ids_agree_with_sentencepiece(pair):
+    tokenizer, oracle = pair
+    assert tokenizer.vocab_size == oracle.vocab_size() == 500
+    assert tokenizer.tokenize(HOSTILE).to_list() == [oracle.encode(text) for text in HOSTILE]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=40))
+def test_nothing_is_lost(pair, text):
+    tokenizer, oracle = pair
+    ids = tokenizer.tokenize([text])
+    assert tokenizer.detokenize(ids).numpy()[0].decode() == oracle.normalize(text).replace("▁", " ").strip()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.binary(max_size=40))
+def test_any_bytes_are_taken(pair, text):
+    tokenizer, _ = pair
+    ids = tokenizer.tokenize([text])
+    assert not set(ids.flat_values.numpy().tolist()) & {0, 1, 2}  # nobody can write a control symbol
+    tokenizer.detokenize(ids).numpy()[0].decode("utf-8")
+
+
+def test_white_space_and_controls_alone_are_nothing(pair):
+    assert pair[0].tokenize(["", "  ", "\t\n", "\x00\x01", "\u3000"]).to_list() == [[], [], [], [], []]
+
+
+def test_control_ids_are_not_text(pair):
+    tokenizer, _ = pair
+    ids = tokenizer.tokenize(["a door"]).to_list()[0]
+    assert tokenizer.detokenize([[1, *ids, 2, 0, 0]]).numpy().tolist() == [b"a door"]
+
+
+def test_survives_setting_seeds(pair):
+    tokenizer, _ = pair
+    before = tokenizer.tokenize(["the door"]).to_list()
+    keras.utils.set_random_seed(7)
+    tf.random.set_seed(7)
+    assert tokenizer.tokenize(["the door"]).to_list() == before
+
+
+def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
+    tokenizer, _ = pair
+    tokenizer.save(tmp_path / "tokenizer.model")
+    again = tt.Tokenizer.load(tmp_path / "tokenizer.model")
+    in_graph = tf.function(lambda texts: again.tokenize(texts).to_tensor(-1))
+    expected = tokenizer.tokenize(HOSTILE).to_tensor(-1)
+    assert (in_graph(tf.constant(HOSTILE)) == expected).numpy().all()
+    assert again.fingerprint == tokenizer.fingerprint
+
+
+def test_learns_from_plain_and_gz_alike(tmp_path):
+    text = "\n".join(english for english, _ in grammar.corpus(train=500, dev=0, test=0)["train"]) + "\n"
+    (tmp_path / "plain").write_text(text, encoding="utf-8")
+    with gzip.open(tmp_path / "packed.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    plain, packed = (tt.Tokenizer.learn([tmp_path / name], 400) for name in ("plain", "packed.gz"))
+    assert plain.model == packed.model
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_larger_than_the_text_supports(kind):
+    with pytest.raises(tt.BadInput, match=r"expected at most \d+, which is what this text supports; got 9000"):
+        tt.Tokenizer.learn_from(["a little text", "and some more"] * 20, 9000, kind)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "vocab_size", "kind", "message"),
+    [
+        ([], 500, "bpe", "expected sentences to learn a vocabulary from, got none"),
+        (["text"], 100, "bpe", "expected at least 261 .* got 100"),
+        (["text"], 500, "words", "expected one of bpe, unigram; got 'words'"),
+    ],
+)
+def test_what_cannot_be_learned(sentences, vocab_size, kind, message):
+    with pytest.raises(tt.BadInput, match=message):
+        tt.Tokenizer.learn_from(sentences, vocab_size, kind)
+
+
+def test_files_that_are_no_tokenizer(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a SentencePiece model file"):
+        tt.Tokenizer.load(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(tt.BadInput, match=r"bad\.model: expected a SentencePiece model"):
+        tt.Tokenizer.load(tmp_path / "bad.model")
