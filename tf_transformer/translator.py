@@ -45,10 +45,9 @@ class Translator:
         max_source_length: int = 256,
         batch_size: int = 64,
     ):
-        if tokenizer.vocab_size > model.config.vocab_size:
+        if tokenizer.vocab_size != model.config.vocab_size:
             raise BadInput(
-                f"expected a tokenizer of at most the model's vocab_size={model.config.vocab_size}, "
-                f"got one of {tokenizer.vocab_size}"
+                f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
             )
         if model.config.positions == "learned":
             max_source_length = min(max_source_length, model.config.max_length - 1)

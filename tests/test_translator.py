@@ -1,0 +1,171 @@
+"""Text in, text out: in Python, and from a SavedModel in processes that know nothing of this package."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+from tf_transformer import grammar
+from tf_transformer.translator import next_version
+
+TEXTS = [
+    "The old woman opens the red door.",
+    "",
+    "   ",
+    "\x00\x01",
+    b"\xff\xfe broken \xc3",
+    "</s> <pad> <unk>",
+    "東京 😀",
+    "door " * 3000,
+    "Two doors.",
+]
+
+
+@pytest.fixture(scope="module")
+def translator():
+    pairs = grammar.corpus(train=600, dev=0, test=0)["train"]
+    tokenizer = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
+    keras.utils.set_random_seed(11)
+    model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))
+    model.build()
+    for variable in model.trainable_variables:  # large weights: outputs that differ from row to row
+        variable.assign(variable + 0.3 * np.random.default_rng(1).normal(size=variable.shape))
+    return tt.Translator(model, tokenizer, beam_size=3, extra_length=7, max_source_length=41, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def saved(translator, tmp_path_factory):
+    path = tmp_path_factory.mktemp("savedmodels") / "name" / "1"
+    translator.save(path)
+    return path
+
+
+def test_a_batch_answers_as_its_sentences_alone(translator):
+    together = translator.n_best(TEXTS, 2)
+    for text, answers in zip(TEXTS, together, strict=True):
+        (alone,) = translator.n_best([text], 2)
+        assert [answer.text for answer in answers] == [answer.text for answer in alone]
+        np.testing.assert_allclose([a.score for a in answers], [a.score for a in alone], rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_in_nothing_out(translator):
+    assert translator(TEXTS[1:4]) == ["", "", ""]
+    assert translator([]) == []
+    assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False)]
+
+
+def test_a_string_gives_a_string(translator):
+    assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] != ""
+
+
+def test_n_best_is_sorted_and_distinct(translator):
+    (answers,) = translator.n_best(TEXTS[:1], 3)
+    scores = [answer.score for answer in answers]
+    assert scores == sorted(scores, reverse=True)
+    assert len({answer.text for answer in answers}) > 1
+    assert [len(found) for found in translator.n_best(TEXTS[:1], 5)] == [3]  # no more than there are beams
+
+
+def test_reads_the_weights_of_a_model_that_goes_on_training(translator):
+    before = translator(TEXTS[0])
+    bias = translator.model.decoder_layers[0].feed_forward.output_projection.bias
+    kept = bias.numpy()
+    bias.assign(kept + 3 * np.arange(len(kept)))
+    assert translator(TEXTS[0]) != before
+    bias.assign(kept)
+    assert translator(TEXTS[0]) == before
+
+
+def test_wrong_arguments(translator):
+    with pytest.raises(TypeError, match="texts: expected strings, got int at place 1"):
+        translator(["a", 7])
+    small = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=30))
+    with pytest.raises(tt.BadInput, match="vocab_size=30, got 350"):
+        tt.Translator(small, translator.tokenizer)
+
+
+def test_learned_positions_bound_the_lengths(translator):
+    config = tt.TransformerConfig(1, 12, 17, 3, positions="learned", max_length=9, vocab_size=350)
+    model = tt.Transformer(config)
+    model.build()
+    assert len(tt.Translator(model, translator.tokenizer)(["door " * 50, "a"])) == 2
+
+
+def test_save_is_whole_or_not_at_all(translator, saved, monkeypatch):
+    with pytest.raises(FileExistsError, match="expected a new folder"):
+        translator.save(saved)
+    assert [path.name for path in saved.parent.iterdir()] == ["1"]
+    import tensorflow as tf
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        translator.save(saved.parent / "2")
+    assert [path.name for path in saved.parent.iterdir()] == ["1"]
+
+
+def test_next_version(saved):
+    assert next_version(saved.parent).name == "2"
+    assert next_version(saved.parent / "nowhere").name == "1"
+
+
+def test_weights_are_stored_once(translator, saved):
+    stored = sum(path.stat().st_size for path in (saved / "variables").iterdir())
+    assert stored < 1.1 * 4 * translator.model.count_params() + 20_000  # names and an index beside float32 weights
+
+
+TF2 = """
+import tensorflow as tf, tensorflow_text
+model = tf.saved_model.load(path)
+answer = model.signatures["serving_default"](text=tf.constant(texts))
+found = {name: value.numpy() for name, value in answer.items()}
+"""
+
+# The loader and session of TensorFlow Serving, fed by tensor names; only the tokenizer's op library is loaded.
+SESSION = """
+import importlib.util, os, tensorflow as tf
+where = os.path.dirname(importlib.util.find_spec("tensorflow_text").origin)
+tf.load_op_library(os.path.join(where, "python", "ops", "_sentencepiece_tokenizer.so"))
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
+    outputs = {name: info.name for name, info in signature.outputs.items()}
+    found = session.run(outputs, {signature.inputs["text"].name: texts})
+"""
+
+PROGRAM = """
+import json, sys
+path, texts = sys.argv[1], [bytes.fromhex(text) for text in json.loads(sys.argv[2])]
+{load}
+assert not [name for name in sys.modules if name.startswith(("tf_transformer", "keras.src.layers"))]
+found["translation"] = [text.decode() for text in found["translation"]]
+print(json.dumps({{name: list(map(str, values)) for name, values in found.items()}}))
+"""
+
+
+@pytest.mark.parametrize("load", [TF2, SESSION], ids=["tensorflow 2", "session"])
+def test_a_process_that_never_saw_the_package(translator, saved, tmp_path, load):
+    moved = saved.rename(tmp_path / "7")
+    try:
+        texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
+        command = [sys.executable, "-c", PROGRAM.format(load=load), str(moved), texts]
+        process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
+        found = json.loads(process.stdout.splitlines()[-1])
+    finally:
+        moved.rename(saved)
+    expected = [best[0] for best in translator.n_best(TEXTS, 1)]
+    assert found["translation"] == [best.text for best in expected]
+    np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
+    assert found["truncated"] == [str("door door" in str(text)) for text in TEXTS]
+
+
+def test_called_from_python(translator, saved):
+    assert tt.SavedTranslator(saved, batch_size=2)(TEXTS) == translator(TEXTS)
+    with pytest.raises(tt.BadInput, match="found no saved_model.pb"):
+        tt.SavedTranslator(saved.parent)
