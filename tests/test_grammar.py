@@ -397,7 +397,7 @@ def test_no_two_forms_of_verbs_look_alike():
     german = dict[str, str]()
     subjects = [ME, HE, SHE, WE, THEY, np("the horse"), np("the horses")]
     for verb, tense, subject in product(VERBS, ["present", "past", *MODALS], subjects):
-        if tense in MODALS and verb.en == "be" or tense == "past" and not verb.en_past:
+        if (tense in MODALS and verb.en == "be") or (tense == "past" and not verb.en_past):
             continue
         for negated, question in product([False, True], [False, True]):
             obj = Phrase(verb.objects[0]) if verb.objects else NONE
@@ -535,7 +535,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("sizes", [{"train": -1}, {"dev": -2}, {"test": -3}])
 def test_negative_count(sizes):
     with pytest.raises(
-        ValueError, match=f"expected a count of at least 0 for {[*sizes][0]}, got {[*sizes.values()][0]}"
+        ValueError, match=f"expected a count of at least 0 for {next(iter(sizes))}, got {next(iter(sizes.values()))}"
     ):
         corpus(**({"train": 0, "dev": 0, "test": 0} | sizes))
 

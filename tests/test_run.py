@@ -61,7 +61,8 @@ def test_resumed_is_never_stopped(tmp_path):
     model = train(Run(tmp_path / "parts"), 4)
     for weight, other in zip(model.variables, expected.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
-    rows = [list(csv.DictReader(open(tmp_path / name / "history.csv"))) for name in ("whole", "parts")]
+    files = [(tmp_path / name / "history.csv").read_text().splitlines() for name in ("whole", "parts")]
+    rows = [list(csv.DictReader(lines)) for lines in files]
     assert [row["step"] for row in rows[1]] == ["3", "6", "9", "12"]
     for row, other in zip(*rows, strict=True):
         assert {k: v for k, v in row.items() if "s" not in k} == {k: v for k, v in other.items() if "s" not in k}

@@ -163,16 +163,15 @@ def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None)
     import tensorflow_datasets as tfds
 
     builder = tfds.builder(name, data_dir=data_dir)
-    if split not in builder.info.splits and builder.info.splits:
-        raise BadInput(f"{name}: expected one of the splits {', '.join(builder.info.splits)}; got {split!r}")
-    missing = set(languages) - set(builder.info.features)
-    if missing:
-        raise BadInput(
-            f"{name}: expected languages among {', '.join(builder.info.features)}; got {', '.join(languages)}"
-        )
+    if missing := set(languages) - set(builder.info.features):
+        known = ", ".join(builder.info.features)
+        raise BadInput(f"{name}: expected languages among {known}; got {', '.join(sorted(missing))}")
     builder.download_and_prepare()
+    if split not in builder.info.splits:
+        raise BadInput(f"{name}: expected one of the splits {', '.join(builder.info.splits)}; got {split!r}")
     source, target = languages
-    return builder.as_dataset(split=split, shuffle_files=False).map(lambda pair: (pair[source], pair[target]))
+    pairs = builder.as_dataset(split=split, shuffle_files=False).map(lambda pair: (pair[source], pair[target]))
+    return pairs.apply(tf.data.experimental.assert_cardinality(builder.info.splits[split].num_examples))
 
 
 def token_batches(

@@ -185,7 +185,7 @@ def german_phrase(phrase: Phrase | Pronoun, case: str) -> str:
     weak = "en" if plural or case == "dat" or strong == "en" else "e"
     # "ein altes Haus", "alte Häuser": where the article has no ending, the adjective has the strong one.
     unmarked = gender + case in ("mnom", "nnom", "nacc") and det not in ("the", "this", "which")
-    unmarked = unmarked or plural and det in ("a", "how many")
+    unmarked = unmarked or (plural and det in ("a", "how many"))
     stem = "" if plural and det == "a" else STEMS.get(det, "")
     article = THE[strong] if det == "the" else stem if unmarked else stem + strong
     ending = strong if unmarked else weak
@@ -258,7 +258,7 @@ def german_clause(clause: Clause, place: str = "second") -> str:
 def realise(sentence: Sentence) -> tuple[str, str]:
     """The English and the German text of a sentence."""
     main, question, (conjunction, conjunction_de), sub, sub_first = sentence
-    verb_first = sub_first or question and not (main.fronted or _asks(main.subject) or _asks(main.object))
+    verb_first = sub_first or (question and not (main.fronted or _asks(main.subject) or _asks(main.object)))
     en, de = english_clause(main, question), german_clause(main, "first" if verb_first else "second")
     if sub:
         en_sub, de_sub = f"{conjunction} {english_clause(sub)}", f"{conjunction_de} {german_clause(sub, 'last')}"

@@ -53,8 +53,8 @@ def _statistics(targets, logits) -> _Statistics:
 def smoothed_cross_entropy(targets, logits, epsilon):
     """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
 
-    The gradient, softmax(logits) minus that distribution, is written out: it needs one array of the logits' size where
-    the automatic one makes seven.
+    The gradient, softmax(logits) minus that distribution, is written out: the automatic one goes over arrays of the
+    logits' size many times more.
 
     Args:
         targets: int32 [B, T].

@@ -51,7 +51,7 @@ def run_program(main) -> None:
     except Exception as error:
         from tf_transformer.config import BadInput
 
-        if not isinstance(error, BadInput | FileNotFoundError | FileExistsError):
+        if not isinstance(error, BadInput | OSError):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

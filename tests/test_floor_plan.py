@@ -1,0 +1,66 @@
+"""Which room may look into which: imports inside the package form no circle, and the model half knows no TensorFlow."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "tf_transformer"
+FLOORS = [  # a file imports from lower floors only
+    {"version", "config", "masks", "grammar", "bleu"},
+    {"layers.attention", "layers.embedding", "layers.sublayers"},
+    {"layers.encoder", "layers.decoder"},
+    {"layers"},
+    {"training", "model", "search", "tokenizer", "run"},
+    {"data", "translator"},
+    {""},
+]
+BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar"]
+
+
+def modules():
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree, inside_functions=True):
+    nodes = ast.walk(tree) if inside_functions else tree.body
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (
+                [node.module] if node.module != "tf_transformer" else [f"{node.module}.{a.name}" for a in node.names]
+            )
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_every_file_has_a_floor_and_looks_down():
+    floor_of = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    for name, tree in modules():
+        assert name in floor_of, f"{name} has no floor"
+        for imported in imports(tree):
+            if imported.startswith("tf_transformer."):
+                room = imported.removeprefix("tf_transformer.")
+                assert floor_of[room] < floor_of[name], f"{name} imports {room}"
+
+
+def test_the_model_half_imports_no_tensorflow():
+    for name, tree in modules():
+        if name.split(".")[0] in BACKEND_NEUTRAL:
+            found = [module for module in imports(tree, inside_functions=False) if module.startswith("tensorflow")]
+            assert not found, f"{name} imports {found}"
+
+
+def test_importing_the_package_loads_little():
+    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece"]
+    program = f"import sys, tf_transformer; sys.exit(str([name for name in {heavy} if name in sys.modules] or ''))"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert process.stderr.splitlines()[-1:] in ([], [""]), process.stderr
+
+
+def test_nothing_imports_the_programs():
+    for name, tree in modules():
+        assert not [module for module in imports(tree) if module.startswith("trainers")], name

@@ -1,0 +1,200 @@
+"""The programs, as a user runs them: a whole run that is killed on the way, and everything a user can get wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_transformer import grammar
+from trainers import evaluate, translate, translation
+from trainers.command import run_program
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    grammar.write_corpus(folder, train=900, dev=23, test=19)
+    return folder
+
+
+def options(text, *more):
+    sides = {split: [str(text / f"{split}.en"), str(text / f"{split}.de")] for split in ("train", "dev", "test")}
+    return ["--train", *sides["train"], "--dev", *sides["dev"], *map(str, more)]
+
+
+def fails(program, argv, capsys):
+    """The one line that a program ends with, having got something wrong."""
+    with pytest.raises(SystemExit) as stopped:
+        run_program(lambda: program.main([str(argument) for argument in argv]))
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys):
+    run, export = tmp_path / "run", tmp_path / "exports"
+    argv = options(text, "--run", run, "--export", export, "--vocab-size", 400, "--eval-every", 3, "--average-last", 2)
+    argv += ["--test", str(text / "test.en"), str(text / "test.de")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainers.translation", *argv, "--steps", "3000"], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not list(run.glob("checkpoints/step-*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    (newest,) = list(run.glob("checkpoints/step-*"))[-1:]
+    step = json.loads((newest / "state.json").read_text())["step"]
+
+    steps = step + 6
+    translation.main([*argv, "--steps", str(steps)])
+    printed = capsys.readouterr().out
+    assert f"going on from the checkpoint at step {step:,} of {steps:,}" in printed
+    for name in ("config.json", "tokenizer.model", "history.csv", "metrics.json", "logs", "checkpoints"):
+        assert (run / name).exists(), name
+    rows = (run / "history.csv").read_text().splitlines()
+    assert rows[0].startswith("step,target_tokens,seconds,accuracy,loss,perplexity,tokens/s,val_accuracy")
+    assert [int(row.split(",")[0]) for row in rows[1:]] == list(range(3, steps + 1, 3))
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert set(metrics) == {
+        "test_bleu",
+        "test_bleu_signature",
+        "test_chrf",
+        "steps",
+        "target_tokens",
+        "seconds",
+        "parameters",
+    }
+    assert metrics["steps"] == steps
+    assert metrics["test_bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert f"saved {export / '1'}" in printed
+
+    translation.main([*argv, "--steps", str(steps)])
+    assert "this run is complete" in capsys.readouterr().out
+
+    output = tmp_path / "translations"
+    translate.main([str(export / "1"), str(text / "test.en"), "--output", str(output)])
+    assert len(output.read_text().splitlines()) == 19
+    evaluate.main(["--translations", str(output), "--reference", str(text / "test.de")])
+    scored = capsys.readouterr().out
+    assert f"BLEU {metrics['test_bleu']:.2f}" in scored
+    assert f"chrF {metrics['test_chrf']:.2f}" in scored
+    argv_model = ["--model", str(export / "1"), "--source", str(text / "test.en"), "--reference", str(text / "test.de")]
+    evaluate.main(argv_model)
+    assert capsys.readouterr().out == scored
+
+    argv[argv.index("--vocab-size") + 1] = "401"
+    assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
+
+
+def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
+    import tensorflow_datasets as tfds
+
+    import tf_transformer as tt
+
+    corpus = grammar.corpus(train=300, dev=11, test=13)
+
+    class GrammarTranslate(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            return self.dataset_info_from_configs(features=tfds.features.Translation(["de", "en"]))
+
+        def _split_generators(self, dl_manager):
+            names = {"train": "train", "validation": "dev", "test": "test"}
+            return {name: self._generate_examples(split) for name, split in names.items()}
+
+        def _generate_examples(self, split):
+            for key, (en, de) in enumerate(corpus[split]):
+                yield key, {"en": en, "de": de}
+
+    def load(split, languages=("en", "de")):
+        return tt.data.tfds_pairs("grammar_translate", split, languages, tmp_path)
+
+    assert sorted(zip(*tt.data.to_lists(load("train")), strict=True)) == sorted(corpus["train"])
+    assert int(load("validation").cardinality()) == 11
+    german, english = tt.data.to_lists(load("test", ("de", "en")))
+    assert sorted(zip(english, german, strict=True)) == sorted(corpus["test"])
+    with pytest.raises(tt.BadInput, match="expected languages among .*; got fr"):
+        load("train", ("en", "fr"))
+    with pytest.raises(tt.BadInput, match="expected one of the splits .*; got 'dev'"):
+        load("dev")
+
+    args = translation.arguments(["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)])
+    pairs, sentences, count, dev, test = translation.read_corpus(tt, args)
+    assert count == len(list(pairs)) == 300
+    assert sorted(sentences()) == sorted(text for pair in corpus["train"] for text in pair)
+    assert sorted(zip(*dev, strict=True)) == sorted(corpus["dev"])
+    assert sorted(zip(*test, strict=True)) == sorted(corpus["test"])
+
+
+def with_line(folder, name, number, line):
+    """A copy of the training text with one line exchanged."""
+    lines = (folder / name).read_bytes().splitlines(keepends=True)
+    lines[number - 1 : number] = [line]
+    changed = folder / f"changed.{name}"
+    changed.write_bytes(b"".join(lines))
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line"),
+        (b"caf\xe9\n", "changed.train.en, line 7: expected a sentence in UTF-8, got the byte 0xe9 at column 4"),
+        (b"x" * 100_000 + b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got 100,001 bytes"),
+        (b"", "expected as many lines in both files, got 899 in"),
+    ],
+)
+def test_bad_text(text, tmp_path, capsys, line, message):
+    argv = options(text, "--run", tmp_path / "run")
+    argv[1] = str(with_line(text, "train.en", 7, line))
+    assert message in fails(translation, argv, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
+        (["--train", os.devnull, os.devnull], "expected sentences, got an empty file"),
+        (["--preset", "huge"], "--preset: expected one of base, big, A_h1"),
+        (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
+        (["--vocab-size", "7"], "vocab_size: expected at least 261"),
+        (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
+        (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
+        (["--steps", "0"], "--steps: expected a positive number, got 0"),
+        (["--tfds", "wmt14_translate/de-en"], "expected --train or --tfds, got both"),
+    ],
+)
+def test_bad_options(text, tmp_path, capsys, change, message):
+    argv = options(text, "--run", tmp_path / "run", *change)
+    assert message in fails(translation, argv, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_other_programs_refuse(text, tmp_path, capsys):
+    nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
+    assert "found no saved_model.pb" in fails(evaluate, nothing, capsys)
+    assert "found no saved_model.pb" in fails(translate, [tmp_path, text / "dev.en"], capsys)
+    unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
+    assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
+
+
+def test_help_fits_a_screen():
+    for program in ("translation", "evaluate", "translate"):
+        command = [sys.executable, "-m", f"trainers.{program}", "--help"]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= 120

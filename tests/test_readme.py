@@ -1,0 +1,52 @@
+"""The README's Python, as it stands there, from top to bottom."""
+
+import ast
+import re
+from pathlib import Path
+
+import matplotlib
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_blocks_run(tmp_path, monkeypatch):
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 5
+    names = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["classifier"](names["source"]).shape == (names["source"].shape[0], 3)
+    assert (tmp_path / "savedmodels/mine/1/saved_model.pb").exists()
+    assert (tmp_path / "attention.png").exists()
+
+
+def test_the_file_tree_is_true():
+    tree = README.split("## File tree")[1]
+    named = set(re.findall(r"^  ([\w/]+\.py) ", tree, re.MULTILINE))
+    package = ROOT / "tf_transformer"
+    there = {str(path.relative_to(package)) for path in package.rglob("*.py")} - {"version.py"}
+    assert named == {name for name in there if not name.endswith("__init__.py")}
+
+
+def lines_of(tree, name):
+    """First and last line of a class, function or method."""
+    for part in name.split("."):
+        tree = next(node for node in tree.body if getattr(node, "name", None) == part)
+    return min([tree.lineno, *(decorator.lineno for decorator in tree.decorator_list)]), tree.end_lineno
+
+
+def test_the_paper_table_points_at_the_right_lines():
+    table = README.split("## The paper, section by section")[1].split("## Design")[0]
+    places = re.findall(r"`([\w/]+\.py):(\d+)-(\d+)` \(`([\w.]+)`\)", table)
+    assert len(places) == table.count(".py:")
+    for path, first, last, name in places:
+        tree = ast.parse((ROOT / "tf_transformer" / path).read_text(encoding="utf-8"))
+        assert (int(first), int(last)) == lines_of(tree, name), f"{path}: {name} is at {lines_of(tree, name)}"
+    for name in re.findall(r"`(test_\w+\.py)`", table):
+        assert (ROOT / "tests" / name).exists(), name
+    sections = re.findall(r"^\| ([\d.]+) \|", table, re.MULTILINE)
+    wanted = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
+    assert set(wanted) <= set(sections)
