@@ -84,12 +84,11 @@ def main(argv=None) -> None:
 
     # Everything a user gave is looked at before anything is written.
     pairs, sentences, count, dev, test = read_corpus(tt, args)
-    if run.exists(settings):
+    is_there = run.exists(settings)
+    if is_there:
         tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
     else:
         tokenizer = tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
-        tokenizer.save(run.path / "tokenizer.model")
-        run.begin(settings)
 
     # Section 5.1: batches of sentences of similar length.
     batches = tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], repeat=True, seed=args.seed)
@@ -101,6 +100,9 @@ def main(argv=None) -> None:
     dev_batches = tt.data.token_batches(tt.data.in_memory(*dev), tokenizer, recipe["batch_tokens"], shuffle=False)
     dev_summary = tt.data.summarize(dev_batches, len(dev[0]))
     print(f"dev text: {dev_summary}")
+    if not is_there:
+        tokenizer.save(run.path / "tokenizer.model")
+        run.begin(settings)
 
     # Sections 5.3 and 5.4: optimizer, schedule, regularization.
     keras.utils.set_random_seed(args.seed)
