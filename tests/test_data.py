@@ -100,9 +100,9 @@ def test_gz_and_lists_of_files(corpus, tmp_path):
                 file.writelines(half)
     sides = [[tmp_path / f"{part}.{name}.gz" for part in (0, 1)] for name in ("train.en", "train.de")]
     assert sorted(rows(data.text_pairs(*sides, tokenizer, 512))) == sorted(expected_rows(pairs, tokenizer))
-    assert data.check_text_pairs(sides[0][0], sides[1][0]) == 300
+    assert data.check_text_pairs(*sides) == PAIRS
     with pytest.raises(tt.BadInput, match="either plain or .gz"):
-        data.text_pairs([sides[0][0], folder / "train.en"], sides[1], tokenizer)
+        data.text_lines([sides[0][0], folder / "train.en"], sides[1])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,21 @@ def test_text_that_cannot_be_trained_on(tmp_path, source, target, message):
     (tmp_path / "target").write_bytes(target)
     with pytest.raises(tt.BadInput, match=message):
         data.check_text_pairs(tmp_path / "source", tmp_path / "target")
+
+
+def test_bad_lines_can_be_left_out(corpus, tmp_path):
+    _, pairs, tokenizer = corpus
+    good, bad = pairs[:4], [(b"\xff", b"a"), (b"", b"b"), (b"c", b"x" * 20_000), (b"d", b" "), (b"caf\xe9", b"e")]
+    mixed = [tuple(text.encode() for text in pair) for pair in good[:2]] + bad
+    mixed += [tuple(text.encode() for text in pair) for pair in good[2:]]
+    for side, name in enumerate(("source", "target")):
+        (tmp_path / name).write_bytes(b"".join(pair[side] + b"\n" for pair in mixed))
+    files = (tmp_path / "source", tmp_path / "target")
+    with pytest.raises(tt.BadInput, match="line 3"):
+        data.text_pairs(*files, tokenizer, 512)
+    batches = data.text_pairs(*files, tokenizer, 512, skip_bad_lines=True)
+    assert sorted(rows(batches)) == sorted(expected_rows(good, tokenizer))
+    assert data.summarize(batches, data.check_text_pairs(*files, skip_bad_lines=True)).skipped == len(bad)
 
 
 def test_a_missing_file_and_a_damaged_gz(tmp_path):

@@ -36,32 +36,40 @@ class Summary:
         )
 
 
-def check_text_pairs(source, target, empty_lines: bool = False) -> int:
-    """Read two parallel text files once and return their number of lines.
+def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
+    """Read parallel text once and return its number of lines.
 
     Args:
-        source: path of a plain or .gz file.
+        source: path, or list of paths, of plain or .gz files.
         target: likewise.
-        empty_lines: accept them.
+        skip_bad_lines: pass over bad lines, which `text_lines` can leave out.
+        empty_lines: do not count empty lines as bad.
 
     Raises:
         FileNotFoundError: a file is missing.
-        BadInput: line counts differ, there are none, or a line is empty, not UTF-8, or over 16,384 bytes.
+        BadInput: line counts differ, there are none, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
     """
-    counts = [_check_lines(path, empty_lines) for path in (source, target)]
-    if counts[0] != counts[1]:
-        raise BadInput(
-            f"expected as many lines in both files, got {counts[0]:,} in {source} and {counts[1]:,} in {target}"
-        )
-    if not counts[0]:
+    total = 0
+    for pair in zip(_paths(source), _paths(target), strict=True):
+        counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
+        if counts[0] != counts[1]:
+            raise BadInput(
+                f"expected as many lines in both files, got {counts[0]:,} in {pair[0]} and {counts[1]:,} in {pair[1]}"
+            )
+        total += counts[0]
+    if not total:
         raise BadInput(f"expected sentences, got an empty file: {source}")
-    return counts[0]
+    return total
 
 
 def read_text_pairs(source, target, empty_lines: bool = False) -> tuple[list[str], list[str]]:
     """The lines of two parallel text files, checked as `check_text_pairs` does, in memory."""
-    check_text_pairs(source, target, empty_lines)
+    check_text_pairs(source, target, empty_lines=empty_lines)
     return list(sentences([source])), list(sentences([target]))
+
+
+def _paths(paths) -> list[str]:
+    return [str(path) for path in (paths if isinstance(paths, list | tuple) else [paths])]
 
 
 def in_memory(source: list[str], target: list[str]) -> tf.data.Dataset:
@@ -82,12 +90,12 @@ def each_sentence(pairs: tf.data.Dataset) -> Iterator[str]:
             yield text.decode("utf-8", "replace")
 
 
-def _check_lines(path, empty_lines: bool) -> int:
+def _check_lines(path, skip_bad_lines: bool, empty_lines: bool) -> int:
     number = 0
     try:
         with open_text(path) as lines:
             for number, line in enumerate(lines, 1):
-                problem = _what_is_wrong(line)
+                problem = None if skip_bad_lines else _what_is_wrong(line)
                 if problem and not (empty_lines and problem == EMPTY):
                     raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -118,37 +126,47 @@ def text_pairs(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
+    skip_bad_lines: bool = False,
 ) -> tf.data.Dataset:
-    """Batches of ((source, target_in), target_out) from two parallel text files, plain or .gz.
+    """Batches of ((source, target_in), target_out) from parallel text, which is checked first.
 
     Args:
-        source: path, or a list of paths.
-        target: path, or a list of paths, line by line parallel to `source`.
+        source: path, or list of paths, of plain or .gz files.
+        target: path, or list of paths, line by line parallel to `source`.
         tokenizer: for both sides.
         batch_tokens: about so many source tokens, and so many target tokens, a batch, padding included.
         max_length: pairs with a side of more tokens, EOS included, are skipped.
         shuffle: a new order every epoch, determined by `seed` and the epoch's number.
         repeat: go on for ever, with no short batch at an epoch's end.
         seed: of the order.
+        skip_bad_lines: leave out pairs with an empty side, or a side that is not UTF-8 or over 16,384 bytes, which are
+            an error otherwise (`check_text_pairs`).
 
     Returns:
         A dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
         with EOS; 0 is padding.
     """
-    pairs = text_lines(source, target)
+    check_text_pairs(source, target, skip_bad_lines)
+    pairs = text_lines(source, target, skip_bad_lines)
     return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
 
 
-def text_lines(source, target) -> tf.data.Dataset:
+def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
     """Pairs of strings (source, target), line by line, from parallel text files or lists of files, plain or .gz."""
+
+    def good(*pair):
+        short = [tf.strings.length(text) <= MAX_BYTES for text in pair]
+        valid = [tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore") == text for text in pair]
+        return tf.reduce_all(short + valid)
+
     sides = []
-    for paths in (source, target):
-        paths = [str(path) for path in (paths if isinstance(paths, list | tuple) else [paths])]
+    for paths in map(_paths, (source, target)):
         compressed = {path.endswith(".gz") for path in paths}
         if len(compressed) > 1:
             raise BadInput(f"expected either plain or .gz files, got both: {', '.join(paths)}")
         sides.append(tf.data.TextLineDataset(paths, compression_type="GZIP" if compressed.pop() else None))
-    return tf.data.Dataset.zip(*sides)
+    pairs = tf.data.Dataset.zip(*sides)
+    return pairs.filter(good) if skip_bad_lines else pairs
 
 
 def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:

@@ -17,7 +17,7 @@ def main(argv=None) -> None:
 
     tt = load_tensorflow()
     given = args.source if args.model else args.translations
-    texts, references = tt.data.read_text_pairs(given, args.reference, empty_lines=not args.model)
+    texts, references = tt.data.read_text_pairs(given, args.reference, empty_lines=True)
     if args.model:
         texts = tt.SavedTranslator(args.model)(texts)
         if args.output:

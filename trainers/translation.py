@@ -28,6 +28,7 @@ def arguments(argv) -> argparse.Namespace:
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
+    add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
     add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
     add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
@@ -199,10 +200,11 @@ def choose(tt, args):
 def read_corpus(tt, args):
     """Training pairs as a dataset of strings, a function that gives its sentences, their number, dev and test text."""
     if args.train:
-        count = tt.data.check_text_pairs(*args.train)
+        count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
         dev = tt.data.read_text_pairs(*args.dev)
         test = tt.data.read_text_pairs(*args.test) if args.test else dev
-        return tt.data.text_lines(*args.train), lambda: tt.tokenizer.sentences(args.train), count, dev, test
+        train = tt.data.text_lines(*args.train, args.skip_bad_lines)
+        return train, lambda: tt.tokenizer.sentences(args.train), count, dev, test
     if args.tfds:
         train, *rest = (
             tt.data.tfds_pairs(args.tfds, split, tuple(args.languages), args.tfds_dir)
