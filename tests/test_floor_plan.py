@@ -13,7 +13,8 @@ FLOORS = [  # a file imports from lower floors only
     {"layers.encoder", "layers.decoder"},
     {"layers"},
     {"training", "model", "search", "tokenizer", "run"},
-    {"data", "translator"},
+    {"data", "export"},
+    {"translator"},
     {""},
 ]
 BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar"]

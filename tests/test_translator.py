@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer import grammar
@@ -99,7 +100,6 @@ def test_save_is_whole_or_not_at_all(translator, saved, monkeypatch):
     with pytest.raises(FileExistsError, match="expected a new folder"):
         translator.save(saved)
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
-    import tensorflow as tf
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -163,6 +163,103 @@ def test_a_process_that_never_saw_the_package(translator, saved, tmp_path, load)
     assert found["translation"] == [best.text for best in expected]
     np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
     assert found["truncated"] == [str("door door" in str(text)) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def loaded(saved):
+    return tf.saved_model.load(str(saved))
+
+
+def numbers(answer):
+    return {name: value.numpy() for name, value in answer.items()}
+
+
+def test_options_are_by_row(loaded, translator):
+    """Rows with options of their own answer as each would alone with those."""
+    texts, sizes, alphas, limits = TEXTS[:1] * 4 + TEXTS[6:], [1, 2, 5, 99, 3, 0, 4], 7 * [0.6], [9, 9, 3, 5, 9, 2, 999]
+    alphas[1:4] = [0.0, 1.3, -2.0]
+    together = numbers(
+        loaded.translate(tf.constant(texts), tf.constant(sizes), tf.constant(alphas), tf.constant(limits))
+    )
+    for row, text in enumerate(texts):
+        options = (tf.constant([value]) for value in (sizes[row], alphas[row], limits[row]))
+        alone = numbers(loaded.translate(tf.constant([text]), *options))
+        for name, value in alone.items():
+            if value.dtype == np.float32:
+                np.testing.assert_allclose(together[name][row], value[0], rtol=1e-4, atol=1e-4)
+            else:
+                np.testing.assert_array_equal(together[name][row], value[0], err_msg=name)
+        used = alone["scores"][0] > -1e8
+        assert used.sum() <= np.clip(sizes[row], 1, 4)
+        assert (alone["lengths"][0] <= limits[row]).all()
+
+
+def test_defaults_are_the_translators(loaded, translator):
+    found = numbers(loaded.translate(tf.constant(TEXTS)))
+    expected = translator.n_best(TEXTS, 4)
+    for row, answers in enumerate(expected):
+        assert [text.decode() for text in found["translations"][row]][: len(answers)] == [a.text for a in answers]
+        np.testing.assert_allclose(found["scores"][row][: len(answers)], [a.score for a in answers], rtol=1e-4)
+        assert (found["scores"][row][len(answers) :] == -1e9).all()
+
+
+def test_score_is_what_the_search_found(loaded, translator):
+    """Forcing the search's own output gives the log-probability that the search summed step by step."""
+    source = tf.constant(TEXTS)
+    found, details = numbers(loaded.translate(source)), numbers(loaded.translate_details(source))
+    for row in np.flatnonzero(found["finished"][:, 0]):
+        n = found["lengths"][row, 0]
+        assert (details["token_scores"][row, 0, n:] == 0).all()
+        end = found["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
+        assert end < 1e-4
+        tokens = details["tokens"][row, 0].decode().split(" ")
+        assert len(tokens) == n
+        pairs = [pair.split("-") for pair in details["alignments"][row, 0].decode().split()]
+        assert [int(t) for _, t in pairs] == list(range(n))
+        assert all(int(s) < found["source_length"][row] for s, _ in pairs)
+    texts = found["translations"][:, 0]
+    ids = translator.tokenizer.tokenize(texts).to_list()
+    scored = numbers(loaded.score(source, tf.constant(texts)))
+    compared = 0
+    for row in np.flatnonzero(found["finished"][:, 0]):
+        pieces = [piece.decode() for piece in translator.tokenizer.pieces(tf.constant([ids[row]], tf.int32)).numpy()[0]]
+        if " ".join(pieces) == details["tokens"][row, 0].decode():  # the text was cut into pieces as the model wrote it
+            assert scored["log_prob"][row] == pytest.approx(found["log_probs"][row, 0], abs=1e-3)
+            assert scored["score"][row] == pytest.approx(found["scores"][row, 0], abs=1e-3)
+            assert scored["length"][row] == found["lengths"][row, 0]
+            compared += 1
+    assert compared or not found["finished"].any()
+
+
+def test_tokenize_and_back(loaded, translator):
+    tokens = numbers(loaded.tokenize(tf.constant(TEXTS)))
+    assert tokens["length"].tolist() == [len(ids) for ids in translator.tokenizer.tokenize(TEXTS).to_list()]
+    back = numbers(loaded.detokenize(tf.constant(tokens["tokens"])))["text"]
+    assert [text.decode() for text in back[[0, 5, 6, 8]]] == [TEXTS[i] for i in (0, 5, 6, 8)]
+
+
+def test_model_info(loaded, translator):
+    keys = ["contract", "beam_size", "tokenizer", "nothing"]
+    answer = numbers(loaded.model_info(tf.constant(keys)))["value"]
+    assert [value.decode() for value in answer] == ["1", "3", translator.tokenizer.fingerprint, ""]
+
+
+@pytest.mark.parametrize("name", ["translate", "translate_details", "score", "tokenize", "detokenize", "model_info"])
+def test_an_empty_batch(loaded, name):
+    function = loaded.signatures[name]
+    empty = {key: tf.constant([], tf.string) for key in ("source", "target", "key", "text", "tokens")}
+    options = {"beam_size": tf.constant([2]), "length_penalty": tf.constant([0.5]), "max_length": tf.constant([5])}
+    arguments = {key: (empty | options)[key] for key in function.structured_input_signature[1]}
+    assert all(value.shape[0] == 0 for value in function(**arguments).values())
+
+
+def test_wrong_shapes_are_refused(loaded):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="beam_size: expected a vector of length 1 or of the batch"
+    ):
+        loaded.translate(tf.constant(["a", "b", "c"]), tf.constant([1, 2]))
+    with pytest.raises((ValueError, TypeError, tf.errors.InvalidArgumentError)):
+        loaded.signatures["serving_default"](text=tf.constant([["a"]]))
 
 
 def test_called_from_python(translator, saved):

@@ -50,7 +50,7 @@ class Tokenizer:
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
         self.model = model
         self.vocab_size: int = processor.vocab_size()
-        self._op = _durable_tokenizer(model)
+        self.op = _durable_tokenizer(model)
 
     @classmethod
     def learn(cls, files, vocab_size: int, kind: str = "bpe", **options) -> "Tokenizer":
@@ -131,17 +131,21 @@ class Tokenizer:
         texts = tf.strings.unicode_transcode(
             texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
         )
-        return self._op.tokenize(texts)
+        return self.op.tokenize(texts)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
-        return self._op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
+        return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
     def pieces(self, ids) -> tf.RaggedTensor:
         """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
-        return self._op.id_to_string(ids)
+        return self.op.id_to_string(ids)
+
+    def ids(self, pieces) -> tf.RaggedTensor:
+        """The other way round; a piece that there is not becomes the unknown id."""
+        return self.op.string_to_id(pieces)
 
 
 def _durable_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:

@@ -1,15 +1,15 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
-import os
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.export import Export, save_export
+from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Transformer
-from tf_transformer.search import beam_search
+from tf_transformer.search import Hypotheses, beam_search
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 
 
@@ -70,7 +70,7 @@ class Translator:
         """The n best translations of each text, best first; of n > beam_size, beam_size."""
         if n not in self._functions:
             text = tf.TensorSpec([None], tf.string)
-            self._functions[n] = tf.function(lambda text: self._translate(text, n), input_signature=[text])
+            self._functions[n] = tf.function(lambda text: self._n_best(text, n), input_signature=[text])
         texts = list(texts)
         for i, text in enumerate(texts):
             if not isinstance(text, str | bytes):
@@ -79,99 +79,97 @@ class Translator:
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for start in range(0, len(texts), self.batch_size):
             places = by_length[start : start + self.batch_size]
-            outputs = self._functions[n](tf.constant([texts[i] for i in places], tf.string))
-            names = ("translations", "scores", "log_probs", "finished", "lengths")
-            columns = zip(*(outputs[name].numpy() for name in names), strict=True)
-            for i, (translations, scores, log_probs, finished, lengths) in zip(places, columns, strict=True):
+            translations, hypotheses = self._functions[n](tf.constant([texts[i] for i in places], tf.string))
+            columns = zip(translations.numpy(), *(part.numpy() for part in hypotheses[1:]), strict=True)
+            for i, (text, scores, log_probs, lengths, finished) in zip(places, columns, strict=True):
                 found[i] = [
-                    Translation(translations[k].decode(), float(scores[k]), float(log_probs[k]), bool(finished[k]))
+                    Translation(text[k].decode(), float(scores[k]), float(log_probs[k]), bool(finished[k]))
                     for k in range(n)
                     if k == 0 or lengths[k]
                 ]
         return found
 
-    def _translate(self, text, n_best: int) -> dict[str, tf.Tensor]:
-        """Texts [B] to translations, scores, ... [B, N], N = n_best."""
-        text = tf.ensure_shape(text, [None])
-        tokens = self.tokenizer.tokenize(text)
-        source_length = tf.cast(tokens.row_lengths(), tf.int32)
-        tokens = tokens[:, : self.max_source_length]
-        end = tf.fill([tokens.nrows(), 1], EOS_ID)
-        source = tf.concat([tokens, end], axis=1).to_tensor(0)  # [B, S]
+    def _n_best(self, text, n: int):
+        source, source_length, _ = self.source(text)
+        found = self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n)
+        return self.texts(found.ids), found
 
-        max_length = tf.minimum(source_length, self.max_source_length) + self.extra_length
+    def source(self, text):
+        """Texts [B] as the encoder reads them.
+
+        Returns:
+            ids int32 [B, S] that end with EOS, cut to max_source_length tokens; the number of tokens before that, int32
+            [B]; whether it was more, bool [B].
+        """
+        tokens = self.tokenizer.tokenize(text)
+        length = tf.cast(tokens.row_lengths(), tf.int32)
+        end = tf.fill([tokens.nrows(), 1], EOS_ID)
+        source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
+        return source, length, length > self.max_source_length
+
+    def search(self, source, source_length, beam_size, alpha, max_length, n_best: int) -> Hypotheses:
+        """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
+
+        Args:
+            source: from `source`.
+            source_length: int32 [B]; where it is 0 the output is empty.
+            beam_size: int32, one or [B].
+            alpha: float32, one or [B].
+            max_length: int32, one or [B], the end symbol included.
+            n_best: N.
+        """
+        limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
-            max_length = tf.minimum(max_length, self.model.config.max_length)
-        max_length = tf.where(source_length > 0, max_length, 0)  # nothing in, nothing out
+            limit = tf.minimum(limit, self.model.config.max_length)
+        limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
 
         def step(ids, position, slot, ancestry, cache):
             positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
             return self.model.decode_step(ids, cache, memory_mask, positions, slot, ancestry)
 
-        found = beam_search(
+        start_ids = tf.fill(tf.shape(source_length), BOS_ID)
+        return beam_search(
             step,
             lambda slots: self.model.init_cache(memory, slots),
-            tf.fill(tf.shape(source_length), BOS_ID),
-            max_length,
+            start_ids,
+            limit,
             EOS_ID,
-            self.beam_size,
-            self.alpha,
+            beam_size,
+            alpha,
             n_best,
         )
-        B = tf.shape(source)[0]
-        flat = tf.reshape(found.ids, [B * n_best, tf.shape(found.ids)[2]])
-        return {
-            "translations": tf.reshape(self.tokenizer.detokenize(flat), [B, n_best]),
-            "scores": found.scores,
-            "log_probs": found.log_probs,
-            "lengths": found.lengths,
-            "finished": found.finished,
-            "truncated": source_length > self.max_source_length,
-        }
 
-    def save(self, path) -> None:
-        """Write a SavedModel, whole or not at all, that takes and gives strings.
+    def force(self, source, target):
+        """Decode a given target: what the model thinks of each of its symbols.
+
+        Args:
+            source: ids [B, S].
+            target: ids [B, T] that end with EOS.
+
+        Returns:
+            log-probabilities float32 [B, T]; the last layer's attention over the source, a mean over heads [B, T, S].
+        """
+        memory, memory_mask, _ = self.model.encode(source)
+        shifted = tf.pad(target, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask)
+        log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+        return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
+
+    def texts(self, ids) -> tf.Tensor:
+        """Output ids [B, N, L] to texts [B, N]."""
+        shape = tf.shape(ids)
+        flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
+        return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
+
+    def save(self, path, **options) -> None:
+        """Write a SavedModel of the serving contract (savedmodels/README.md), whole or not at all.
 
         Args:
             path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
+            options: of `export.Export`.
         """
-        path = Path(path)
-        if path.exists():
-            raise FileExistsError(f"expected a new folder to save into, but {path} exists")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The server loads a numbered folder as soon as it appears, so it appears complete.
-        temporary = path.with_name(f".export-{path.name}-{os.getpid()}")
-        try:
-            export = _Export(self)
-            tf.saved_model.save(export, str(temporary), signatures={"serving_default": export.serving_default})
-            os.rename(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-class _Export(tf.Module):
-    """The root of the SavedModel.
-
-    It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
-    stored twice, and TensorFlow Serving would not restore those that the functions read.
-    """
-
-    def __init__(self, translator: Translator):
-        super().__init__()
-        self.weights = [variable.value for variable in translator.model.weights]
-        self.tokenizer = translator.tokenizer._op
-
-        def serving_default(text):
-            outputs = translator._translate(text, 1)
-            return {
-                "translation": outputs["translations"][:, 0],
-                "score": outputs["scores"][:, 0],
-                "truncated": outputs["truncated"],
-            }
-
-        text = tf.TensorSpec([None], tf.string, name="text")
-        self.serving_default = tf.function(serving_default, input_signature=[text], autograph=False)
+        save_export(Export(self, **options), path)
 
 
 class SavedTranslator:

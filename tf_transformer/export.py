@@ -1,0 +1,195 @@
+"""The serving contract: what a SavedModel takes and gives (savedmodels/README.md has the tables).
+
+Every input is [batch], or [1] for an option; every output's first axis is the batch and its other axes are fixed, so
+that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.search import length_penalty as penalty_of
+from tf_transformer.tokenizer import EOS_ID
+
+CONTRACT = "1"
+MAX_ALPHA = 5.0
+
+
+class Export(tf.Module):
+    """The root of the SavedModel; its functions are the signatures.
+
+    It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
+    stored twice, and TensorFlow Serving would not restore those that the functions read.
+
+    Args:
+        translator: a `Translator`; its beam size and alpha become the defaults.
+        n_best: translations that `translate` gives, fixed by the export.
+        max_beam_size: greatest beam size that a request may ask for.
+        max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
+            the default.
+        facts: what `model_info` answers besides what is known here.
+    """
+
+    def __init__(self, translator, n_best: int = 4, max_beam_size: int = 16, max_length: int = 256, **facts):
+        super().__init__()
+        if not 1 <= max(n_best, translator.beam_size) <= max_beam_size:
+            raise BadInput(
+                f"expected n_best and beam_size of 1 to max_beam_size={max_beam_size}, "
+                f"got {n_best} and {translator.beam_size}"
+            )
+        model, tokenizer = translator.model, translator.tokenizer
+        self.weights = [variable.value for variable in model.weights]
+        self.tokenizer = tokenizer.op
+        facts |= {
+            "contract": CONTRACT,
+            "beam_size": translator.beam_size,
+            "max_beam_size": max_beam_size,
+            "n_best": n_best,
+            "length_penalty": translator.alpha,
+            "max_length": max_length,
+            "max_source_length": translator.max_source_length,
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer": tokenizer.fingerprint,
+            "parameters": model.count_params(),
+            "tf_version": tf.__version__,
+        }
+        values = tf.lookup.KeyValueTensorInitializer(list(facts), [str(value) for value in facts.values()])
+        self.facts = tf.lookup.StaticHashTable(values, "", name="model_info")
+
+        default_beam_size = tf.constant([translator.beam_size])
+        default_alpha = tf.constant([float(translator.alpha)])
+        default_max_length = tf.constant([max_length])
+
+        def search(text, beam_size, alpha, length, n):
+            """Options out of range are clipped: an error would fail the whole of a server's batch."""
+            source, source_length, truncated = translator.source(tf.ensure_shape(text, [None]))
+            found = translator.search(
+                source,
+                source_length,
+                tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
+                tf.clip_by_value(_per_row("length_penalty", alpha, text), 0.0, MAX_ALPHA),
+                tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
+                n,
+            )
+            return source, source_length, truncated, found
+
+        def serving_default(text):
+            *_, truncated, found = search(text, default_beam_size, default_alpha, default_max_length, 1)
+            translation = translator.texts(found.ids)[:, 0]
+            return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
+
+        def translate(text, beam_size=default_beam_size, length_penalty=default_alpha, max_length=default_max_length):
+            _, source_length, truncated, found = search(text, beam_size, length_penalty, max_length, n_best)
+            return {
+                "translations": translator.texts(found.ids),
+                "scores": found.scores,
+                "log_probs": found.log_probs,
+                "lengths": found.lengths - tf.cast(found.finished, tf.int32),
+                "finished": found.finished,
+                "source_length": source_length,
+                "truncated": truncated,
+            }
+
+        width = max_length
+
+        def translate_details(
+            text, beam_size=default_beam_size, length_penalty=default_alpha, max_length=default_max_length
+        ):
+            source, *_, found = search(text, beam_size, length_penalty, max_length, n_best)
+            B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
+            ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
+            lengths = tf.reshape(found.lengths - tf.cast(found.finished, tf.int32), [-1, 1])
+            real = tf.range(L) < lengths  # [B * N, L]
+            log_probs, attention = translator.force(sources, ids)
+            log_probs = tf.where(real, log_probs, 0.0)[:, :width]
+            log_probs = tf.pad(log_probs, [[0, 0], [0, width - tf.shape(log_probs)[1]]])
+
+            def each(flat):
+                return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
+
+            return {
+                "tokens": each(_joined(tokenizer.pieces(tf.ragged.boolean_mask(ids, real)))),
+                "alignments": each(_alignments(attention, sources, real)),
+                "token_scores": tf.ensure_shape(tf.reshape(log_probs, [B, n_best, width]), [None, n_best, width]),
+                "source_tokens": _joined(tokenizer.pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
+            }
+
+        def score(source, target):
+            source_ids, target_ids = (translator.source(tf.ensure_shape(text, [None]))[0] for text in (source, target))
+            log_probs, _ = translator.force(source_ids, target_ids)
+            real = target_ids > 0
+            log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
+            length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
+            return {"log_prob": log_prob, "score": log_prob / penalty_of(length, default_alpha), "length": length - 1}
+
+        def tokenize(text):
+            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
+            return {"tokens": _joined(tokenizer.pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
+
+        def detokenize(tokens):
+            pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
+            return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
+
+        def model_info(key):
+            return {"value": self.facts.lookup(tf.ensure_shape(key, [None]))}
+
+        kinds = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
+        self.names = []
+        for function in (serving_default, translate, translate_details, score, tokenize, detokenize, model_info):
+            names = function.__code__.co_varnames[: function.__code__.co_argcount]
+            inputs = [tf.TensorSpec([None], kinds.get(name, tf.string), name) for name in names]
+            # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            setattr(self, function.__name__, tf.function(function, input_signature=inputs, autograph=False))
+            self.names.append(function.__name__)
+
+
+def _per_row(name, option, text):
+    """An option [1] or [batch] as [batch]."""
+    option = tf.ensure_shape(option, [None])
+    B, given = tf.shape(text)[0], tf.shape(option)[0]
+    message = f"{name}: expected a vector of length 1 or of the batch size"
+    with tf.control_dependencies([tf.debugging.Assert((given == 1) | (given == B), [message, given, B])]):
+        return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
+
+
+def _joined(pieces) -> tf.Tensor:
+    return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
+
+
+def _alignments(attention, source, real) -> tf.Tensor:
+    """For each output token the source token it attends to most, in Pharaoh form "s-t s-t ...": string [B].
+
+    Args:
+        attention: [B, T, S].
+        source: ids [B, S].
+        real: bool [B, T], which output tokens there are.
+    """
+    attention = tf.where((source > EOS_ID)[:, tf.newaxis], attention, -1.0)
+    attention = tf.pad(attention, [[0, 0], [0, 0], [0, 1]], constant_values=-1.0)  # an empty batch has no columns
+    best = tf.argmax(attention, axis=-1, output_type=tf.int32)  # [B, T]
+    place = tf.broadcast_to(tf.range(tf.shape(best)[1]), tf.shape(best))
+    pairs = tf.strings.join([tf.strings.as_string(best), tf.strings.as_string(place)], "-")
+    return _joined(tf.ragged.boolean_mask(pairs, real))
+
+
+def save_export(export: Export, path) -> None:
+    """Write a SavedModel, whole or not at all.
+
+    Args:
+        export: what to write.
+        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The server loads a numbered folder as soon as it appears, so it appears complete.
+    temporary = path.with_name(f".export-{path.name}-{os.getpid()}")
+    try:
+        tf.saved_model.save(export, str(temporary), signatures={name: getattr(export, name) for name in export.names})
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
