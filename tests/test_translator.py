@@ -1,6 +1,7 @@
 """Text in, text out: in Python, and from a SavedModel in processes that know nothing of this package."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -113,6 +114,16 @@ def test_save_is_whole_or_not_at_all(translator, saved, monkeypatch):
 def test_next_version(saved):
     assert next_version(saved.parent).name == "2"
     assert next_version(saved.parent / "nowhere").name == "1"
+
+
+def test_what_lies_beside_the_graph(translator, saved):
+    description = json.loads((saved / "assets.extra" / "tf_transformer.json").read_text())
+    assert tt.TransformerConfig(**description["config"]) == translator.model.config
+    assert description["tokenizer"] == translator.tokenizer.fingerprint
+    batching = (saved / "batching_params.pbtxt").read_text()
+    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes: (\d+)", batching)]
+    assert f"max_batch_size {{ value: {sizes[-1]} }}" in batching  # or the server refuses to load
+    assert sizes == sorted(sizes)
 
 
 def test_weights_are_stored_once(translator, saved):

@@ -4,6 +4,7 @@ Every input is [batch], or [1] for an option; every output's first axis is the b
 that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,17 @@ from tf_transformer.tokenizer import EOS_ID
 
 CONTRACT = "1"
 MAX_ALPHA = 5.0
+# For a server with --enable_batching --enable_per_model_batching_parameters.
+BATCHING = """max_batch_size { value: 32 }
+batch_timeout_micros { value: 2000 }
+max_enqueued_batches { value: 64 }
+allowed_batch_sizes: 1
+allowed_batch_sizes: 2
+allowed_batch_sizes: 4
+allowed_batch_sizes: 8
+allowed_batch_sizes: 16
+allowed_batch_sizes: 32
+"""
 
 
 class Export(tf.Module):
@@ -56,6 +68,7 @@ class Export(tf.Module):
             "parameters": model.count_params(),
             "tf_version": tf.__version__,
         }
+        self.description = json.dumps(facts | {"config": model.config.to_dict()}, indent=2) + "\n"
         values = tf.lookup.KeyValueTensorInitializer(list(facts), [str(value) for value in facts.values()])
         self.facts = tf.lookup.StaticHashTable(values, "", name="model_info")
 
@@ -189,6 +202,9 @@ def save_export(export: Export, path) -> None:
     # The server loads a numbered folder as soon as it appears, so it appears complete.
     temporary = path.with_name(f".export-{path.name}-{os.getpid()}")
     try:
+        (temporary / "assets.extra").mkdir(parents=True)
+        (temporary / "assets.extra" / "tf_transformer.json").write_text(export.description)
+        (temporary / "batching_params.pbtxt").write_text(BATCHING)
         tf.saved_model.save(export, str(temporary), signatures={name: getattr(export, name) for name in export.names})
         os.rename(temporary, path)
     finally:
