@@ -30,6 +30,7 @@ class Transformer(keras.Model):
 
     def __init__(self, config: TransformerConfig, **kwargs):
         super().__init__(**kwargs)
+        self.autocast = False  # ids that arrive as floats keep their value
         self.config = config
         child = {"dtype": self.dtype_policy}
         layer = {
@@ -134,6 +135,9 @@ class Transformer(keras.Model):
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[1], self.config.vocab_size)
+
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def get_config(self):
         return super().get_config() | {"config": self.config.to_dict()}

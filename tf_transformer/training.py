@@ -72,13 +72,15 @@ def smoothed_cross_entropy(targets, logits, epsilon):
         smoothed = (1.0 - epsilon) * found.target + epsilon * ops.mean(logits, axis=-1)
 
         def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+            if upstream is None:  # PyTorch gives the logits as `args` and this by name
+                (upstream,) = args
             upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
             B, T = ops.shape(targets)[0], ops.shape(targets)[1]
             row, column = ops.meshgrid(ops.arange(B), ops.arange(T), indexing="ij")
-            label = ops.stack([row, column, targets], axis=-1)  # [B, T, 3]
+            label = ops.reshape(ops.stack([row, column, targets], axis=-1), (-1, 3))  # [B * T, 3]
             by_softmax = (found.probabilities - epsilon / V) * upstream
-            return ops.scatter_update(by_softmax, label, (epsilon - 1.0) * upstream[..., 0], reduction="add")
+            by_label = (epsilon - 1.0) * ops.reshape(upstream, (-1,))  # [B * T]
+            return ops.scatter_update(by_softmax, label, by_label, reduction="add")
 
         return found.log_denominator - smoothed, gradient
 
@@ -184,7 +186,7 @@ class TokenCount(_TokenMean):
         return 0.0
 
     def result(self):
-        return self.count
+        return ops.convert_to_tensor(self.count)
 
 
 def average_weights(model, paths):

@@ -18,8 +18,9 @@ class KeyValue(NamedTuple):
         """Put `new` [B, h, T, ...] into the slots slot .. slot + T - 1; everything before stays where it is."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
-        index = ops.stack([batch, head, column], axis=-1)  # [B, h, T, 3]
-        return KeyValue(ops.scatter_update(self.key, index, new.key), ops.scatter_update(self.value, index, new.value))
+        index = ops.reshape(ops.stack([batch, head, column], axis=-1), (-1, 3))  # [B * h * T, 3]
+        rows = (ops.reshape(part, (-1, part.shape[-1])) for part in new)  # [B * h * T, ...]
+        return KeyValue(*(ops.scatter_update(old, index, row) for old, row in zip(self, rows, strict=True)))
 
 
 def attention(query, key, value, mask=None, dropout=None):
@@ -117,21 +118,38 @@ class MultiHeadAttention(keras.layers.Layer):
         joined = ops.reshape(ops.swapaxes(output, 1, 2), (B, T, self.num_heads * kv.value.shape[-1]))  # [B, T, h * d_v]
         return self.output_projection(joined), scores
 
-    def call(self, query, value=None, mask=None, value_mask=None, attention_mask=None, return_attention_scores=False):
+    def call(
+        self,
+        query,
+        value=None,
+        mask=None,
+        query_mask=None,
+        value_mask=None,
+        attention_mask=None,
+        return_attention_scores=False,
+    ):
         """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
 
         Args:
             query: [B, T, d].
             value: [B, S, d]; `None` means `query`.
             mask: padding mask [B, T] of `query`, used in self-attention.
+            query_mask: the same, under the name that Keras gives it when `attention_mask` is a tensor, too.
             value_mask: padding mask [B, S] of `value`.
             attention_mask: bool [B, T, S] or [1, T, S], True = may be attended.
             return_attention_scores: also return the attention weights [B, h, T, S].
         """
-        key_mask = mask if value is None else value_mask
+        own_mask = query_mask if mask is None else mask
+        key_mask = own_mask if value is None else value_mask
         kv = self.project(query if value is None else value)
         output, scores = self.attend(query, kv, both(attention_mask, over_queries(key_mask)))
         return (output, scores) if return_attention_scores else output
+
+    def compute_output_shape(self, query_shape, value_shape=None):
+        return query_shape
+
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def get_config(self):
         config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}

@@ -115,3 +115,13 @@ class DecoderLayer(keras.layers.Layer):
         if return_attention_scores:
             outputs += (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x
+
+    def compute_output_shape(self, x_shape, memory_shape=None):
+        return x_shape
+
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+
+    def get_config(self):
+        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout")
+        return super().get_config() | {name: getattr(self, name) for name in names}

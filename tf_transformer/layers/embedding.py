@@ -54,6 +54,7 @@ class PositionalEmbedding(keras.layers.Layer):
         self.max_length = max_length
         self.dropout = dropout
         self.supports_masking = True
+        self.autocast = False  # ids that arrive as floats keep their value
 
     def build(self, ids_shape):
         initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)

@@ -53,6 +53,12 @@ class EncoderLayer(keras.layers.Layer):
         x = self.feed_forward_norm(x, self.feed_forward(x))
         return (x, scores) if return_attention_scores else x
 
+    def compute_output_shape(self, x_shape):
+        return x_shape
+
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+
     def get_config(self):
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout")
         return super().get_config() | {name: getattr(self, name) for name in names}
