@@ -1,0 +1,94 @@
+"""Between the tests and Keras: a quiet TensorFlow, the same random numbers for every test, and arrays to and fro."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+
+BACKEND = keras.backend.backend()
+hypothesis.settings.register_profile("few", max_examples=8, deadline=None, derandomize=True)
+hypothesis.settings.load_profile("few")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "ignore:You are using a softmax over axis")  # sequences of one token
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    keras.utils.set_random_seed(7)
+
+
+def normal(*shape, seed=0):
+    """Random numbers for inputs, float32."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype("float32")
+
+
+def array(x):
+    """A tensor, or what holds one, as a NumPy array."""
+    return np.asarray(keras.ops.convert_to_numpy(x))
+
+
+def close(found, expected, rtol=1e-5, atol=2e-6):
+    found, expected = (array(x).astype("float64") for x in (found, expected))
+    np.testing.assert_allclose(found, expected, rtol, atol)
+
+
+def weights_of(layer):
+    """The weights of a Keras layer, by path below the layer: {"query/kernel": float64 array}."""
+    return {weight.path.split("/", 1)[1]: array(weight).astype("float64") for weight in layer.weights}
+
+
+def draw_weights(layer, seed=0):
+    """Give every weight random numbers, so that no bias is zero and no norm's gain is one; returns the layer."""
+    random, drawn = np.random.default_rng(seed), []
+    for weight in layer.weights:
+        noise, name = random.standard_normal(weight.shape), weight.path.split("/")[-1]
+        size = {"kernel": weight.shape[0] ** -0.5, "bias": 0.3, "gamma": 0.3, "beta": 0.3}
+        drawn.append((name == "gamma") + size.get(name, weight.shape[-1] ** -0.5) * noise)
+    layer.set_weights(drawn)
+    return layer
+
+
+def _compilers():
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return {"eager": lambda f: f, "graph": tf.function, "jit": tf.function(jit_compile=True)}
+    if BACKEND == "jax":
+        import jax
+
+        return {"eager": lambda f: f, "jit": jax.jit}
+    return {"eager": lambda f: f}
+
+
+COMPILERS = _compilers()
+
+
+def value_and_gradients(function, variables):
+    """A scalar that is computed from Keras variables, and its gradient by each of them."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            value = function()
+        return value, [
+            tf.convert_to_tensor(gradient) for gradient in tape.gradient(value, [v.value for v in variables])
+        ]
+    if BACKEND == "jax":
+        import jax
+
+        def of(values):
+            with keras.StatelessScope(zip(variables, values, strict=True)):
+                return function()
+
+        return jax.value_and_grad(of)([variable.value for variable in variables])
+    import torch
+
+    value = function()
+    return value, torch.autograd.grad(value, [variable.value for variable in variables])

@@ -1,0 +1,304 @@
+"""The paper in NumPy float64 and plain loops, one sentence at a time: what the tests compare the package with.
+
+Nothing of the package is imported here. Axes: T target or query, S source or key, V vocabulary, K beams, h heads,
+d model. Weights are looked up by the paths that Keras gives them, {"encoder_0/self_attention/query/kernel": ...};
+masks are nested lists of booleans, True = may be attended.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+PAD_ID = 0
+LAYER_NORM_EPSILON = 1e-6  # not in the paper; the authors' code has it
+
+
+def part(weights, name):
+    """The weights of the child `name`."""
+    return {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(name + "/")}
+
+
+# 3.2 Attention
+
+
+def softmax(logits):
+    logits = np.asarray(logits, "float64")
+    highest = max(logits)
+    exponentials = [math.exp(logit - highest) for logit in logits]
+    total = sum(exponentials)
+    return [exponential / total for exponential in exponentials]
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, "float64")
+    highest = max(logits)
+    log_total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
+    return [float(logit - log_total) for logit in logits]
+
+
+def attention(query, key, value, mask=None):
+    """3.2.1, equation (1): Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V, for one head.
+
+    query [T, d_k], key [S, d_k], value [S, d_v], mask [T, S] -> output [T, d_v], weights [T, S].
+    """
+    query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
+    (T, d_k), S = query.shape, len(key)
+    output, weights = np.zeros((T, value.shape[1])), np.zeros((T, S))
+    for t in range(T):
+        # 3.2.3: "masking out (setting to -inf) all values ... which correspond to illegal connections"
+        allowed = [s for s in range(S) if mask is None or mask[t][s]]
+        if not allowed:
+            continue
+        logits = [float(query[t] @ key[s]) / math.sqrt(d_k) for s in allowed]
+        for s, weight in zip(allowed, softmax(logits), strict=True):
+            weights[t, s] = weight
+            output[t] += weight * value[s]
+    return output, weights
+
+
+def multi_head_attention(query, value, weights, num_heads, mask=None):
+    """3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    query [T, d], value [S, d] (the keys, too), mask [T, S] -> output [T, d], weights [h, T, S].
+    """
+    W_Q, W_K, W_V, W_O = (weights[f"{name}/kernel"] for name in ("query", "key", "value", "output"))
+    d_k, d_v = W_Q.shape[1] // num_heads, W_V.shape[1] // num_heads
+    heads, scores = [], []
+    for i in range(num_heads):
+        of_key, of_value = slice(i * d_k, (i + 1) * d_k), slice(i * d_v, (i + 1) * d_v)
+        head, score = attention(query @ W_Q[:, of_key], value @ W_K[:, of_key], value @ W_V[:, of_value], mask)
+        heads.append(head)
+        scores.append(score)
+    return np.concatenate(heads, axis=1) @ W_O, np.stack(scores)
+
+
+def causal(T):
+    """3.2.3: "each position in the decoder ... attend[s] to all positions ... up to and including that position"."""
+    return [[s <= t for s in range(T)] for t in range(T)]
+
+
+# 3.3 Position-wise feed-forward networks
+
+
+def feed_forward(x, weights):
+    """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, at each position alike. x [T, d] -> [T, d]."""
+    hidden = np.maximum(0, x @ weights["hidden/kernel"] + weights["hidden/bias"])
+    return hidden @ weights["output/kernel"] + weights["output/bias"]
+
+
+# 3.4 Embeddings and 3.5 positional encoding
+
+
+def position_encoding(position, d_model):
+    """3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))."""
+    encoding = np.zeros(d_model)
+    for column in range(d_model):
+        i = column // 2
+        angle = position / 10000 ** (2 * i / d_model)
+        encoding[column] = math.sin(angle) if column % 2 == 0 else math.cos(angle)
+    return encoding
+
+
+def embed(ids, table, position_table=None):
+    """3.4: "we multiply those weights by sqrt(d_model)"; 3.5: positions are added. ids [T] -> [T, d]."""
+    d_model = table.shape[1]
+    rows = []
+    for position, symbol in enumerate(ids):
+        encoding = position_encoding(position, d_model) if position_table is None else position_table[position]
+        rows.append(math.sqrt(d_model) * table[symbol] + encoding)
+    return np.array(rows)
+
+
+# 3.1 Encoder and decoder stacks
+
+
+def add_and_norm(x, sublayer_output, weights):
+    """3.1: "the output of each sub-layer is LayerNorm(x + Sublayer(x))". [T, d] twice -> [T, d]."""
+    rows = []
+    for row in np.asarray(x, "float64") + sublayer_output:
+        mean = sum(row) / len(row)
+        variance = sum((component - mean) ** 2 for component in row) / len(row)
+        normal = (row - mean) / math.sqrt(variance + LAYER_NORM_EPSILON)
+        rows.append(normal * weights["norm/gamma"] + weights["norm/beta"])
+    return np.array(rows)
+
+
+def encoder_layer(x, weights, num_heads, mask=None):
+    """x [S, d] under its padding mask [S] -> [S, d], weights [h, S, S]."""
+    allowed = None if mask is None else [mask] * len(x)
+    attended, scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, allowed)
+    x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
+    x = add_and_norm(x, feed_forward(x, part(weights, "feed_forward")), part(weights, "feed_forward_norm"))
+    return x, scores
+
+
+def decoder_layer(x, memory, weights, num_heads, memory_mask=None):
+    """x [T, d], memory [S, d] under its padding mask [S] -> [T, d], weights [h, T, T] and [h, T, S]."""
+    T = len(x)
+    attended, self_scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, causal(T))
+    x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
+    allowed = None if memory_mask is None else [memory_mask] * T
+    attended, cross_scores = multi_head_attention(x, memory, part(weights, "cross_attention"), num_heads, allowed)
+    x = add_and_norm(x, attended, part(weights, "cross_attention_norm"))
+    x = add_and_norm(x, feed_forward(x, part(weights, "feed_forward")), part(weights, "feed_forward_norm"))
+    return x, self_scores, cross_scores
+
+
+def transformer(source, target, weights, num_layers, num_heads):
+    """Figure 1: source ids [S], target ids [T] -> logits [T, V] and the attention weights of every layer.
+
+    3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax linear transformation".
+    """
+    table, positions = weights["embedding/embeddings"], weights.get("embedding/position_embeddings")
+    mask = [symbol != PAD_ID for symbol in source]
+    memory, scores = embed(source, table, positions), {"encoder": [], "decoder": [], "cross": []}
+    for i in range(num_layers):
+        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask)
+        scores["encoder"].append(of_encoder)
+    x = embed(target, table, positions)
+    for i in range(num_layers):
+        x, of_decoder, of_cross = decoder_layer(x, memory, part(weights, f"decoder_{i}"), num_heads, mask)
+        scores["decoder"].append(of_decoder)
+        scores["cross"].append(of_cross)
+    return x @ table.T, scores
+
+
+def parameters(num_layers, d_model, d_ff, num_heads, d_k, d_v, vocab_size, positions=0):
+    """The number of weights, counted off Figure 1. `positions` is the number of learned ones (row E of Table 3)."""
+    of_attention = num_heads * (d_model * d_k + d_model * d_k + d_model * d_v + d_v * d_model)
+    of_feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    of_norm = 2 * d_model
+    of_encoder_layer = of_attention + of_feed_forward + 2 * of_norm
+    of_decoder_layer = 2 * of_attention + of_feed_forward + 3 * of_norm
+    return num_layers * (of_encoder_layer + of_decoder_layer) + (vocab_size + positions) * d_model
+
+
+# 5 Training
+
+
+def learning_rate(step_num, d_model, warmup_steps):
+    """5.3, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5), step_num from 1."""
+    return d_model**-0.5 * min(step_num**-0.5, step_num * warmup_steps**-1.5)
+
+
+def smoothed_cross_entropy(targets, logits, epsilon):
+    """5.4 (Szegedy et al. 2015): the mean over real tokens of the cross-entropy against the smoothed distribution.
+
+    That is (1 - epsilon) on the label plus epsilon / V on each of the V symbols. targets [B][T], logits [B][T][V].
+    """
+    losses = []
+    for sentence, sentence_logits in zip(targets, logits, strict=True):
+        for label, token_logits in zip(sentence, sentence_logits, strict=True):
+            if label == PAD_ID:
+                continue
+            V, loss = len(token_logits), 0.0
+            for symbol, log_prob in enumerate(log_softmax(token_logits)):
+                loss -= ((1 - epsilon) * (symbol == label) + epsilon / V) * log_prob
+            losses.append(loss)
+    return sum(losses) / len(losses)
+
+
+def smoothed_cross_entropy_gradient(targets, logits, epsilon):
+    """What a little more of each logit does to the loss: (softmax - smoothed distribution) / number of real tokens."""
+    count = sum(label != PAD_ID for sentence in targets for label in sentence)
+    gradient = np.zeros(np.shape(logits))
+    for b, sentence in enumerate(targets):
+        for t, label in enumerate(sentence):
+            if label == PAD_ID:
+                continue
+            V = len(logits[b][t])
+            for symbol, probability in enumerate(softmax(logits[b][t])):
+                gradient[b, t, symbol] = (probability - (1 - epsilon) * (symbol == label) - epsilon / V) / count
+    return gradient
+
+
+def perplexity(targets, logits):
+    """6.2, Table 3: exp of the mean negative log-probability of a real token."""
+    return math.exp(smoothed_cross_entropy(targets, logits, epsilon=0.0))
+
+
+def accuracy(targets, logits):
+    """The share of real tokens whose logit is the highest."""
+    right = [
+        int(np.argmax(token_logits)) == label
+        for sentence, sentence_logits in zip(targets, logits, strict=True)
+        for label, token_logits in zip(sentence, sentence_logits, strict=True)
+        if label != PAD_ID
+    ]
+    return sum(right) / len(right)
+
+
+def average(checkpoints):
+    """6.1, "averaging the last 5 checkpoints": the mean of each weight. A list of lists of arrays -> a list."""
+    return [
+        sum(np.asarray(weight, "float64") for weight in same) / len(same) for same in zip(*checkpoints, strict=True)
+    ]
+
+
+# 6.1 Search. `next_log_probs(ids)` gives the log-probability of every symbol after the output `ids` so far.
+
+
+def markov(logits, start_id):
+    """A model whose next symbol depends on the newest one and its place: logits [L, V, V] -> `next_log_probs`.
+
+    The place matters, so that no two outputs go through the same numbers in another order and tie.
+    """
+    log_probs = [[log_softmax(row) for row in of_place] for of_place in logits]
+    return lambda ids: log_probs[len(ids)][ids[-1] if ids else start_id]
+
+
+def length_penalty(length, alpha):
+    """Wu et al. 2016, equation 14: ((5 + n) / 6)^alpha, n counting the end symbol."""
+    return ((5 + length) / 6) ** alpha
+
+
+def greedy(next_log_probs, end_id, max_length):
+    """The likeliest symbol, again and again, up to and including the end symbol: ids, log-probability."""
+    ids, log_prob = [], 0.0
+    while len(ids) < max_length and end_id not in ids:
+        log_probs = next_log_probs(ids)
+        symbol = int(np.argmax(log_probs))
+        ids, log_prob = [*ids, symbol], log_prob + log_probs[symbol]
+    return ids, log_prob
+
+
+def exhaustive_search(next_log_probs, symbols, end_id, max_length, alpha):
+    """Every output of at most max_length symbols that ends: (score, log-probability, ids), best first."""
+    found = []
+    others = [symbol for symbol in range(symbols) if symbol != end_id]
+    for length in range(1, max_length + 1):
+        for begin in itertools.product(others, repeat=length - 1):
+            ids = [*begin, end_id]
+            log_prob = sum(next_log_probs(ids[:n])[ids[n]] for n in range(length))
+            found.append((log_prob / length_penalty(length, alpha), log_prob, ids))
+    return sorted(found, key=lambda output: -output[0])
+
+
+def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1):
+    """6.1 as an algorithm: (score, log-probability, ids, finished) of the n best, best first.
+
+    Of the 2K best candidates of a step, those that end are finished if they are among the K best, and the K best
+    others stay alive. The search stops when no alive output can still beat the n-th finished one; with one beam, at
+    the first that is finished. Where nothing is finished, the alive ones are the result.
+    """
+    alive, finished = [(0.0, [])], []
+    for length in range(1, max_length + 1):
+        candidates = []
+        for log_prob, ids in alive:
+            for symbol, symbol_log_prob in enumerate(next_log_probs(ids)):
+                if symbol_log_prob > -math.inf:
+                    candidates.append((log_prob + symbol_log_prob, [*ids, symbol]))
+        candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * beam_size]
+        for log_prob, ids in candidates[:beam_size]:
+            if ids[-1] == end_id:
+                finished.append((log_prob / length_penalty(length, alpha), log_prob, ids, True))
+        finished = sorted(finished, key=lambda output: -output[0])[:beam_size]
+        alive = [(log_prob, ids) for log_prob, ids in candidates if ids[-1] != end_id][:beam_size]
+        if not alive or (beam_size == 1 and finished):
+            break
+        wanted = min(n_best, beam_size)
+        if len(finished) >= wanted and finished[wanted - 1][0] >= alive[0][0] / length_penalty(max_length, alpha):
+            break
+    unfinished = [(log_prob / length_penalty(len(ids), alpha), log_prob, ids, False) for log_prob, ids in alive]
+    return (finished or unfinished)[:n_best]

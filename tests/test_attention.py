@@ -1,0 +1,139 @@
+"""Attention (section 3.2) against loops, and the laws of its masks."""
+
+import numpy as np
+import oracle
+import pytest
+from conftest import array, close, draw_weights, normal, weights_of
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from tf_transformer.layers import KeyValue, MultiHeadAttention, attention
+
+B, h, T, S, d, d_k, d_v = 2, 3, 5, 7, 11, 13, 17
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def random_mask(*shape, seed=0):
+    return normal(*shape, seed=seed) > -0.3
+
+
+def built(**options):
+    layer = MultiHeadAttention(h, d_k, d_v, **options)
+    layer.build((B, T, d), (B, S, d))
+    return draw_weights(layer)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_equation_1(masked):
+    query, key, value = normal(B, h, T, d_k), normal(B, h, S, d_k), normal(B, h, S, d_v)
+    mask = random_mask(B, T, S) if masked else None
+    output, scores = attention(ops.array(query), ops.array(key), ops.array(value), mask)
+    for b, i in np.ndindex(B, h):
+        expected = oracle.attention(query[b, i], key[b, i], value[b, i], None if mask is None else mask[b])
+        close(output[b, i], expected[0])
+        close(scores[b, i], expected[1])
+
+
+@given(data=st.data(), B=st.integers(1, 3), h=st.integers(1, 3), T=st.integers(1, 5), S=st.integers(1, 6))
+def test_weights_sum_to_one_and_are_zero_on_masked_keys(data, B, h, T, S):
+    """Whatever the size of the logits; a query with nothing to attend gets zeros, not NaN."""
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=B * T * S, max_size=B * T * S))).reshape(B, T, S)
+    size = data.draw(st.sampled_from([0.0, 1.0, 1e3]))
+    query, key, value = normal(B, h, T, 2) * size, normal(B, h, S, 2) * size, normal(B, h, S, 3)
+    output, scores = attention(ops.array(query), ops.array(key), ops.array(value), mask)
+    output, scores = array(output), array(scores)
+    close(scores.sum(-1), np.broadcast_to(mask.any(-1)[:, np.newaxis], (B, h, T)))
+    assert np.all(scores[np.broadcast_to(~mask[:, np.newaxis], scores.shape)] == 0)
+    assert np.all(np.isfinite(output))
+    assert np.all(output[~np.broadcast_to(mask.any(-1)[:, np.newaxis], (B, h, T))] == 0)
+
+
+def test_dropout_works_on_the_weights_and_not_on_the_reported_ones():
+    query, key, value = (ops.array(normal(B, h, *shape)) for shape in ((T, d_k), (S, d_k), (S, d_v)))
+    output, scores = attention(query, key, value)
+    doubled, same_scores = attention(query, key, value, dropout=lambda weights: 2 * weights)
+    close(doubled, 2 * output)
+    close(same_scores, scores)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_multi_head_self_attention(masked):
+    layer, x = built(), normal(B, T, d)
+    mask = random_mask(B, T) if masked else None
+    attention_mask = random_mask(B, T, T) if masked else None
+    output, scores = layer(x, mask=mask, attention_mask=attention_mask, return_attention_scores=True)
+    for b in range(B):
+        allowed = mask[b] & attention_mask[b] if masked else None
+        expected = oracle.multi_head_attention(x[b], x[b], weights_of(layer), h, allowed)
+        close(output[b], expected[0])
+        close(scores[b], expected[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_multi_head_attention_to_another_sequence(masked):
+    layer, x, memory = built(), normal(B, T, d), normal(B, S, d)
+    value_mask = random_mask(B, S) if masked else None
+    attention_mask = random_mask(1, T, S) if masked else None
+    masks = {"mask": random_mask(B, T, seed=1), "value_mask": value_mask}  # the first, of the queries, hides no keys
+    output, scores = layer(x, memory, **masks, attention_mask=attention_mask, return_attention_scores=True)
+    for b in range(B):
+        allowed = value_mask[b] & attention_mask[0] if masked else None
+        expected = oracle.multi_head_attention(x[b], memory[b], weights_of(layer), h, allowed)
+        close(output[b], expected[0])
+        close(scores[b], expected[1])
+
+
+def test_call_is_project_then_attend():
+    layer, x, memory = built(), normal(B, T, d), normal(B, S, d)
+    kv = layer.project(memory)
+    assert kv.key.shape == (B, h, S, d_k) and kv.value.shape == (B, h, S, d_v)
+    close(layer(x, memory), layer.attend(ops.array(x), kv)[0])
+
+
+def test_head_widths_are_d_model_over_heads_unless_given():
+    layer = MultiHeadAttention(num_heads=3)
+    layer.build((None, None, 21))
+    kv = layer.project(normal(B, T, 21))
+    assert kv.key.shape == kv.value.shape == (B, 3, T, 7)
+    with pytest.raises(ValueError, match="d_model=11, num_heads=3"):
+        MultiHeadAttention(num_heads=3, d_k=5).build((None, None, 11))
+
+
+def test_dropout_of_weights_is_for_training_only():
+    layer, x = built(dropout=0.5), normal(B, T, d)
+    expected = np.stack([oracle.multi_head_attention(x[b], x[b], weights_of(layer), h)[0] for b in range(B)])
+    close(layer(x), expected)
+    close(layer(x, training=False), expected)
+    assert np.abs(array(layer(x, training=True)) - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_softmax_is_float32_whatever_the_policy(policy):
+    layer = built(dtype=policy)
+    output, scores = layer(normal(B, T, d), normal(B, S, d), return_attention_scores=True)
+    assert ops.dtype(output) == layer.compute_dtype
+    assert ops.dtype(scores) == "float32"
+    close(array(scores).sum(-1), np.ones((B, h, T)), atol=1e-6)  # half precision is off by 1e-3
+
+
+def test_projections_are_initialised_as_one_kernel_of_query_key_and_value():
+    """Uniform with variance 2 / (d + 3d) = 1 / 2d; the output's is Glorot's, 1 / d."""
+    d, layer = 128, MultiHeadAttention(8)
+    layer.build((None, None, d))
+    for path, kernel in weights_of(layer).items():
+        variance = 1 / d if path == "output/kernel" else 1 / (2 * d)
+        assert kernel.shape == (d, d)
+        assert kernel.var() == pytest.approx(variance, rel=0.03), path
+        assert 0.99 * (3 * variance) ** 0.5 < np.abs(kernel).max() <= (3 * variance) ** 0.5, path
+
+
+@given(B=st.integers(1, 3), h=st.integers(1, 3), T=st.integers(1, 3), before=st.integers(0, 4), after=st.integers(0, 4))
+def test_write_fills_its_slots_and_leaves_the_others(B, h, T, before, after):
+    S = before + T + after
+    old = KeyValue(ops.array(normal(B, h, S, 2)), ops.array(normal(B, h, S, 3)))
+    new = KeyValue(ops.array(normal(B, h, T, 2, seed=1)), ops.array(normal(B, h, T, 3, seed=1)))
+    for found, was, written in zip(old.write(before, new), old, new, strict=True):
+        expected = array(was).copy()
+        expected[:, :, before : before + T] = array(written)
+        assert np.array_equal(array(found), expected)

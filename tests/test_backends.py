@@ -1,0 +1,156 @@
+"""What speaks Keras alone works under JAX and PyTorch, too: the same tests, training, and weights to and fro.
+
+Keras takes its backend when it is imported, so each test starts a process. They are slow.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+
+FILES = [
+    "test_masks.py",
+    "test_attention.py",
+    "test_embedding.py",
+    "test_sublayers.py",
+    "test_encoder.py",
+    "test_decoder.py",
+    "test_model.py",
+    "test_training.py",
+    "test_conformance.py",
+]
+CONFIG = {"num_layers": 2, "d_model": 14, "d_ff": 23, "num_heads": 2, "dropout": 0.0, "vocab_size": 31}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize(
+        "backend",
+        [
+            pytest.param(
+                name,
+                marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed"),
+            )
+            for name in ("jax", "torch")
+        ],
+    ),
+]
+
+
+def run(backend, *command):
+    """Run Python in a fresh process under a backend, on the CPU; returns what it printed."""
+    found = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, f"{found.stdout[-20_000:]}\n{found.stderr[-5000:]}"
+    return found.stdout
+
+
+def test_suite(backend):
+    found = run(backend, "-m", "pytest", "-p", "no:cacheprovider", *(Path("tests", file) for file in FILES))
+    assert " passed" in found
+
+
+IMPORT = """
+import sys
+import keras, tf_transformer as tt
+assert keras.backend.backend() == sys.argv[1]
+model = tt.Transformer(tt.TransformerConfig(1, 8, 16, 2, vocab_size=31))
+model.compile("sgd", loss=tt.SmoothedCrossEntropy(), metrics=[tt.TokenAccuracy(), tt.Perplexity()])
+ids = keras.ops.ones((2, 3), "int32")
+model((ids, ids))
+assert not {"tensorflow", "tensorflow_text", "tensorflow_datasets", "sacrebleu"} & set(sys.modules)
+"""
+
+
+def test_import_loads_no_tensorflow(backend):
+    run(backend, "-c", IMPORT, backend)
+
+
+TRAIN = """
+import sys
+import keras, numpy
+import tf_transformer as tt
+import tensorflow as tf
+
+random = numpy.random.default_rng(1)
+source = random.integers(3, 31, (48, 7))
+source[::3, 5:] = 0
+target = numpy.pad(source, ((0, 0), (1, 0)), constant_values=1)  # the task is to copy
+data = tf.data.Dataset.from_tensor_slices(((source, target[:, :-1]), target[:, 1:])).batch(16)
+
+keras.utils.set_random_seed(2)
+model = tt.Transformer(tt.TransformerConfig(1, 32, 64, 4, dropout=0.1, vocab_size=31))
+model.compile(
+    keras.optimizers.Adam(tt.WarmupSchedule(32, warmup_steps=20), beta_2=0.98, epsilon=1e-9),
+    loss=tt.SmoothedCrossEntropy(0.1),
+    metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
+)
+history = model.fit(data, epochs=20, verbose=0).history
+print(history)
+assert keras.backend.backend() == sys.argv[1]
+assert set(history["tokens"]) == {48 * 7 - 16 * 2}
+assert history["loss"][-1] < 0.7 * history["loss"][0]
+assert history["perplexity"][-1] < 0.5 * history["perplexity"][0]
+assert history["accuracy"][-1] > history["accuracy"][0]
+found = model.evaluate(data, verbose=0, return_dict=True)
+assert found["loss"] < history["loss"][0]
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
+def test_fit_on_a_tf_data_pipeline(backend):
+    run(backend, "-c", TRAIN, backend)
+
+
+ANSWER = """
+import json, pathlib, sys
+import keras, numpy
+import tf_transformer as tt
+
+folder = pathlib.Path(sys.argv[1])
+inputs = numpy.load(folder / "ids.npz")
+inputs = (inputs["source"], inputs["target"])
+model = tt.Transformer(tt.TransformerConfig(**json.loads(sys.argv[2])))
+model.build()
+model.load_weights(folder / "given.weights.h5")
+numpy.save(folder / "given.npy", keras.ops.convert_to_numpy(model(inputs)))
+random = numpy.random.default_rng(4)
+model.set_weights([weight + random.normal(0, 0.3, weight.shape) for weight in model.get_weights()])
+model.save_weights(folder / "made.weights.h5")
+numpy.save(folder / "made.npy", keras.ops.convert_to_numpy(model(inputs)))
+"""
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_weights_answer_alike_under_two_backends(backend, positions, tmp_path):
+    """Those saved here are loaded there, and those saved there are loaded here."""
+    random = np.random.default_rng(3)
+    source, target = random.integers(3, 31, (3, 11)), random.integers(3, 31, (3, 13))
+    source[0, 5:] = 0
+    np.savez(tmp_path / "ids.npz", source=source, target=target)
+
+    config = CONFIG | {"positions": positions, "max_length": 17}
+    model = tt.Transformer(tt.TransformerConfig(**config))
+    model.build()
+    model.save_weights(tmp_path / "given.weights.h5")
+    run(backend, "-c", ANSWER, tmp_path, json.dumps(config))
+
+    def answer(name):
+        model.load_weights(tmp_path / f"{name}.weights.h5")
+        return keras.ops.convert_to_numpy(model((source, target)))
+
+    for name in ("given", "made"):
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), answer(name), atol=1e-5, rtol=1e-5)
+    assert not np.allclose(answer("given"), answer("made"), atol=0.1)

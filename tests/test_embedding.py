@@ -1,0 +1,120 @@
+"""Embeddings (section 3.4) and positions (section 3.5)."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+from conftest import COMPILERS, array, close, normal, weights_of
+from keras import ops
+
+from tf_transformer.layers import PositionalEmbedding, sinusoids
+
+B, T, d, V = 2, 5, 11, 23
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+IDS = np.array([[3, 22, 7, 1, 9], [4, 4, 19, 0, 0]])
+
+
+def built(positions="sinusoidal", **options):
+    layer = PositionalEmbedding(V, d, positions, max_length=7, **options)
+    layer.build((B, T))
+    return layer
+
+
+@pytest.mark.parametrize("d_model, every", [(2, 1), (11, 1), (512, 61)])
+@pytest.mark.parametrize("mode", COMPILERS)
+def test_sinusoids_far_out(d_model, every, mode):
+    """To position 4,095, where an angle in float32 is wrong by 2e-4."""
+    positions = np.arange(0, 4096, every)
+    found = COMPILERS[mode](lambda positions: sinusoids(positions, d_model))(ops.array(positions))
+    assert ops.dtype(found) == "float32"
+    close(found, [oracle.position_encoding(position, d_model) for position in positions])
+
+
+def test_sines_and_cosines_take_turns():
+    """PE(pos, 2i) is a sine and PE(pos, 2i + 1) a cosine: interleaved, not one half after the other."""
+    assert np.array_equal(array(sinusoids([0], 6)), [[0, 1, 0, 1, 0, 1]])
+    close(sinusoids([1], 4), [[np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)]])
+
+
+def test_a_shift_of_position_is_a_rotation():
+    """3.5: "for any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)"."""
+    shift, positions = 17, np.arange(29)
+    here = array(sinusoids(positions, 6))
+    there = np.zeros_like(here)
+    for i in range(3):
+        angle = shift / 10_000 ** (2 * i / 6)
+        sine, cosine = here[:, 2 * i], here[:, 2 * i + 1]
+        there[:, 2 * i] = sine * np.cos(angle) + cosine * np.sin(angle)
+        there[:, 2 * i + 1] = cosine * np.cos(angle) - sine * np.sin(angle)
+    close(sinusoids(positions + shift, 6), there)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_embedding_is_scaled_and_the_position_is_added(positions):
+    layer = built(positions)
+    weights = weights_of(layer)
+    found = layer(IDS)
+    for b in range(B):
+        close(found[b], oracle.embed(IDS[b], weights["embeddings"], weights.get("position_embeddings")))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_a_token_may_stand_anywhere(positions):
+    layer, where = built(positions), [4, 0, 2]
+    close(layer(IDS[:, where], position=ops.array(where)), array(layer(IDS))[:, where])
+
+
+def test_padding_becomes_the_mask_of_what_follows():
+    layer = built()
+    assert np.array_equal(array(layer.compute_mask(IDS)), IDS != 0)
+    attend = keras.layers.Lambda(lambda x, mask=None: ops.cast(mask, "int32"))  # gets Keras's mask
+    attend.supports_masking = True
+    assert np.array_equal(array(attend(layer(IDS))), IDS != 0)
+
+
+def test_the_softmax_shares_the_embeddings_without_their_scale():
+    layer, x = built(), normal(B, T, d)
+    close(layer.logits(x), x.astype("float64") @ weights_of(layer)["embeddings"].T)
+    assert [weight.path.split("/")[-1] for weight in layer.weights] == ["embeddings"]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_embeddings_have_deviation_one_over_root_d_model(positions):
+    layer = PositionalEmbedding(997, 101, positions, max_length=499)
+    layer.build((None, None))
+    for path, table in weights_of(layer).items():
+        assert table.std() == pytest.approx(101**-0.5, rel=0.02), path
+        assert abs(table.mean()) < 0.02 * 101**-0.5, path
+        assert np.abs(table).max() > 3.5 * 101**-0.5, path  # normal: neither uniform nor truncated
+
+
+def test_more_than_the_learned_positions_is_an_error():
+    layer = built("learned")
+    assert layer(np.ones((1, 7), "int32")).shape == (1, 7, d)
+    with pytest.raises(ValueError, match=r"max_length=7.*\(1, 8\)"):
+        layer(np.ones((1, 8), "int32"))
+    with pytest.raises(ValueError, match="relative"):
+        PositionalEmbedding(V, d, "relative")
+
+
+def test_dropout_is_on_the_sum_and_for_training_only():
+    layer = built(dropout=0.25)
+    ids = np.ones((31, T), "int32")
+    whole = array(layer(ids))
+    close(whole[0], oracle.embed(ids[0], weights_of(layer)["embeddings"]))
+    dropped = array(layer(ids, training=True))
+    kept = dropped != 0
+    close(dropped[kept], whole[kept] / 0.75)
+    assert 0.7 < kept.mean() < 0.8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_positions_and_logits_are_float32_whatever_the_policy(policy):
+    """At position 4,001, which bfloat16 cannot tell from 4,000, a component is right but for its last bits."""
+    layer = built(dtype=policy)
+    layer.set_weights([np.zeros((V, d))])
+    position = 4001
+    found = layer(np.ones((1, 1), "int32"), position=ops.array([position]))
+    assert ops.dtype(found) == layer.compute_dtype
+    close(found[0, 0], oracle.position_encoding(position, d), rtol=2**-8, atol=2e-6)
+    assert ops.dtype(layer.logits(found)) == "float32"

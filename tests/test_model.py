@@ -1,0 +1,259 @@
+"""The Transformer as a whole: Figure 1 and Table 3."""
+
+import functools
+
+import keras
+import numpy as np
+import oracle
+import pytest
+from conftest import COMPILERS, array, close, draw_weights, value_and_gradients, weights_of
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from tf_transformer import PRESETS, SmoothedCrossEntropy, Transformer, TransformerConfig
+
+B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
+SIZES = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}
+SOURCE = np.array([[3, 9, 22, 4, 0, 0, 0], [8, 1, 5, 5, 17, 6, 2]])  # [B, S]
+TARGET = np.array([[1, 7, 21, 0, 0], [1, 4, 12, 4, 19]])  # [B, T]
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def built(config=None, **options):
+    model = Transformer(config or TransformerConfig(num_layers=N, **SIZES), **options)
+    model.build()
+    return draw_weights(model)
+
+
+MODEL = built()
+
+
+def random_ids(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).integers(1, V, shape)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_logits_and_attention_weights(positions):
+    model = MODEL
+    if positions == "learned":
+        model = built(TransformerConfig(num_layers=N, positions="learned", max_length=29, **SIZES))
+    logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
+    assert logits.shape == (B, T, V) and ops.dtype(logits) == "float32"
+    for b in range(B):
+        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h)
+        real = np.sum(TARGET[b] != 0)  # what stands behind it does not matter
+        close(logits[b, :real], expected[:real], atol=1e-5)
+        for i in range(N):
+            close(scores.encoder[i][b], expected_scores["encoder"][i])
+            close(scores.decoder[i][b, :, :real], expected_scores["decoder"][i][:, :real])
+            close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TransformerConfig(num_layers=1, **SIZES),
+        TransformerConfig(num_layers=3, **SIZES | {"d_k": 5, "d_v": 2}),
+        TransformerConfig(num_layers=2, d_model=21, d_ff=5, num_heads=7, vocab_size=31),
+        TransformerConfig(num_layers=1, positions="learned", max_length=37, **SIZES),
+    ],
+)
+def test_the_number_of_weights_is_that_of_figure_1(config):
+    model = Transformer(config)
+    model.build()
+    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
+    learned = config.max_length if config.positions == "learned" else 0
+    sizes = (config.num_layers, config.d_model, config.d_ff, config.num_heads, d_k, d_v, config.vocab_size)
+    assert model.count_params() == sum(weight.size for weight in model.get_weights())
+    assert model.count_params() == oracle.parameters(*sizes, learned)
+
+
+@functools.cache
+def parameters(name, vocab_size):
+    """How many weights a preset has, in millions, without making room for them."""
+    config = TransformerConfig(**PRESETS[name].to_dict() | {"vocab_size": vocab_size})
+    with keras.StatelessScope(initialize_variables=False):
+        model = Transformer(config)
+        model.build()
+    keras.utils.clear_session()  # forget the variables that were not initialised
+    return model.count_params() / 1e6
+
+
+# Table 3's last column, in millions. All of it fits a vocabulary of about 41,100; the paper does not say how many.
+COLUMN = {
+    "base": 65,
+    "B_dk16": 58,
+    "B_dk32": 60,
+    "C_N2": 36,
+    "C_N4": 50,
+    "C_N8": 80,
+    "C_d256": 28,
+    "C_d1024": 168,
+    "C_ff1024": 53,
+    "C_ff4096": 90,
+}
+
+
+@pytest.mark.parametrize("name", COLUMN)
+def test_the_column_of_parameters_in_table_3(name):
+    assert round(parameters(name, 41_100)) == COLUMN[name]
+
+
+# Against base, whatever the vocabulary.
+DIFFERENCES = {
+    "A_h1": 0,
+    "A_h4": 0,
+    "A_h16": 0,
+    "A_h32": 0,
+    "B_dk16": -7.08,
+    "B_dk32": -4.72,
+    "C_N2": -29.4,
+    "C_N4": -14.7,
+    "C_N8": +14.7,
+    "C_ff1024": -12.6,
+    "C_ff4096": +25.2,
+    "D_drop0": 0,
+    "D_drop2": 0,
+    "D_ls0": 0,
+    "D_ls2": 0,
+    "E_learned": +0.524,  # a table of 1,024 positions
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_parameters_against_base(name):
+    difference = parameters(name, 41_100) - parameters("base", 41_100)
+    assert difference == pytest.approx(DIFFERENCES[name], abs=0.05 if abs(difference) > 10 else 0.005)
+
+
+def test_parameters_of_base_and_big():
+    """The paper's 213M for big would be a vocabulary of 35,900."""
+    assert round(parameters("base", 40_960)) == 65
+    assert round(parameters("big", 37_000)) == 214
+    for vocab_size in (37_000, 40_960):
+        assert parameters("base", vocab_size) == pytest.approx(44.10 + 512e-6 * vocab_size, abs=0.005)
+        assert parameters("big", vocab_size) == pytest.approx(176.28 + 1024e-6 * vocab_size, abs=0.005)
+
+
+# Laws
+
+
+@given(B=st.integers(1, 3), S=st.integers(1, 6), T=st.integers(2, 6), data=st.data())
+def test_future_tokens_change_nothing_before_them(B, S, T, data):
+    source, target, t = random_ids(B, S), random_ids(B, T), data.draw(st.integers(1, T - 1))
+    changed = np.concatenate([target[:, :t], random_ids(B, T - t, seed=1)], axis=1)
+    close(MODEL((source, changed))[:, :t], MODEL((source, target))[:, :t], atol=1e-5)
+
+
+@given(
+    B=st.integers(1, 3), S=st.integers(1, 6), T=st.integers(1, 6), more=st.tuples(st.integers(0, 4), st.integers(0, 4))
+)
+def test_the_amount_of_padding_changes_nothing(B, S, T, more):
+    source, target = random_ids(B, S), random_ids(B, T)
+    padded = [np.pad(ids, [(0, 0), (0, columns)]) for ids, columns in zip((source, target), more, strict=True)]
+    close(MODEL(padded)[:, :T], MODEL((source, target)), atol=1e-5)
+
+
+def test_a_batch_answers_as_its_sentences_alone_do():
+    found = MODEL((SOURCE, TARGET))
+    for b in range(B):
+        source, target = SOURCE[b][SOURCE[b] > 0], TARGET[b][TARGET[b] > 0]
+        alone = MODEL((source[np.newaxis], target[np.newaxis]))
+        close(found[b, : len(target)], alone[0], atol=1e-5)
+
+
+def test_without_positions_only_the_order_of_the_source_is_lost():
+    """Learned positions of zero: logits stay when source tokens trade places, and change when target tokens do."""
+    model = built(TransformerConfig(num_layers=N, positions="learned", max_length=29, **SIZES))
+    model.embedding.position_embeddings.assign(np.zeros((29, d)))
+    order = [6, 2, 0, 4, 5, 1, 3]
+    expected = array(model((SOURCE, TARGET)))
+    close(model((SOURCE[:, order], TARGET)), expected, atol=1e-5)
+    assert np.abs(array(MODEL((SOURCE[:, order], TARGET)) - MODEL((SOURCE, TARGET)))).max() > 0.1
+    assert np.abs(array(model((SOURCE, TARGET[:, [1, 0, 2, 3, 4]]))[:, 2:]) - expected[:, 2:]).max() > 0.1
+
+
+def test_a_source_of_padding_alone_gives_no_nan():
+    assert np.all(np.isfinite(array(MODEL((np.zeros((B, S), "int32"), TARGET)))))
+
+
+@pytest.mark.parametrize("mode", COMPILERS)
+def test_cached_is_the_whole_sequence(mode):
+    source, target, compiled = ops.array(SOURCE), random_ids(B, T), COMPILERS[mode]
+    weights = weights_of(MODEL)
+    expected = np.stack([oracle.transformer(SOURCE[b], target[b], weights, N, h)[0] for b in range(B)])
+    close(compiled(lambda *ids: MODEL(ids))(source, ops.array(target)), expected, atol=1e-5)
+
+    memory, memory_mask, _ = MODEL.encode(source)
+    step = compiled(lambda ids, cache, t: MODEL.decode_step(ids, cache, memory_mask, ops.reshape(t, [1]), t))
+    cache = MODEL.init_cache(memory, T)
+    for t in range(T):
+        logits, cache = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
+        assert ops.dtype(logits) == "float32"
+        close(logits[:, 0], expected[:, t], atol=1e-5)
+
+
+def test_dropout_is_for_training_only():
+    config = TransformerConfig(num_layers=N, dropout=0.5, attention_dropout=0.5, **SIZES)
+    model, expected = built(config), array(MODEL((SOURCE, TARGET)))
+    close(model((SOURCE, TARGET)), expected, atol=1e-5)
+    close(model((SOURCE, TARGET), training=False), expected, atol=1e-5)
+    once, again = (array(model((SOURCE, TARGET), training=True)) for _ in range(2))
+    assert np.abs(once - expected).max() > 0.1 and np.abs(once - again).max() > 0.1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_logits_weights_and_loss_are_float32_whatever_the_policy(policy):
+    model = built(dtype=policy)
+    logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
+    loss = SmoothedCrossEntropy()(TARGET, logits)
+    assert {ops.dtype(x) for x in (logits, loss, *scores.encoder, *scores.decoder, *scores.cross)} == {"float32"}
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    for layer_scores in (*scores.encoder, *scores.decoder, *scores.cross):
+        close(array(layer_scores).sum(-1), np.ones(layer_scores.shape[:-1]))
+    close(logits, MODEL((SOURCE, TARGET)), rtol=0, atol=1e-4 if policy == "float32" else 0.5)
+
+
+def test_the_gradient_of_every_weight_is_that_of_the_papers_loss():
+    """Against finite differences of the oracle's loss, in float64: a random direction through each weight."""
+    config = TransformerConfig(num_layers=1, d_model=5, d_ff=7, num_heads=2, d_k=3, d_v=2, dropout=0.0, vocab_size=11)
+    model, epsilon, step = built(config), 0.1, 1e-5
+    source, target = np.array([[3, 9, 4], [8, 5, 0]]), np.array([[1, 7], [1, 6]])
+    labels = np.array([[7, 2], [6, 0]])
+    loss, gradients = value_and_gradients(
+        lambda: SmoothedCrossEntropy(epsilon)(labels, model((source, target))), model.trainable_weights
+    )
+    weights = weights_of(model)
+
+    def loss_of(weights):
+        logits = [oracle.transformer(*sentences, weights, 1, 2)[0] for sentences in zip(source, target, strict=True)]
+        return oracle.smoothed_cross_entropy(labels, logits, epsilon)
+
+    close(loss, loss_of(weights))
+    assert len(gradients) == len(weights)
+    random = np.random.default_rng(0)
+    for path, gradient in zip(weights, gradients, strict=True):
+        direction = random.standard_normal(gradient.shape)
+        ahead, behind = (loss_of(weights | {path: weights[path] + sign * direction}) for sign in (step, -step))
+        assert np.sum(array(gradient) * direction) == pytest.approx(
+            (ahead - behind) / (2 * step), rel=1e-4, abs=1e-6
+        ), path
+
+
+def test_a_model_is_made_again_from_its_config():
+    again = Transformer.from_config(MODEL.get_config())
+    assert again.config == MODEL.config
+    again.build()
+    again.set_weights(MODEL.get_weights())
+    close(again((SOURCE, TARGET)), MODEL((SOURCE, TARGET)))
+
+
+def test_a_model_can_be_called_on_symbols():
+    inputs = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    logits = MODEL(inputs)
+    assert logits.shape == (None, None, V)
+    close(keras.Model(inputs, logits)((SOURCE, TARGET)), MODEL((SOURCE, TARGET)))

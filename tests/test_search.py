@@ -1,0 +1,373 @@
+"""Beam search (section 6.1) against exhaustive search, greedy search and the same algorithm in plain lists."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+from conftest import close, draw_weights, normal, weights_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
+from tf_transformer.search import IMPOSSIBLE, beam_search, length_penalty
+
+START, END = 0, 1  # the start symbol can be an output like any other
+ALPHAS = [0.0, 0.6, 1.0]
+
+
+def search(logits, max_length, **options):
+    """Search Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and the newest one."""
+    logits = tf.convert_to_tensor(logits)
+    B = logits.shape[0]
+
+    def step(ids, position, slot, ancestry, cache):
+        return tf.gather(logits[:, position], ids, batch_dims=1), cache
+
+    max_length = np.broadcast_to(max_length, [B])
+    return beam_search(step, lambda slots: tf.zeros([B, slots]), tf.fill([B], START), max_length, END, **options)
+
+
+def random_models(B, L, V, seed=0):
+    return 1.5 * normal(B, L, V, V, seed=seed)
+
+
+def agree(found, b, expected):
+    """Sentence b of what was found is `expected`: (score, log-probability, ids, finished), best first, and no more."""
+    found = [part.numpy()[b] for part in found]
+    first = [part[: len(expected)] for part in found]
+    for ids, score, log_prob, length, finished, wanted in zip(*first, expected, strict=True):
+        assert (ids[:length].tolist(), bool(finished)) == (wanted[2], wanted[3])
+        assert not ids[length:].any()
+        close([score, log_prob], wanted[:2])
+    ids, scores, log_probs, lengths, finished = (part[len(expected) :] for part in found)
+    assert np.all(scores == np.float32(IMPOSSIBLE)) and np.all(log_probs == np.float32(IMPOSSIBLE))
+    assert not (ids.any() or lengths.any() or finished.any())
+
+
+# A problem to solve with a finger
+
+
+def test_a_problem_drawn():
+    """Probabilities of the next symbol; a path's is their product.
+
+        start --.--- 0.6 --- a --.--- 0.4 --- END                      a END     0.24
+                |                |
+                |                `--- 0.6 --- c --- 1.0 --- END        a c END   0.36   greedy search goes here
+                |
+                `--- 0.4 --- b --.--- 0.95 -- END                      b END     0.38   the likeliest
+                                 |
+                                 `--- 0.05 -- c --- 1.0 --- END        b c END   0.02
+
+    The length penalty turns the first two around: log 0.38 / (7/6) = -0.83, log 0.36 / (8/6) = -0.77.
+    """
+    a, b, c = 2, 3, 4
+    probabilities = np.zeros((5, 5))
+    probabilities[START, [a, b]] = 0.6, 0.4
+    probabilities[a, [END, c]] = 0.4, 0.6
+    probabilities[b, [END, c]] = 0.95, 0.05
+    probabilities[c, END] = 1.0
+    probabilities[END, END] = 1.0
+    with np.errstate(divide="ignore"):
+        logits = np.tile(np.log(probabilities).astype("float32"), (1, 5, 1, 1))
+
+    def outputs(**options):
+        found = search(logits, 5, **options)
+        lengths = found.lengths[0].numpy()
+        assert np.all(found.finished[0].numpy() == (lengths > 0))
+        return [ids[:length].tolist() for ids, length in zip(found.ids[0].numpy(), lengths, strict=True) if length]
+
+    assert outputs(beam_size=1) == [[a, c, END]]
+    assert outputs(beam_size=2, alpha=0.0) == [[b, END]]
+    assert outputs(beam_size=2, alpha=1.0) == [[a, c, END]]
+    # Two beams: after a c 0.36 and b END 0.38, a END 0.24 is not among the best two.
+    assert outputs(beam_size=2, alpha=0.0, n_best=3) == [[b, END], [a, c, END]]
+    assert outputs(beam_size=4, alpha=0.0, n_best=5) == [[b, END], [a, c, END], [a, END], [b, c, END]]
+
+    best = search(logits, 5, beam_size=2, alpha=1.0)
+    close([best.log_probs[0, 0], best.scores[0, 0]], [np.log(0.36), np.log(0.36) / (8 / 6)])
+
+
+# Against other searches
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("V, L, B", [(3, 5, 24), (4, 4, 16), (5, 3, 16), (5, 4, 3)])
+def test_a_beam_as_wide_as_the_candidates_is_exhaustive_search(V, L, B, alpha):
+    models, n_best = random_models(B, L, V), 7
+    found = search(models, L, beam_size=V * (V - 1) ** (L - 1), alpha=alpha, n_best=n_best)
+    for b in range(B):
+        expected = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
+        agree(found, b, [(*output, True) for output in expected[:n_best]])
+
+
+@pytest.mark.parametrize("alpha", [*ALPHAS, 3.0])
+def test_one_beam_is_greedy_search(alpha):
+    models = random_models(48, 6, 5)
+    found = search(models, 6, beam_size=1, alpha=alpha)
+    finished = 0
+    for b, model in enumerate(models):
+        ids, log_prob = oracle.greedy(oracle.markov(model, START), END, 6)
+        agree(found, b, [(log_prob / oracle.length_penalty(len(ids), alpha), log_prob, ids, ids[-1] == END)])
+        finished += ids[-1] == END
+    assert 5 < finished < 43  # the models are of both kinds
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("K, n_best", [(2, 1), (2, 2), (3, 1), (3, 3), (3, 5)])
+def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
+    models = random_models(40, 7, 5, seed=K)
+    models[..., END] -= 1  # late ends, so that the beam has something to lose
+    found = search(models, 7, beam_size=K, alpha=alpha, n_best=n_best)
+    missed = 0
+    for b, model in enumerate(models):
+        next_log_probs = oracle.markov(model, START)
+        expected = oracle.beam_search(next_log_probs, END, 7, K, alpha, n_best)
+        agree(found, b, expected)
+        missed += expected[0][2] != oracle.beam_search(next_log_probs, END, 7, 50, alpha)[0][2]
+    assert missed > 0  # a narrow beam is not exhaustive: the comparison means something
+
+
+@given(
+    V=st.integers(2, 6),
+    L=st.integers(0, 6),
+    K=st.integers(1, 5),
+    n_best=st.integers(1, 4),
+    alpha=st.sampled_from(ALPHAS),
+    seed=st.integers(0, 999),
+)
+def test_any_size_of_search(V, L, K, n_best, alpha, seed):
+    models = random_models(5, L, V, seed)
+    found = search(models, L, beam_size=K, alpha=alpha, n_best=n_best)
+    assert found.ids.shape == (5, n_best, L)
+    for b, model in enumerate(models):
+        expected = oracle.beam_search(oracle.markov(model, START), END, L, K, alpha, n_best)
+        agree(found, b, expected)
+
+
+# Rows
+
+
+ROWS = [  # beam_size, alpha, max_length
+    (1, 0.0, 6),
+    (3, 0.6, 5),
+    (4, 1.0, 0),
+    (2, 0.0, 6),
+    (4, 0.6, 1),
+    (3, 1.0, 3),
+    (1, 1.0, 2),
+    (4, 0.0, 6),
+]
+
+
+def test_a_row_is_searched_as_if_alone():
+    """Beam size, length penalty and maximum length may differ from row to row."""
+    models = random_models(len(ROWS), 6, 5, seed=3)
+    beam_size, alpha, max_length = (np.array(column) for column in zip(*ROWS, strict=True))
+    together = search(models, max_length, beam_size=beam_size, alpha=alpha, n_best=3)
+    assert together.ids.shape == (len(ROWS), 3, 6)
+    for b, (K, of_row, L) in enumerate(ROWS):
+        expected = oracle.beam_search(oracle.markov(models[b], START), END, L, K, of_row, 3)
+        agree(together, b, expected)
+        alone = search(models[b : b + 1], L, beam_size=K, alpha=of_row, n_best=3)
+        for part, of_batch in zip(alone[1:], together[1:], strict=True):
+            close(part[0], of_batch[b])
+        assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
+
+
+def test_a_maximum_length_of_zero_gives_the_empty_output():
+    found = search(random_models(2, 1, 5), [0, 0], beam_size=3, n_best=2)
+    assert found.ids.shape == (2, 2, 0)
+    for b in range(2):
+        agree(found, b, [(0.0, 0.0, [], False)])
+    found = search(random_models(2, 4, 5), [0, 4], beam_size=3)
+    agree(found, 0, [(0.0, 0.0, [], False)])
+    assert found.lengths[1, 0] > 0
+
+
+def test_an_empty_batch_gives_an_empty_answer():
+    assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
+
+
+# Ends
+
+
+@pytest.mark.parametrize("K, alpha", [(1, 0.6), (2, 0.0), (3, 1.0)])
+def test_a_model_that_never_ends_gives_unfinished_outputs(K, alpha):
+    models = random_models(3, 4, 5)
+    models[..., END] = -np.inf
+    found = search(models, 4, beam_size=K, alpha=alpha, n_best=K)
+    assert not np.any(found.finished) and np.all(found.lengths == 4)
+    for b, model in enumerate(models):
+        expected = oracle.beam_search(oracle.markov(model, START), END, 4, K, alpha, K)
+        assert len(expected) == K
+        agree(found, b, expected)
+
+
+def test_a_model_that_ends_at_once_has_one_output():
+    models = np.full((2, 4, 5, 5), -np.inf, "float32")
+    models[..., END] = 0
+    agree(search(models, 4, beam_size=3, n_best=3), 1, [(0.0, 0.0, [END], True)])
+
+
+def test_the_search_stops_when_nothing_better_can_come():
+    """Three symbols of certainty in a hundred places: the model is asked three times."""
+    asked = []
+    logits = np.full((3, 5, 5), -30.0, "float32")
+    for newest, following in ((START, 2), (2, 3), (3, END)):
+        logits[:, newest, following] = 0
+
+    def step(ids, position, slot, ancestry, cache):
+        asked.append(int(position))
+        return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
+
+    found = beam_search(step, lambda slots: tf.zeros([3, slots]), tf.fill([3], START), [100] * 3, END)
+    assert asked == [0, 1, 2]
+    assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
+
+
+@pytest.mark.parametrize("K", [1, 2, 4])
+def test_equals_may_come_in_any_order(K):
+    """All symbols alike: every output of a length has the same score, none comes twice, the shortest is best."""
+    V, L = 4, 3
+    found = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, alpha=0.0, n_best=K)
+    for b in range(2):
+        lengths = [int(length) for length in found.lengths[b] if length]
+        outputs = [found.ids[b, k, :length].numpy().tolist() for k, length in enumerate(lengths)]
+        close(found.scores[b, : len(lengths)], np.array(lengths) * np.log(1 / V))
+        assert outputs and len({tuple(ids) for ids in outputs}) == len(outputs)
+        assert lengths == sorted(lengths)
+        assert K < V or outputs[0] == [END]  # wide enough to see it
+
+
+# The length penalty
+
+
+def test_the_length_penalty():
+    lengths = np.arange(1, 300)
+    for alpha in (0.0, 0.3, 0.6, 1.0):
+        close(length_penalty(lengths, alpha), [oracle.length_penalty(int(length), alpha) for length in lengths])
+
+
+def test_the_end_symbol_counts():
+    """An output of one symbol and its end has n = 2."""
+    logits = np.full((1, 2, 3, 3), -np.inf, "float32")
+    logits[0, :, START, 2], logits[0, :, 2] = 0, np.log([1 / 3] * 3)
+    found = search(logits, 2, beam_size=2, alpha=1.0)
+    assert found.lengths[0, 0] == 2
+    close(found.scores[0, 0], np.log(1 / 3) / (7 / 6))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
+def test_scores_are_float32_whatever_the_logits(dtype):
+    logits = tf.cast(random_models(1, 6, 5), dtype)
+    found = search(logits, 6, beam_size=3)
+    assert found.scores.dtype == found.log_probs.dtype == tf.float32
+    rounded = np.asarray(logits[0], "float64")
+    agree(found, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graph_and_jit_compute_what_eager_does(jit_compile):
+    models = random_models(8, 6, 5)
+    found = tf.function(lambda: search(models, 6, beam_size=3, n_best=2), jit_compile=jit_compile)()
+    for part, expected in zip(found, search(models, 6, beam_size=3, n_best=2), strict=True):
+        close(part, expected)
+
+
+# With a Transformer
+
+BOS = 2
+
+
+def tiny(vocab_size, **sizes):
+    model = Transformer(TransformerConfig(dropout=0.0, vocab_size=vocab_size, **sizes))
+    model.build()
+    return model
+
+
+def without_padding(logits):
+    """Logits with which id 0, which a whole target would hide as padding, is never chosen."""
+    return tf.concat([tf.fill(tf.shape(logits[..., :1]), -np.inf), logits[..., 1:]], axis=-1)
+
+
+def search_transformer(model, source, max_length, **options):
+    """What the translator does, with ids."""
+    memory, memory_mask, _ = model.encode(source)
+
+    def step(ids, position, slot, ancestry, cache):
+        positions = tf.fill([tf.shape(ids)[1]], position)
+        logits, cache = model.decode_step(ids, cache, memory_mask, positions, slot, ancestry)
+        return without_padding(logits), cache
+
+    start = tf.fill([len(source)], BOS)
+    cache = lambda slots: model.init_cache(memory, slots)  # noqa: E731
+    return beam_search(step, cache, start, max_length, END, **options)
+
+
+def search_without_cache(model, source, max_length, **options):
+    """The same search, where a step decodes the whole outputs of all beams again."""
+    memory, memory_mask, _ = model.encode(source)
+    start = tf.fill([len(source)], BOS)
+
+    def step(ids, position, slot, ancestry, cache):
+        K, cache = ids.shape[1], cache.numpy()  # [B, C], the symbol in each slot
+        cache[:, slot : slot + K] = ids
+        rows = [[symbols[seen] for seen in beams] for symbols, beams in zip(cache, ancestry.numpy(), strict=True)]
+        targets = np.array(rows).reshape(len(source) * K, -1)  # [B * K, position + 1]
+        assert targets.shape[1] == position + 1
+        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in (memory, memory_mask))
+        logits, _, _ = model.decode(targets, *every_beam)
+        return without_padding(tf.reshape(logits[:, -1], [len(source), K, -1])), tf.constant(cache)
+
+    return beam_search(step, lambda slots: tf.zeros([len(source), slots], tf.int32), start, max_length, END, **options)
+
+
+@pytest.mark.parametrize("K, alpha", [(1, 0.6), (4, 0.0), (4, 1.0)])
+def test_search_through_the_cache_is_search_without_one(K, alpha):
+    model = draw_weights(tiny(13, num_layers=2, d_model=11, d_ff=19, num_heads=3, d_k=5, d_v=7))
+    source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
+    options = {"max_length": [6, 7, 5], "beam_size": K, "alpha": alpha, "n_best": K}
+    found, expected = search_transformer(model, source, **options), search_without_cache(model, source, **options)
+    for part in ("ids", "lengths", "finished"):
+        assert np.array_equal(getattr(found, part), getattr(expected, part))
+    close(found.log_probs, expected.log_probs, atol=1e-4)
+    close(found.scores, expected.scores, atol=1e-4)
+    # A sentence alone, without the padding that its batch needs, has the same answer.
+    alone = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
+    assert np.array_equal(alone.ids[0], found.ids[1])
+    close(alone.scores[0], found.scores[1], atol=1e-4)
+    # The score is of the log-probabilities that the oracle gives to the symbols found.
+    weights = weights_of(model)
+    for b in range(len(source)):
+        ids = found.ids[b, 0, : found.lengths[b, 0]].numpy()
+        logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3)
+        log_prob = sum(oracle.log_softmax(row[1:])[symbol - 1] for row, symbol in zip(logits, ids, strict=True))
+        close(found.log_probs[b, 0], log_prob, atol=1e-4)
+
+
+def test_a_copy_task_is_learned_and_decoded_exactly():
+    """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""
+    V, L, place = 11, 6, np.arange(6)
+    random = np.random.default_rng(0)
+
+    def sentences(count):
+        lengths = random.integers(1, L, (count, 1))
+        symbols = random.integers(BOS + 1, V, (count, L))
+        return np.where(place < lengths, symbols, np.where(place == lengths, END, 0))  # [B, L]
+
+    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4)
+    model.compile(
+        optimizer=keras.optimizers.Adam(WarmupSchedule(32, warmup_steps=200), beta_1=0.9, beta_2=0.98, epsilon=1e-9),
+        loss=SmoothedCrossEntropy(0.1),
+        metrics=[TokenAccuracy()],
+    )
+    source = sentences(64 * 500)
+    shifted = np.where(source == 0, 0, np.pad(source[:, :-1], [(0, 0), (1, 0)], constant_values=BOS))
+    model.fit((source, shifted), source, batch_size=64, verbose=0)
+    source = sentences(50)
+    for options in ({"beam_size": 1}, {"beam_size": 3}):
+        found = search_transformer(model, source, [L + 2] * len(source), **options)
+        assert np.all(found.finished)
+        assert np.array_equal(found.ids[:, 0, :L], source)
+        assert not np.any(found.ids[:, 0, L:])

@@ -1,0 +1,81 @@
+"""The feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
+
+import numpy as np
+import oracle
+import pytest
+from conftest import array, close, draw_weights, normal, weights_of
+from keras import ops
+
+from tf_transformer.layers import AddAndNorm, FeedForward
+
+B, T, d, d_ff = 2, 5, 11, 19
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def built(layer):
+    layer.build((B, T, d))
+    return draw_weights(layer)
+
+
+def test_feed_forward_is_equation_2():
+    layer, x = built(FeedForward(d_ff)), normal(B, T, d)
+    found = layer(x)
+    for b in range(B):
+        close(found[b], oracle.feed_forward(x[b], weights_of(layer)))
+
+
+def test_feed_forward_is_applied_to_each_position_alike():
+    layer, x = built(FeedForward(d_ff)), normal(B, T, d)
+    order = [3, 0, 4, 1, 2]
+    close(layer(x[:, order]), array(layer(x))[:, order])
+
+
+def test_add_and_norm():
+    layer, x, output = built(AddAndNorm()), normal(B, T, d), normal(B, T, d, seed=1)
+    found = layer(x, output)
+    for b in range(B):
+        close(found[b], oracle.add_and_norm(x[b], output[b], weights_of(layer)))
+
+
+def test_the_norm_comes_after_the_sum():
+    """Post-norm: however large the input and the sub-layer's output, each row has mean 0 and variance 1."""
+    layer = AddAndNorm()
+    layer.build((B, T, d))
+    found = array(layer(100 * normal(B, T, d) + 7, 30 * normal(B, T, d, seed=1)))
+    close(found.mean(-1), np.zeros((B, T)))
+    close(found.var(-1), np.ones((B, T)))
+
+
+def test_the_norm_of_a_constant_row_is_its_offset():
+    layer = built(AddAndNorm())
+    """Its variance is 0: epsilon keeps the quotient finite, and magnifies rounding a thousandfold."""
+    found = layer(np.ones((B, T, d)), np.ones((B, T, d)))
+    close(found, np.broadcast_to(weights_of(layer)["norm/beta"], (B, T, d)), atol=1e-3)
+
+
+def test_epsilon_is_added_to_the_variance():
+    layer, x = AddAndNorm(), normal(1, 1, d) * 1e-3
+    layer.build((1, 1, d))
+    expected = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+    close(layer(x, np.zeros((1, 1, d))), expected, rtol=1e-4)
+
+
+def test_dropout_is_on_the_sublayer_alone_and_for_training_only():
+    layer = built(AddAndNorm(dropout=0.5))
+    x, output = normal(B, T, d), normal(B, T, d, seed=1)
+    weights = weights_of(layer)
+    for training in (None, False):
+        close(layer(x, output, training=training)[0], oracle.add_and_norm(x[0], output[0], weights))
+    nothing = np.zeros((B, T, d), "float32")
+    close(layer(x, nothing, training=True)[0], oracle.add_and_norm(x[0], nothing[0], weights))
+    assert np.abs(array(layer(x, output, training=True)) - array(layer(x, output))).max() > 0.1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_norm_is_computed_in_float32_whatever_the_policy(policy):
+    """Sums whose mean of squares overflows float16 and whose variance drowns in bfloat16."""
+    layer = AddAndNorm(dtype=policy)
+    layer.build((1, 1, 4))
+    found = layer(ops.array([[[1024.0, 1024.0, 1040.0, 1040.0]]]), ops.zeros((1, 1, 4)))
+    assert ops.dtype(found) == layer.compute_dtype
+    close(found[0, 0], [-1, -1, 1, 1], rtol=2**-7)

@@ -1,0 +1,202 @@
+"""Training (section 5) and averaged weights (section 6.1)."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+from conftest import COMPILERS, array, close, draw_weights, normal, value_and_gradients
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from tf_transformer import (
+    Perplexity,
+    SmoothedCrossEntropy,
+    TokenAccuracy,
+    TokenCount,
+    Transformer,
+    TransformerConfig,
+    WarmupSchedule,
+    average_weights,
+)
+
+B, T, V = 3, 5, 23
+TARGETS = np.array([[3, 7, 22, 1, 9], [4, 12, 0, 0, 0], [1, 2, 3, 4, 0]])  # [B, T]
+
+
+def loss_and_gradient(targets, logits, epsilon):
+    logits = keras.Variable(logits)
+    loss, gradients = value_and_gradients(lambda: SmoothedCrossEntropy(epsilon)(targets, logits), [logits])
+    return loss, gradients[0]
+
+
+# 5.3 The schedule
+
+
+@pytest.mark.parametrize("d_model, warmup_steps", [(512, 4000), (1024, 4000), (128, 500)])
+def test_the_schedule_is_equation_3_and_counts_from_one(d_model, warmup_steps):
+    schedule = WarmupSchedule(d_model, warmup_steps)
+    for step_num in (1, 2, 3, 10, warmup_steps - 1, warmup_steps, warmup_steps + 1, 10 * warmup_steps, 300_000):
+        close(schedule(step_num - 1), oracle.learning_rate(step_num, d_model, warmup_steps), atol=0)
+
+
+def test_the_rate_of_base_is_highest_after_warm_up():
+    rates = array(WarmupSchedule(512)(np.arange(12_000)))
+    assert np.argmax(rates) == 3_999  # step_num 4,000
+    close(rates.max(), (512 * 4000) ** -0.5)
+    close(WarmupSchedule(512, factor=2.0)(7), 2 * rates[7], atol=0)
+
+
+def test_an_optimizers_first_update_is_step_one():
+    optimizer = keras.optimizers.SGD(WarmupSchedule(16, warmup_steps=4))
+    weight, expected = keras.Variable(np.zeros(1, "float32")), 0.0
+    for step_num in range(1, 8):
+        optimizer.apply([ops.ones(1)], [weight])
+        expected -= oracle.learning_rate(step_num, 16, 4)
+        close(weight, [expected])
+
+
+# 5.4 The loss
+
+
+@given(
+    B=st.integers(1, 3),
+    T=st.integers(1, 5),
+    V=st.integers(2, 11),
+    epsilon=st.sampled_from([0.0, 0.1, 0.2, 0.9]),
+    size=st.sampled_from([1.0, 20.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_loss_and_its_gradient(B, T, V, epsilon, size, seed):
+    targets, logits = np.random.default_rng(seed).integers(0, V, (B, T)), size * normal(B, T, V, seed=seed)
+    targets[0, 0] = V - 1  # at least one real token
+    loss, gradient = loss_and_gradient(targets, logits, epsilon)
+    close(loss, oracle.smoothed_cross_entropy(targets, logits, epsilon))
+    close(gradient, oracle.smoothed_cross_entropy_gradient(targets, logits, epsilon), atol=1e-6)
+
+
+def test_the_least_loss_is_the_entropy_of_the_smoothed_distribution():
+    """Reached where the logits are its logarithms; epsilon / V on every symbol, the label included."""
+    epsilon = 0.2
+    smoothed = np.full((1, 1, V), epsilon / V)
+    smoothed[0, 0, 7] += 1 - epsilon
+    loss, gradient = loss_and_gradient(np.array([[7]]), np.log(smoothed).astype("float32"), epsilon)
+    close(loss, -np.sum(smoothed * np.log(smoothed)))
+    close(gradient, np.zeros((1, 1, V)), atol=1e-6)
+
+
+def test_the_loss_is_a_mean_over_real_tokens():
+    """Not over sentences, and what the model says of padding does not matter."""
+    logits = normal(B, T, V)
+    loss, gradient = loss_and_gradient(TARGETS, logits, 0.1)
+    other = np.where((TARGETS == 0)[:, :, np.newaxis], 100 * normal(B, T, V, seed=1), logits)
+    other_loss, other_gradient = loss_and_gradient(TARGETS, other, 0.1)
+    close(other_loss, loss)
+    close(other_gradient, gradient)
+    assert np.all(array(gradient)[TARGETS == 0] == 0)
+    longer = np.pad(TARGETS, [(0, 2), (0, 4)]), np.pad(logits, [(0, 2), (0, 4), (0, 0)])
+    close(SmoothedCrossEntropy(0.1)(*longer), loss)
+
+
+def test_padding_alone_gives_a_loss_of_zero():
+    loss, gradient = loss_and_gradient(np.zeros((B, T), "int32"), normal(B, T, V), 0.1)
+    assert loss == 0 and np.all(array(gradient) == 0)
+
+
+def test_large_logits_overflow_nothing():
+    loss, gradient = loss_and_gradient(np.array([[1, 2]]), np.array([[[0, 3e4, -3e4], [3e4, 0, 0]]], "float32"), 0.0)
+    close(loss, 1.5e4)
+    close(gradient, np.array([[[0, 0, 0], [0.5, 0, -0.5]]]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_loss_is_float32_whatever_the_logits(dtype):
+    logits = ops.cast(normal(B, T, V), dtype)
+    loss = SmoothedCrossEntropy(0.1)(TARGETS, logits)
+    assert ops.dtype(loss) == "float32"
+    close(loss, oracle.smoothed_cross_entropy(TARGETS, array(logits), 0.1))
+
+
+@pytest.mark.parametrize("mode", COMPILERS)
+def test_graph_and_jit_compute_what_eager_does(mode):
+    logits = keras.Variable(normal(B, T, V))
+
+    @COMPILERS[mode]
+    def compiled(targets):
+        return value_and_gradients(lambda: SmoothedCrossEntropy(0.1)(targets, logits), [logits])
+
+    loss, (gradient,) = compiled(ops.array(TARGETS))
+    close(loss, oracle.smoothed_cross_entropy(TARGETS, array(logits), 0.1))
+    close(gradient, oracle.smoothed_cross_entropy_gradient(TARGETS, array(logits), 0.1))
+
+
+# Metrics
+
+
+@pytest.mark.parametrize(
+    "metric, expected",
+    [
+        (TokenAccuracy(), oracle.accuracy),
+        (Perplexity(), oracle.perplexity),
+        (TokenCount(), lambda targets, logits: sum(label != 0 for sentence in targets for label in sentence)),
+    ],
+    ids=["accuracy", "perplexity", "tokens"],
+)
+def test_a_metric_is_over_all_tokens_since_the_last_reset(metric, expected):
+    """Batches of several shapes, as if they were one."""
+    batches = [(TARGETS, normal(B, T, V)), (np.array([[5, 6]]), normal(1, 2, V))]
+    for targets, logits in batches:  # half of the labels are right, so that an accuracy is neither 0 nor 1
+        for b, t in np.ndindex(targets.shape):
+            logits[b, t, targets[b, t]] += 9 * (t % 2)
+    all_targets, all_logits = (
+        [sentence for batch in of_one for sentence in batch] for of_one in zip(*batches, strict=True)
+    )
+    for _ in range(2):
+        for batch in batches:
+            metric.update_state(*batch)
+        close(metric.result(), expected(all_targets, all_logits))
+        metric.reset_state()
+    assert metric.result() == (1 if isinstance(metric, Perplexity) else 0)
+
+
+def test_perplexity_ignores_label_smoothing_and_is_float32():
+    logits = ops.cast(normal(B, T, V), "bfloat16")
+    metric = Perplexity()
+    metric.update_state(TARGETS, logits)
+    close(metric.result(), oracle.perplexity(TARGETS, array(logits)))
+    metric = Perplexity()
+    metric.update_state(TARGETS, np.zeros((B, T, V)))
+    close(metric.result(), V)
+
+
+def test_sentences_may_have_weights():
+    logits, weights = normal(B, T, V), np.array([1, 0, 1])
+    metric, of_two = Perplexity(), Perplexity()
+    metric.update_state(TARGETS, logits, sample_weight=weights)
+    of_two.update_state(TARGETS[[0, 2]], logits[[0, 2]])
+    close(metric.result(), of_two.result())
+
+
+# 6.1 Averaged weights
+
+
+def test_average_weights_is_the_mean_of_each_weight(tmp_path):
+    config = TransformerConfig(num_layers=1, d_model=11, d_ff=19, num_heads=3, d_k=13, d_v=17, vocab_size=V)
+    model = Transformer(config)
+    model.build()
+    checkpoints, paths = [], []
+    for i in range(3):
+        draw_weights(model, seed=i)
+        checkpoints.append(model.get_weights())
+        paths.append(tmp_path / f"{i}.weights.h5")
+        model.save_weights(paths[-1])
+    average_weights(model, paths)
+    expected = oracle.average(checkpoints)
+    assert len(expected) == len(model.weights)
+    for found, wanted in zip(model.get_weights(), expected, strict=True):
+        close(found, wanted)
+    average_weights(model, paths[1:2])
+    for found, wanted in zip(model.get_weights(), checkpoints[1], strict=True):
+        assert np.array_equal(found, wanted)
+    with pytest.raises(ValueError, match="at least one"):
+        average_weights(model, [])
