@@ -286,26 +286,22 @@ def tiny(vocab_size, **sizes):
     return model
 
 
-def without_padding(logits):
-    """Logits with which id 0, which a whole target would hide as padding, is never chosen."""
-    return tf.concat([tf.fill(tf.shape(logits[..., :1]), -np.inf), logits[..., 1:]], axis=-1)
-
-
-def search_transformer(model, source, max_length, **options):
-    """What the translator does, with ids."""
+def search_transformer(model, source, max_length, favour=None, **options):
+    """What the translator does, with ids; `favour` [L, V] is added to the logits."""
+    favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
     memory, memory_mask, _ = model.encode(source)
 
     def step(ids, position, slot, ancestry, cache):
         positions = tf.fill([tf.shape(ids)[1]], position)
         logits, cache = model.decode_step(ids, cache, memory_mask, positions, slot, ancestry)
-        return without_padding(logits), cache
+        return logits + tf.constant(favour)[position], cache
 
     start = tf.fill([len(source)], BOS)
     cache = lambda slots: model.init_cache(memory, slots)  # noqa: E731
     return beam_search(step, cache, start, max_length, END, **options)
 
 
-def search_without_cache(model, source, max_length, **options):
+def search_without_cache(model, source, max_length, favour, **options):
     """The same search, where a step decodes the whole outputs of all beams again."""
     memory, memory_mask, _ = model.encode(source)
     start = tf.fill([len(source)], BOS)
@@ -318,7 +314,7 @@ def search_without_cache(model, source, max_length, **options):
         assert targets.shape[1] == position + 1
         every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in (memory, memory_mask))
         logits, _, _ = model.decode(targets, *every_beam)
-        return without_padding(tf.reshape(logits[:, -1], [len(source), K, -1])), tf.constant(cache)
+        return tf.reshape(logits[:, -1] + favour[position], [len(source), K, -1]), tf.constant(cache)
 
     return beam_search(step, lambda slots: tf.zeros([len(source), slots], tf.int32), start, max_length, END, **options)
 
@@ -327,7 +323,11 @@ def search_without_cache(model, source, max_length, **options):
 def test_search_through_the_cache_is_search_without_one(K, alpha):
     model = draw_weights(tiny(13, num_layers=2, d_model=11, d_ff=19, num_heads=3, d_k=5, d_v=7))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
-    options = {"max_length": [6, 7, 5], "beam_size": K, "alpha": alpha, "n_best": K}
+    # A random Transformer repeats itself: chance at each place makes beams part and meet before they end. Never id 0,
+    # though, which a whole target would hide as padding.
+    favour = 2 * normal(7, 13, seed=1)
+    favour[:3, END], favour[:, 0] = -9, -np.inf
+    options = {"max_length": [6, 7, 5], "beam_size": K, "alpha": alpha, "n_best": K, "favour": favour}
     found, expected = search_transformer(model, source, **options), search_without_cache(model, source, **options)
     for part in ("ids", "lengths", "finished"):
         assert np.array_equal(getattr(found, part), getattr(expected, part))
@@ -337,13 +337,15 @@ def test_search_through_the_cache_is_search_without_one(K, alpha):
     alone = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
     assert np.array_equal(alone.ids[0], found.ids[1])
     close(alone.scores[0], found.scores[1], atol=1e-4)
-    # The score is of the log-probabilities that the oracle gives to the symbols found.
+    # Each output has the log-probability that the oracle gives to its symbols: a beam remembers its own ancestors.
     weights = weights_of(model)
-    for b in range(len(source)):
-        ids = found.ids[b, 0, : found.lengths[b, 0]].numpy()
+    for b, k in np.argwhere(found.lengths):
+        ids = found.ids[b, k, : found.lengths[b, k]].numpy()
         logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3)
-        log_prob = sum(oracle.log_softmax(row[1:])[symbol - 1] for row, symbol in zip(logits, ids, strict=True))
-        close(found.log_probs[b, 0], log_prob, atol=1e-4)
+        log_probs = (
+            oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
+        )
+        close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
 
 
 def test_a_copy_task_is_learned_and_decoded_exactly():

@@ -242,6 +242,18 @@ def test_score_is_what_the_search_found(loaded, translator):
     assert compared or not found["finished"].any()
 
 
+def test_every_output_is_what_the_whole_sequence_says(translator):
+    """The cache's slots are shared by the beams: each must see its own history there, also after changing places."""
+    source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
+    found = translator.search(source, length, 5, 0.6, 9, 5)
+    B, N, L = found.ids.shape
+    log_probs, _ = translator.force(tf.repeat(source, N, axis=0), tf.reshape(found.ids, [B * N, L]))
+    there = np.arange(L) < found.lengths.numpy()[..., None]
+    expected = np.where(there, log_probs.numpy().reshape(B, N, L), 0.0).sum(-1)
+    assert (found.lengths.numpy() > 1).all()
+    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_tokenize_and_back(loaded, translator):
     tokens = numbers(loaded.tokenize(tf.constant(TEXTS)))
     assert tokens["length"].tolist() == [len(ids) for ids in translator.tokenizer.tokenize(TEXTS).to_list()]
