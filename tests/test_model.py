@@ -257,3 +257,15 @@ def test_a_model_can_be_called_on_symbols():
     logits = MODEL(inputs)
     assert logits.shape == (None, None, V)
     close(keras.Model(inputs, logits)((SOURCE, TARGET)), MODEL((SOURCE, TARGET)))
+
+
+def test_an_id_0_inside_a_target_is_a_token_like_any_other():
+    """A search may choose it, so the whole sequence must take it as the cache does."""
+    source, target = ops.array(SOURCE), random_ids(B, T)
+    target[:, 2] = 0
+    expected = array(MODEL((source, ops.array(target))))
+    memory, memory_mask, _ = MODEL.encode(source)
+    cache = MODEL.init_cache(memory, T)
+    for t in range(T):
+        logits, cache = MODEL.decode_step(ops.array(target[:, t : t + 1]), cache, memory_mask, ops.array([t]), t)
+        close(logits[:, 0], expected[:, t], atol=1e-5)

@@ -90,6 +90,12 @@ def test_wrong_arguments(translator):
         tt.Translator(small, translator.tokenizer)
 
 
+@pytest.mark.parametrize("wrong", [{"beam_size": 0}, {"alpha": -0.1}, {"extra_length": 0}, {"max_source_length": 0}])
+def test_wrong_options(translator, wrong):
+    with pytest.raises(tt.BadInput, match="expected beam_size, extra_length and max_source_length of at least 1"):
+        tt.Translator(translator.model, translator.tokenizer, **wrong)
+
+
 def test_learned_positions_bound_the_lengths(translator):
     config = tt.TransformerConfig(1, 12, 17, 3, positions="learned", max_length=9, vocab_size=350)
     model = tt.Transformer(config)

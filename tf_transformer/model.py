@@ -70,19 +70,19 @@ class Transformer(keras.Model):
             memory [B, S, d], its padding mask [B, S] and the attention weights of each layer [B, h, S, S].
         """
         mask = padding_mask(source)
-        x, scores = self.embedding(source), []
+        x, scores = self.embedding.embed(source), []
         for layer in self.encoder_layers:
             x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
             scores.append(layer_scores)
         return x, mask, scores
 
     def decode(self, target, memory, memory_mask):
-        """Decode whole targets [B, T].
+        """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
 
         Returns:
             logits [B, T, V] and the weights of self-attention [B, h, T, T] and cross-attention [B, h, T, S] by layer.
         """
-        x, self_scores, cross_scores = self.embedding(target), [], []
+        x, self_scores, cross_scores = self.embedding.embed(target), [], []
         for layer in self.decoder_layers:
             x, layer_self_scores, layer_cross_scores = layer(
                 x, memory, memory_mask=memory_mask, return_attention_scores=True
@@ -112,7 +112,7 @@ class Transformer(keras.Model):
         Returns:
             logits [B, T, V] and the new cache.
         """
-        x = self.embedding(target, position=position)
+        x = self.embedding.embed(target, position)
         new_cache = []
         for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
             x, layer_cache = layer(

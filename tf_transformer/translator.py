@@ -49,6 +49,11 @@ class Translator:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
             )
+        if beam_size < 1 or alpha < 0 or extra_length < 1 or max_source_length < 1:
+            raise BadInput(
+                "expected beam_size, extra_length and max_source_length of at least 1 and alpha of at least 0, "
+                f"got {beam_size}, {extra_length}, {max_source_length} and {alpha}"
+            )
         if model.config.positions == "learned":
             max_source_length = min(max_source_length, model.config.max_length - 1)
         self.model = model

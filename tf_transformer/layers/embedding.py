@@ -69,6 +69,10 @@ class PositionalEmbedding(keras.layers.Layer):
 
     def call(self, ids, position=None):
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
+        return self.embed(ids, position)
+
+    def embed(self, ids, position=None):
+        """What `call` does, for a caller that makes its own masks: the result carries none."""
         ids = ops.cast(ids, "int32")
         if position is None:
             if self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
@@ -85,7 +89,10 @@ class PositionalEmbedding(keras.layers.Layer):
         return self.sum_dropout(ops.cast(embedded, self.compute_dtype))
 
     def logits(self, x):
-        """The pre-softmax linear transformation, the same matrix again (3.4): [B, T, d] -> float32 [B, T, V]."""
+        """The pre-softmax linear transformation, the same matrix again (3.4): [B, T, d] -> float32 [B, T, V].
+
+        The product is made in the policy's compute dtype.
+        """
         table = ops.cast(self.embeddings, self.compute_dtype)
         return ops.cast(ops.matmul(x, ops.transpose(table)), "float32")
 
