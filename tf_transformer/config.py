@@ -93,6 +93,6 @@ PRESETS: dict[str, TransformerConfig] = {
     "D_ls2": _row(BASE, label_smoothing=0.2),
     "E_learned": _row(BASE, positions="learned"),
     # Not rows of the paper: one that learns in minutes, and the size of the Multi30k literature (Wu et al. 2021).
-    "tiny": TransformerConfig(2, 128, 512, 4, train_steps=1_000, vocab_size=1_000),
+    "tiny": TransformerConfig(2, 128, 512, 4, train_steps=800, vocab_size=1_000),
     "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, train_steps=8_000, vocab_size=10_000),
 }

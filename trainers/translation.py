@@ -15,7 +15,7 @@ from pathlib import Path
 from trainers.command import load_tensorflow, options, run_program
 
 RECIPES = {  # what a preset is trained with, besides its configuration
-    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 125},
+    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500},
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_000},
 }
