@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.search import IMPOSSIBLE, beam_search, length_penalty
+from tf_transformer.search import IMPOSSIBLE, beam_search, begins_with, length_penalty, sample, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -22,10 +22,10 @@ def search(logits, max_length, **options):
     B = logits.shape[0]
 
     def step(ids, position, slot, ancestry, cache):
-        return tf.gather(logits[:, position], ids, batch_dims=1), cache
+        return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    return beam_search(step, lambda slots: tf.zeros([B, slots]), tf.fill([B], START), max_length, END, **options)
+    return beam_search(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END, **options)
 
 
 def random_models(B, L, V, seed=0):
@@ -189,6 +189,82 @@ def test_an_empty_batch_gives_an_empty_answer():
     assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
 
 
+@pytest.mark.parametrize("first_steps", [1, 3])
+def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch):
+    """Every step is given as many slots as there are, and only the rows that go on."""
+    monkeypatch.setattr("tf_transformer.search.FIRST_STEPS", first_steps)
+    models = random_models(19, 11, 5, seed=8)
+    models[:, :, :, END] += np.linspace(9, -9, 19)[:, np.newaxis, np.newaxis]  # some end soon, some never
+    sizes = set()
+
+    def step(ids, position, slot, ancestry, cache):
+        of_row, slots = cache
+        assert of_row.shape[0] == ids.shape[0] == ancestry.shape[0]
+        assert slots.shape[1] == ancestry.shape[2] >= slot + ids.shape[1]
+        sizes.add((ids.shape[0], slots.shape[1]))
+        return tf.gather(of_row[:, position], ids, batch_dims=1), cache
+
+    def grow(cache, slots):
+        return cache[0], tf.pad(cache[1], [[0, 0], [0, slots - cache[1].shape[1]]])
+
+    cache = (tf.constant(models), tf.zeros([19, 0]))
+    found = beam_search(step, cache, grow, tf.fill([19], START), [11] * 19, END, beam_size=3)
+    for b, model in enumerate(models):
+        agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
+    rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
+    assert rows[0] <= 9 and rows[-1] == 19
+    assert slots == ([3, 6, 12, 24, 33] if first_steps == 1 else [9, 18, 33])
+
+
+# What may follow
+
+
+def test_outputs_begin_with_their_prefix():
+    models, prefixes = random_models(4, 5, 6, seed=2), [[3, 4, 2], [5, 0, 0], [0, 0, 0], [4, END, 0]]
+    found = search(models, 5, beam_size=3, alpha=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
+    for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
+        prefix = [symbol for symbol in prefix if symbol]
+        all_log_probs = oracle.markov(model, START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs, prefix=prefix):
+            log_probs = np.array(all_log_probs(ids))
+            if len(ids) < len(prefix):
+                log_probs[np.arange(6) != prefix[len(ids)]] = -np.inf
+            return log_probs
+
+        agree(found, b, oracle.beam_search(next_log_probs, END, 5, 3, 1.0))
+        assert found.ids[b, 0, : len(prefix)].numpy().tolist() == prefix
+
+
+def test_only_what_is_allowed_follows():
+    """No symbol twice in a row, for each beam by itself."""
+
+    def allowed(ids, position, row):
+        newest = tf.gather(ids, tf.maximum(position - 1, 0), axis=2)[:, :, tf.newaxis]  # [B, K, 1]
+        return (position == 0) | (tf.range(5) != newest)
+
+    models = random_models(7, 6, 5, seed=4)
+    models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
+    found = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
+    for b, model in enumerate(models):
+        all_log_probs = oracle.markov(model, START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs):
+            log_probs = np.array(all_log_probs(ids))
+            log_probs[ids[-1:]] = -np.inf
+            return log_probs
+
+        agree(found, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))
+
+
+@given(V=st.sampled_from([5, 64, 101, 127, 255, 330]), k=st.integers(1, 40), seed=st.integers(0, 99))
+def test_top_k_in_blocks(V, k, seed):
+    """With many equals, too: of those the first."""
+    logits = np.round(2 * normal(3, 2, V, seed=seed))
+    for found, expected in zip(top_k(tf.constant(logits), min(k, V)), tf.math.top_k(logits, min(k, V)), strict=True):
+        assert np.array_equal(found, expected)
+
+
 # Ends
 
 
@@ -221,7 +297,7 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(step, lambda slots: tf.zeros([3, slots]), tf.fill([3], START), [100] * 3, END)
+    found = beam_search(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END)
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 
@@ -238,6 +314,65 @@ def test_equals_may_come_in_any_order(K):
         assert outputs and len({tuple(ids) for ids in outputs}) == len(outputs)
         assert lengths == sorted(lengths)
         assert K < V or outputs[0] == [END]  # wide enough to see it
+
+
+# Sampling
+
+
+def draw(logits, max_length, seed, **options):
+    def step(ids, position, slot, ancestry, cache):
+        assert np.array_equal(ancestry[0, 0], np.arange(ancestry.shape[2]) <= slot)
+        return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
+
+    B = len(logits)
+    start = tf.fill([B], START)
+    return sample(step, [tf.constant(logits)], lambda cache, slots: cache, start, max_length, END, seed, **options)
+
+
+def test_samples_come_as_often_as_they_are_likely():
+    """Twenty thousand outputs of one model against the probability of each."""
+    B, V, L, temperature = 20_011, 3, 3, 1.7
+    model = random_models(1, L, V, seed=5)[0]
+    found = draw(np.repeat(model[np.newaxis], B, axis=0), [L] * B, seed=3, temperature=temperature)
+    counts = {}
+    for ids, length in zip(found.ids[:, 0].numpy(), found.lengths[:, 0].numpy(), strict=True):
+        counts[tuple(ids[:length])] = counts.get(tuple(ids[:length]), 0) + 1
+    expected = {
+        tuple(ids): np.exp(log_prob)
+        for _, log_prob, ids in oracle.exhaustive_search(oracle.markov(model / temperature, START), V, END, L, 0.0)
+    }
+    for ids, count in counts.items():
+        p = expected.pop(ids, None)
+        if p is None:  # not finished
+            assert len(ids) == L and END not in ids
+        else:
+            assert abs(count - B * p) < 5 * np.sqrt(B * p * (1 - p)), ids
+    assert sum(expected.values()) < 1e-3  # what never came is unlikely
+
+
+def test_a_sample_and_its_log_probability():
+    models, lengths = random_models(9, 6, 5, seed=6), [6, 6, 3, 0, 6, 1, 6, 6, 2]
+    found = draw(models, lengths, seed=1, k=2)
+    for b, model in enumerate(models):
+        next_log_probs, length = oracle.markov(model, START), int(found.lengths[b, 0])
+        ids, log_prob = found.ids[b, 0].numpy().tolist(), 0.0
+        for n in range(length):
+            log_probs = next_log_probs(ids[:n])
+            log_prob += log_probs[ids[n]]
+            assert ids[n] in np.argsort(log_probs)[-2:]  # k = 2
+        close(found.log_probs[b, 0], log_prob)
+        assert not any(ids[length:]) and length <= lengths[b]
+        assert bool(found.finished[b, 0]) == (END in ids[:length])
+        assert found.finished[b, 0] or length == lengths[b]
+    again, other = draw(models, lengths, seed=1, k=2), draw(models, lengths, seed=2, k=2)
+    assert np.array_equal(found.ids, again.ids) and not np.array_equal(found.ids, other.ids)
+
+
+def test_without_heat_a_sample_is_greedy_search():
+    models = random_models(11, 6, 5)
+    found = draw(models, [6] * 11, seed=0, temperature=1e-6)
+    for part, expected in zip(found[2:], search(models, 6, beam_size=1)[2:], strict=True):
+        close(part, expected)
 
 
 # The length penalty
@@ -267,10 +402,9 @@ def test_scores_are_float32_whatever_the_logits(dtype):
     agree(found, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_graph_and_jit_compute_what_eager_does(jit_compile):
+def test_a_graph_computes_what_eager_does():
     models = random_models(8, 6, 5)
-    found = tf.function(lambda: search(models, 6, beam_size=3, n_best=2), jit_compile=jit_compile)()
+    found = tf.function(lambda: search(models, 6, beam_size=3, n_best=2))()
     for part, expected in zip(found, search(models, 6, beam_size=3, n_best=2), strict=True):
         close(part, expected)
 
@@ -293,30 +427,34 @@ def search_transformer(model, source, max_length, favour=None, **options):
 
     def step(ids, position, slot, ancestry, cache):
         positions = tf.fill([tf.shape(ids)[1]], position)
-        logits, cache = model.decode_step(ids, cache, memory_mask, positions, slot, ancestry)
-        return logits + tf.constant(favour)[position], cache
+        logits, layers = model.decode_step(ids, cache[1], cache[0], positions, slot, ancestry)
+        return logits + tf.constant(favour)[position], (cache[0], layers)
+
+    def grow(cache, slots):
+        return cache[0], [layer.grow(slots) for layer in cache[1]]
 
     start = tf.fill([len(source)], BOS)
-    cache = lambda slots: model.init_cache(memory, slots)  # noqa: E731
-    return beam_search(step, cache, start, max_length, END, **options)
+    return beam_search(step, (memory_mask, model.init_cache(memory)), grow, start, max_length, END, **options)
 
 
 def search_without_cache(model, source, max_length, favour, **options):
     """The same search, where a step decodes the whole outputs of all beams again."""
-    memory, memory_mask, _ = model.encode(source)
-    start = tf.fill([len(source)], BOS)
 
     def step(ids, position, slot, ancestry, cache):
-        K, cache = ids.shape[1], cache.numpy()  # [B, C], the symbol in each slot
-        cache[:, slot : slot + K] = ids
-        rows = [[symbols[seen] for seen in beams] for symbols, beams in zip(cache, ancestry.numpy(), strict=True)]
-        targets = np.array(rows).reshape(len(source) * K, -1)  # [B * K, position + 1]
+        (B, K), symbols = ids.shape, cache[2].numpy()  # [B, C], the symbol in each slot
+        symbols[:, slot : slot + K] = ids
+        rows = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
+        targets = np.array(rows).reshape(B * K, -1)  # [B * K, position + 1]
         assert targets.shape[1] == position + 1
-        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in (memory, memory_mask))
+        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[:2])
         logits, _, _ = model.decode(targets, *every_beam)
-        return tf.reshape(logits[:, -1] + favour[position], [len(source), K, -1]), tf.constant(cache)
+        return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (*cache[:2], tf.constant(symbols))
 
-    return beam_search(step, lambda slots: tf.zeros([len(source), slots], tf.int32), start, max_length, END, **options)
+    def grow(cache, slots):
+        return (*cache[:2], tf.pad(cache[2], [[0, 0], [0, slots - cache[2].shape[1]]]))
+
+    cache = (*model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
+    return beam_search(step, cache, grow, tf.fill([len(source)], BOS), max_length, END, **options)
 
 
 @pytest.mark.parametrize("K, alpha", [(1, 0.6), (4, 0.0), (4, 1.0)])

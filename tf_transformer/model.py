@@ -91,11 +91,11 @@ class Transformer(keras.Model):
             cross_scores.append(layer_cross_scores)
         return self.embedding.logits(x), self_scores, cross_scores
 
-    def init_cache(self, memory, slots) -> list[DecoderCache]:
+    def init_cache(self, memory, slots=0) -> list[DecoderCache]:
         """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
-    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None):
+    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
         """Decode only the newest target ids [B, T] against what the cache remembers.
 
         The T columns are T consecutive tokens; or, with an `attention_mask`, whatever the mask makes of them: in beam
@@ -108,6 +108,7 @@ class Transformer(keras.Model):
             position: where each column stands in the target, [T], from 0.
             slot: where in the cache the first column goes.
             attention_mask: bool [B, T, C]; `None` means causal.
+            softmax_weights: from `embedding.softmax_weights()`, for a loop that makes them once.
 
         Returns:
             logits [B, T, V] and the new cache.
@@ -123,7 +124,7 @@ class Transformer(keras.Model):
                 slot=slot,
             )
             new_cache.append(layer_cache)
-        return self.embedding.logits(x), new_cache
+        return self.embedding.logits(x, softmax_weights), new_cache
 
     def call(self, inputs, return_attention_scores=False, training=None):
         source, target = inputs

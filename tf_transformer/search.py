@@ -1,6 +1,6 @@
-"""Beam search with length penalty (section 6.1); greedy search is beam search with one beam.
+"""Beam search with length penalty (section 6.1); greedy search is beam search with one beam. And sampling.
 
-Axes: B sentences, K beams, L the longest output, C = K * L cache slots, V vocabulary.
+Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
+FIRST_STEPS = 16  # that a cache has slots for; then for twice as many, and so on
 
 
 class Hypotheses(NamedTuple):
@@ -21,10 +22,21 @@ class Hypotheses(NamedTuple):
     finished: tf.Tensor  # bool [B, N], the end symbol was reached
 
 
+class Rows(NamedTuple):
+    """What a search was asked for, by row."""
+
+    number: tf.Tensor  # int32 [B], the row's place in the whole batch
+    start_ids: tf.Tensor  # int32 [B]
+    max_length: tf.Tensor  # int32 [B]
+    beam_size: tf.Tensor  # int32 [B]
+    alpha: tf.Tensor  # float32 [B]
+
+
 class BeamState(NamedTuple):
     """What a step of the search passes to the next. Alive and finished hypotheses are kept apart."""
 
     position: tf.Tensor  # int32, the number of symbols in an alive hypothesis
+    rows: Rows
     alive_ids: tf.Tensor  # int32 [B, K, L]
     alive_log_probs: tf.Tensor  # float32 [B, K], descending
     ancestry: tf.Tensor  # bool [B, K, C], the cache slots that belong to each alive hypothesis
@@ -41,33 +53,40 @@ def length_penalty(length, alpha):
 
 def beam_search(
     step: Callable,
-    start_cache: Callable,
+    cache,
+    grow: Callable,
     start_ids,
     max_length,
     end_id: int,
     beam_size=4,
     alpha=0.6,
     n_best: int = 1,
+    allowed: Callable | None = None,
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
     `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
-    newest symbol, and the new cache; `start_cache(C)` gives the first cache. The cache is append-only: the K newest
-    symbols take the slots slot .. slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one
-    included, so nothing is ever re-ordered.
+    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
+    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
+    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
 
     A sentence's search ends when no alive hypothesis can still beat its n_best-th finished one, or at its maximum
-    length; with one beam, at its first end symbol: that is greedy search. A row's result is as if searched alone.
+    length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have ended they
+    leave the batch. A row's result is as if searched alone.
 
     Args:
         step: see above.
-        start_cache: see above; a cache is any nested structure of tensors.
+        cache: the first cache: any nested structure of tensors, their first axis the batch; the axis of the slots is
+            the one of size 0.
+        grow: see above.
         start_ids: int32 [B], the symbol before the first.
         max_length: int32 [B], the greatest number of symbols a row, the end symbol included; 0 gives the empty output.
         end_id: the symbol that ends an output.
         beam_size: int32, one or [B]; the widest is K.
         alpha: float32, one or [B], the length penalty's exponent.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
+        allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
+            `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
 
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
@@ -75,50 +94,122 @@ def beam_search(
     B = tf.shape(start_ids)[0]
     beam_size = tf.maximum(tf.broadcast_to(tf.cast(beam_size, tf.int32), [B]), 1)
     alpha = tf.broadcast_to(tf.cast(alpha, tf.float32), [B])
-    max_length = tf.cast(max_length, tf.int32)
+    rows = Rows(tf.range(B), start_ids, tf.cast(max_length, tf.int32), beam_size, alpha)
     K = tf.maximum(tf.reduce_max(beam_size), 1)  # of an empty batch, too
-    L = tf.maximum(tf.reduce_max(max_length), 0)
-
-    rows = _Rows(beam_size, alpha, max_length, end_id, K, n_best)
+    L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
-        position = state.position
-        newest = tf.where(
-            position == 0,
-            tf.broadcast_to(start_ids[:, tf.newaxis], [B, K]),
-            tf.gather(state.alive_ids, tf.maximum(position - 1, 0), axis=2),
-        )
-        slot = position * K
-        own = tf.one_hot(slot + tf.range(K), L * K, True, False)  # [K, C]
+        position, slot = state.position, state.position * K
+        newest = tf.gather(state.alive_ids, tf.maximum(position - 1, 0), axis=2)
+        newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
+        own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
         logits, cache = step(newest, position, slot, ancestry, state.cache)
-        new = _extend(state._replace(ancestry=ancestry, cache=cache), tf.cast(logits, tf.float32), rows)
-        tf.nest.map_structure(lambda after, before: after.set_shape(before.shape), new, state)
-        return (new,)
+        may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
+        state = state._replace(ancestry=ancestry, cache=cache)
+        return (_extend(state, tf.cast(logits, tf.float32), may_follow, end_id, n_best),)
+
+    def may_advance(state: BeamState):
+        has_room = state.position * K < tf.shape(state.ancestry)[2]
+        going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
+        return has_room & (2 * going_on > tf.shape(state.running)[0])
+
+    def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
+        state = _make_room(_running_only(state), grow, L)
+        (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
+        return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
     state = BeamState(
         position=tf.constant(0),
+        rows=rows,
         alive_ids=tf.zeros([B, K, L], tf.int32),
         alive_log_probs=tf.broadcast_to(tf.where(tf.range(K) == 0, 0.0, IMPOSSIBLE), [B, K]),
-        ancestry=tf.zeros([B, K, L * K], tf.bool),
+        ancestry=tf.zeros([B, K, 0], tf.bool),
         lengths=tf.zeros([B], tf.int32),
         best=_no_hypotheses(B, K, L),
-        running=max_length > 0,
-        cache=start_cache(K * L),
+        running=rows.max_length > 0,
+        cache=cache,
     )
-    (state,) = tf.while_loop(lambda state: tf.reduce_any(state.running), advance, [state])
-    return _results(state, rows)
+    loop = [state, _results(state, n_best)]
+    going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
+    _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
+    return results
 
 
-class _Rows(NamedTuple):
-    """What does not change during a search."""
+def begins_with(prefix, vocab_size: int) -> Callable:
+    """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
-    beam_size: tf.Tensor  # int32 [B]
-    alpha: tf.Tensor  # float32 [B]
-    max_length: tf.Tensor  # int32 [B]
-    end_id: int
-    K: tf.Tensor  # int32
-    n_best: int
+    Args:
+        prefix: int32 [B, P]; a shorter one is followed by zeros.
+        vocab_size: V.
+    """
+    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after it all is free
+
+    def allowed(ids, position, row):
+        required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
+        required = required[:, tf.newaxis, tf.newaxis]  # [B, 1, 1]
+        return (required == 0) | (tf.range(vocab_size) == required)
+
+    return allowed
+
+
+def sample(
+    step: Callable,
+    cache,
+    grow: Callable,
+    start_ids,
+    max_length,
+    end_id: int,
+    seed,
+    temperature=1.0,
+    k: int | None = None,
+) -> Hypotheses:
+    """Draw one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
+
+    Args:
+        step, cache, grow, start_ids, max_length, end_id: as in `beam_search`.
+        seed: int; the same draws the same.
+        temperature: float32, above 0; towards 0 the likeliest symbol is drawn always.
+        k: how many symbols may be drawn; `None` for all of them.
+
+    Returns:
+        `Hypotheses` with N = 1; log-probabilities are the model's own, and scores the same.
+    """
+    B = tf.shape(start_ids)[0]
+    max_length = tf.cast(max_length, tf.int32)
+    L = tf.maximum(tf.reduce_max(max_length), 0)
+
+    def draw(position, newest, ids, log_probs, lengths, running, finished, cache):
+        seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
+        logits, cache = step(newest[:, tf.newaxis], position, position, seen, cache)
+        logits = tf.cast(logits[:, 0], tf.float32)  # [B, V]
+        V = tf.shape(logits)[1]
+        top_logits, symbols = tf.math.top_k(logits, tf.minimum(k or V, V))
+        drawn = tf.random.stateless_categorical(top_logits / temperature, 1, tf.stack([seed, position]), tf.int32)
+        newest = tf.gather(symbols, drawn, batch_dims=1)[:, 0]
+        log_prob = tf.gather(logits, newest, batch_dims=1) - tf.reduce_logsumexp(logits, axis=1)
+        ids += tf.where(running, newest, 0)[:, tf.newaxis] * tf.one_hot(position, L, dtype=tf.int32)
+        log_probs += tf.where(running, log_prob, 0.0)
+        lengths += tf.cast(running, tf.int32)
+        finished |= running & (newest == end_id)
+        running &= ~finished & (lengths < max_length)
+        return position + 1, newest, ids, log_probs, lengths, running, finished, cache
+
+    none = tf.zeros([B], tf.int32)
+    loop = (tf.constant(0), start_ids, tf.zeros([B, L], tf.int32), tf.zeros([B]), none, max_length > 0, none > 0)
+    _, _, *found, _, finished, _ = tf.while_loop(lambda *state: tf.reduce_any(state[5]), draw, (*loop, grow(cache, L)))
+    ids, log_probs, lengths = (part[:, tf.newaxis] for part in found)
+    return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, tf.newaxis])
+
+
+def _invariants(structure):
+    """Shapes that hold throughout a search: neither the rows nor the slots are fixed."""
+
+    def invariant(tensor):
+        sizes = tensor.shape.as_list()
+        return tf.TensorShape([None if axis == 0 or not size else size for axis, size in enumerate(sizes)])
+
+    return tf.nest.map_structure(invariant, structure)
 
 
 def _no_hypotheses(B, K, L) -> Hypotheses:
@@ -128,19 +219,49 @@ def _no_hypotheses(B, K, L) -> Hypotheses:
     )
 
 
-def _extend(state: BeamState, logits, rows: _Rows) -> BeamState:
+def _running_only(state: BeamState) -> BeamState:
+    """Without the rows that have ended."""
+
+    def gather():
+        running = tf.where(state.running)[:, 0]
+        by_row = state._replace(position=())
+        return tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)._replace(position=state.position)
+
+    return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
+
+
+def _make_room(state: BeamState, grow, L) -> BeamState:
+    """With a cache that has slots for further steps, at most L in all."""
+    B, K, slots = (tf.shape(state.ancestry)[axis] for axis in range(3))
+    steps = tf.minimum(tf.maximum(2 * state.position, FIRST_STEPS), L)
+
+    def grown():
+        ancestry = tf.concat([state.ancestry, tf.zeros([B, K, K * steps - slots], tf.bool)], axis=2)
+        return state._replace(ancestry=ancestry, cache=grow(state.cache, K * steps))
+
+    return tf.cond(state.position * K < slots, lambda: state, grown)
+
+
+def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:
+    """`new` in the rows `number` of `results`."""
+    number = number[:, tf.newaxis]
+    return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
+
+
+def _extend(state: BeamState, logits, may_follow, end_id: int, n_best: int) -> BeamState:
     """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
-    log_probs, parents, symbols = _candidates(state.alive_log_probs, logits, rows)
+    beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
+    log_probs, parents, symbols = _candidates(state.alive_log_probs, logits, may_follow, beam_size)
     ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
-    ends = symbols == rows.end_id
+    ends = symbols == end_id
     length = state.position + 1
 
     # An end symbol counts only among the beam's own best: with one beam, only where greedy search would choose it.
-    finishes = ends & _first(rows.beam_size, 2 * rows.K) & _possible(log_probs)
-    best = _keep_best(state.best, ids, log_probs, finishes, length, rows)
+    finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs)
+    best = _keep_best(state.best, ids, log_probs, finishes, length, state.rows)
 
-    alive_log_probs, chosen = tf.math.top_k(tf.where(ends, IMPOSSIBLE, log_probs), rows.K)
-    alive_log_probs = tf.where(_first(rows.beam_size, rows.K), alive_log_probs, IMPOSSIBLE)
+    alive_log_probs, chosen = tf.math.top_k(tf.where(ends, IMPOSSIBLE, log_probs), K)
+    alive_log_probs = tf.where(_first(beam_size, K), alive_log_probs, IMPOSSIBLE)
     alive_ids = tf.gather(ids, chosen, batch_dims=1)
     ancestry = tf.gather(state.ancestry, tf.gather(parents, chosen, batch_dims=1), batch_dims=1)
 
@@ -153,32 +274,51 @@ def _extend(state: BeamState, logits, rows: _Rows) -> BeamState:
         lengths=tf.where(state.running, length, state.lengths),
         best=Hypotheses(*(_where_rows(state.running, new, old) for new, old in zip(best, state.best, strict=True))),
     )
-    return state._replace(running=state.running & ~_has_ended(state, rows))
+    return state._replace(running=state.running & ~_has_ended(state, n_best))
 
 
-def _candidates(alive_log_probs, logits, rows: _Rows):
+def _candidates(alive_log_probs, logits, may_follow, beam_size):
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
     In two stages, so that no log-softmax over the vocabulary is made and the wide sort is over each beam alone. A row
     with k < K beams gets 2k of them, as if searched with k.
     """
-    per_beam = tf.minimum(2 * rows.K, tf.shape(logits)[-1])
-    top_logits, top_symbols = tf.math.top_k(logits, per_beam)  # [B, K, P]
+    B, K = tf.shape(logits)[0], tf.shape(logits)[1]
+    per_beam = tf.minimum(2 * K, tf.shape(logits)[-1])
     log_denominator = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
+    if may_follow is not None:
+        logits = tf.where(may_follow, logits, IMPOSSIBLE)
+    top_logits, top_symbols = top_k(logits, per_beam)  # [B, K, P]
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
-    B = tf.shape(logits)[0]
-    flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, rows.K * per_beam])
-    lacking = tf.maximum(2 * rows.K - rows.K * per_beam, 0)  # a vocabulary of one symbol
+    flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
+    lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
     flat = tf.pad(flat, [[0, 0], [0, lacking]], constant_values=IMPOSSIBLE)
-    log_probs, chosen = tf.math.top_k(flat, 2 * rows.K)
-    log_probs = tf.where(_first(2 * rows.beam_size, 2 * rows.K), log_probs, IMPOSSIBLE)
-    chosen = tf.minimum(chosen, rows.K * per_beam - 1)
-    symbols = tf.gather(tf.reshape(top_symbols, [B, rows.K * per_beam]), chosen, batch_dims=1)
+    log_probs, chosen = tf.math.top_k(flat, 2 * K)
+    log_probs = tf.where(_first(2 * beam_size, 2 * K), log_probs, IMPOSSIBLE)
+    chosen = tf.minimum(chosen, K * per_beam - 1)
+    symbols = tf.gather(tf.reshape(top_symbols, [B, K * per_beam]), chosen, batch_dims=1)
     return log_probs, chosen // per_beam, symbols
 
 
-def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: _Rows) -> Hypotheses:
+def top_k(logits, k):
+    """tf.math.top_k(logits [..., V], k), faster where V is large: only the k blocks of greatest maximum are sorted."""
+    V = logits.shape[-1]
+    width = next((width for width in range(64, 15, -1) if V % width == 0), None)  # of a block
+    if width is None:
+        return tf.math.top_k(logits, k)
+    blocks = tf.reshape(logits, tf.concat([tf.shape(logits)[:-1], [V // width, width]], axis=0))
+    _, chosen = tf.math.top_k(tf.reduce_max(blocks, axis=-1), tf.minimum(k, V // width))  # [..., M]
+    chosen = tf.sort(chosen)  # of equals the first, as tf.math.top_k has it
+    symbols = chosen[..., tf.newaxis] * width + tf.range(width)  # [..., M, width]
+    rank = len(logits.shape) - 1
+    flat = tf.concat([tf.shape(logits)[:-1], [-1]], axis=0)
+    top_logits, places = tf.math.top_k(tf.reshape(tf.gather(blocks, chosen, batch_dims=rank), flat), k)
+    return top_logits, tf.gather(tf.reshape(symbols, flat), places, batch_dims=rank)
+
+
+def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
+    K = tf.shape(best.scores)[1]
     scores = log_probs / length_penalty(length, rows.alpha[:, tf.newaxis])
     new = Hypotheses(
         ids,
@@ -188,29 +328,29 @@ def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: _Rows) 
         finishes,
     )
     merged = Hypotheses(*(tf.concat(pair, axis=1) for pair in zip(best, new, strict=True)))
-    scores, order = tf.math.top_k(merged.scores, rows.K)
+    scores, order = tf.math.top_k(merged.scores, K)
     best = Hypotheses(*(tf.gather(part, order, batch_dims=1) for part in merged))
-    within = _first(rows.beam_size, rows.K)
+    within = _first(rows.beam_size, K)
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
-def _has_ended(state: BeamState, rows: _Rows):
+def _has_ended(state: BeamState, n_best: int):
     """Which rows' results can no longer change: bool [B].
 
     Log-probabilities only fall, and a longer output's penalty divides them by more: no alive hypothesis can end with
     more than its log-probability now over the penalty at the greatest length.
     """
-    alive = state.alive_log_probs[:, 0]
+    rows, alive = state.rows, state.alive_log_probs[:, 0]
     reachable = tf.where(_possible(alive), alive / length_penalty(rows.max_length, rows.alpha), 2 * IMPOSSIBLE)
-    wanted = tf.minimum(rows.n_best, rows.beam_size) - 1
+    wanted = tf.minimum(n_best, rows.beam_size) - 1
     worst = tf.gather(state.best.scores, wanted, batch_dims=1)  # of those that are asked for
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
     return (worst >= reachable) | greedy | (state.lengths >= rows.max_length)
 
 
-def _results(state: BeamState, rows: _Rows) -> Hypotheses:
+def _results(state: BeamState, n_best: int) -> Hypotheses:
     """The n_best finished outputs; of a row with none, the alive ones."""
-    scores = state.alive_log_probs / length_penalty(state.lengths, rows.alpha)[:, tf.newaxis]
+    scores = state.alive_log_probs / length_penalty(state.lengths, state.rows.alpha)[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,
         tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE),
@@ -220,10 +360,9 @@ def _results(state: BeamState, rows: _Rows) -> Hypotheses:
     )
     any_finished = tf.reduce_any(state.best.finished, axis=1)
     ids, scores, log_probs, lengths, finished = (
-        _places(_where_rows(any_finished, *pair), rows) for pair in zip(state.best, unfinished, strict=True)
+        _places(_where_rows(any_finished, *pair), n_best) for pair in zip(state.best, unfinished, strict=True)
     )
-    used = tf.range(rows.n_best) < rows.K
-    used &= _possible(scores)
+    used = (tf.range(n_best) < tf.shape(state.alive_ids)[1]) & _possible(scores)
     return Hypotheses(
         ids=tf.where(used[:, :, tf.newaxis], ids, 0),
         scores=tf.where(used, scores, IMPOSSIBLE),
@@ -233,12 +372,12 @@ def _results(state: BeamState, rows: _Rows) -> Hypotheses:
     )
 
 
-def _places(part, rows: _Rows):
+def _places(part, n_best: int):
     """The first n_best of K hypotheses, padded if there are fewer: [B, n_best, ...]."""
     rank = len(part.shape)
-    lacking = tf.maximum(rows.n_best - rows.K, 0)
-    part = tf.pad(part, [[0, 0], [0, lacking]] + [[0, 0]] * (rank - 2))[:, : rows.n_best]
-    return tf.ensure_shape(part, [None, rows.n_best] + [None] * (rank - 2))
+    lacking = tf.maximum(n_best - tf.shape(part)[1], 0)
+    part = tf.pad(part, [[0, 0], [0, lacking]] + [[0, 0]] * (rank - 2))[:, :n_best]
+    return tf.ensure_shape(part, [None, n_best] + [None] * (rank - 2))
 
 
 def _possible(log_probs):

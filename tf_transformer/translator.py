@@ -1,15 +1,16 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.export import Export, save_export
+from tf_transformer.layers import KeyValue
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Transformer
-from tf_transformer.search import Hypotheses, beam_search
+from tf_transformer.search import Hypotheses, beam_search, begins_with, sample
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 
 
@@ -20,6 +21,26 @@ class Translation(NamedTuple):
     score: float  # log-probability / length penalty
     log_prob: float
     finished: bool  # the end symbol was reached
+
+
+class _WrittenInPlace(KeyValue):
+    """Keys and values for a loop in TensorFlow, whose scatter copies every slot on a CPU; this op copies none."""
+
+    def write(self, slot, new: KeyValue) -> KeyValue:
+        def written(old, part):
+            shape, width = tf.shape(old), old.shape[-1]
+            flat = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
+                input=tf.reshape(old, [shape[0] * shape[1], shape[2] * width]),
+                begin=[0, slot * width],
+                end=[0, (slot + tf.shape(part)[2]) * width],
+                strides=[1, 1],
+                value=tf.reshape(part, [shape[0] * shape[1], tf.shape(part)[2] * width]),
+                begin_mask=1,  # all of the first axis
+                end_mask=1,
+            )
+            return tf.reshape(flat, shape)
+
+        return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
 
 class Translator:
@@ -63,7 +84,20 @@ class Translator:
         self.extra_length = extra_length
         self.max_source_length = max_source_length
         self.batch_size = batch_size
-        self._functions: dict[int, tf.types.experimental.PolymorphicFunction] = {}
+        self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
+
+    def astype(self, dtype: str) -> "Translator":
+        """This translator with weights kept, and products made, in float32, bfloat16 or float16.
+
+        Attention weights, logits after their product, search and scores stay float32.
+        """
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
+        model = Transformer(self.model.config, dtype=dtype)
+        model.build()
+        model.set_weights(self.model.get_weights())
+        options = (self.beam_size, self.alpha, self.extra_length, self.max_source_length, self.batch_size)
+        return Translator(model, self.tokenizer, *options)
 
     def __call__(self, texts):
         """The best translation of each text. A string gives a string, a list a list."""
@@ -71,33 +105,69 @@ class Translator:
             return self([texts])[0]
         return [best[0].text if best else "" for best in self.n_best(texts, 1)]
 
-    def n_best(self, texts: list[str], n: int) -> list[list[Translation]]:
-        """The n best translations of each text, best first; of n > beam_size, beam_size."""
-        if n not in self._functions:
-            text = tf.TensorSpec([None], tf.string)
-            self._functions[n] = tf.function(lambda text: self._n_best(text, n), input_signature=[text])
-        texts = list(texts)
-        for i, text in enumerate(texts):
-            if not isinstance(text, str | bytes):
-                raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-        found: list[list[Translation]] = [[] for _ in texts]
-        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        for start in range(0, len(texts), self.batch_size):
-            places = by_length[start : start + self.batch_size]
-            translations, hypotheses = self._functions[n](tf.constant([texts[i] for i in places], tf.string))
-            columns = zip(translations.numpy(), *(part.numpy() for part in hypotheses[1:]), strict=True)
-            for i, (text, scores, log_probs, lengths, finished) in zip(places, columns, strict=True):
-                found[i] = [
-                    Translation(text[k].decode(), float(scores[k]), float(log_probs[k]), bool(finished[k]))
-                    for k in range(n)
-                    if k == 0 or lengths[k]
-                ]
-        return found
+    def n_best(self, texts: list[str], n: int, prefixes: list[str] | None = None) -> list[list[Translation]]:
+        """The n best translations of each text, best first; of n > beam_size, beam_size.
 
-    def _n_best(self, text, n: int):
-        source, source_length, _ = self.source(text)
-        found = self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n)
-        return self.texts(found.ids), found
+        Args:
+            texts: sentences.
+            n: how many.
+            prefixes: what the translations of each text begin with, whole words; "" for anything.
+        """
+
+        def search(text, prefix_text=None):
+            source, source_length, _ = self.source(text)
+            prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
+            return self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
+
+        columns = [texts] if prefixes is None else [texts, prefixes]
+        return [
+            [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
+            for rows in self._by_batch((n, len(columns)), search, columns)
+        ]
+
+    def sample(self, texts: list[str], temperature: float = 1.0, k: int | None = None, seed: int = 0) -> list[str]:
+        """A translation of each text drawn by chance; see `search.sample`."""
+        if temperature <= 0 or (k or 1) < 1:
+            raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
+
+        def draw(text, temperature, seed):
+            source, source_length, _ = self.source(text)
+            start = self._start(source, source_length, tf.int32.max)
+            return sample(**start, seed=seed, temperature=temperature, k=k)
+
+        options = tf.constant(temperature, tf.float32), tf.constant(seed)
+        return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
+
+    def _by_batch(self, key, function, columns, *options):
+        """Call `function`, columns of texts [B] and options -> `Hypotheses`, on batches of similar length.
+
+        Returns:
+            for each row N tuples (length, text, score, log_prob, finished).
+        """
+        if key not in self._functions:
+
+            def texts_and_more(*arguments):
+                found = function(*arguments)
+                return found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
+
+            specs = [tf.TensorSpec([None], tf.string)] * len(columns) + [tf.TensorSpec([], o.dtype) for o in options]
+            self._functions[key] = tf.function(texts_and_more, input_signature=specs)
+        columns = [list(column) for column in columns]
+        for column in columns:
+            if len(column) != len(columns[0]):
+                raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
+            for i, text in enumerate(column):
+                if not isinstance(text, str | bytes):
+                    raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
+        rows: list[list[tuple]] = [[]] * len(columns[0])
+        by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
+        for start in range(0, len(rows), self.batch_size):
+            places = by_length[start : start + self.batch_size]
+            batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
+            parts = [part.numpy().tolist() for part in self._functions[key](*batch, *options)]
+            for i, (lengths, texts, *others) in zip(places, zip(*parts, strict=True), strict=True):
+                rows[i] = list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
+        return rows
 
     def source(self, text):
         """Texts [B] as the encoder reads them.
@@ -112,7 +182,7 @@ class Translator:
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, beam_size, alpha, max_length, n_best: int) -> Hypotheses:
+    def search(self, source, source_length, beam_size, alpha, max_length, n_best: int, prefix=None) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
@@ -122,28 +192,40 @@ class Translator:
             alpha: float32, one or [B].
             max_length: int32, one or [B], the end symbol included.
             n_best: N.
+            prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
         """
+        start = self._start(source, source_length, max_length)
+        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
+        return beam_search(**start, beam_size=beam_size, alpha=alpha, n_best=n_best, allowed=allowed)
+
+    def _start(self, source, source_length, max_length) -> dict[str, Any]:
+        """What every search begins with, by the names of its arguments."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
         limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
+        cache = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in self.model.init_cache(memory)]
+        weights = self.model.embedding.softmax_weights()
 
         def step(ids, position, slot, ancestry, cache):
+            memory_mask, layers = cache
             positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
-            return self.model.decode_step(ids, cache, memory_mask, positions, slot, ancestry)
+            logits, layers = self.model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
+            return logits, (memory_mask, layers)
 
-        start_ids = tf.fill(tf.shape(source_length), BOS_ID)
-        return beam_search(
-            step,
-            lambda slots: self.model.init_cache(memory, slots),
-            start_ids,
-            limit,
-            EOS_ID,
-            beam_size,
-            alpha,
-            n_best,
-        )
+        def grow(cache, slots):
+            memory_mask, layers = cache
+            return memory_mask, [layer.grow(slots) for layer in layers]
+
+        return {
+            "step": step,
+            "cache": (memory_mask, cache),
+            "grow": grow,
+            "start_ids": tf.fill(tf.shape(source_length), BOS_ID),
+            "max_length": limit,
+            "end_id": EOS_ID,
+        }
 
     def force(self, source, target):
         """Decode a given target: what the model thinks of each of its symbols.
@@ -172,7 +254,7 @@ class Translator:
 
         Args:
             path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-            options: of `export.Export`.
+            options: of `serving.export.Export`.
         """
         save_export(Export(self, **options), path)
 
@@ -202,10 +284,3 @@ class SavedTranslator:
             for i, translation in zip(places, answer["translation"].numpy(), strict=True):
                 translations[i] = translation.decode()
         return translations
-
-
-def next_version(path) -> Path:
-    """The first unused folder <path>/<integer> above those in use."""
-    path = Path(path)
-    used = [int(folder.name) for folder in path.iterdir() if folder.name.isdigit()] if path.is_dir() else []
-    return path / str(max(used, default=0) + 1)

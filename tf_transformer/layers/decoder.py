@@ -16,6 +16,10 @@ class DecoderCache(NamedTuple):
     target: KeyValue  # slots for the target's keys and values, filled from the left [B, h, C, ...]
     memory: KeyValue  # the encoder output's keys and values, projected once [B, h, S, ...]
 
+    def grow(self, slots) -> "DecoderCache":
+        """With more slots for target tokens, so many in all."""
+        return self._replace(target=self.target.grow(slots))
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class DecoderLayer(keras.layers.Layer):
@@ -59,7 +63,7 @@ class DecoderLayer(keras.layers.Layer):
         ):
             layer.build(x_shape)
 
-    def init_cache(self, memory, slots) -> DecoderCache:
+    def init_cache(self, memory, slots=0) -> DecoderCache:
         """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
         kv = self.cross_attention.project(memory)
         B, h = ops.shape(memory)[0], self.num_heads

@@ -85,16 +85,22 @@ class PositionalEmbedding(keras.layers.Layer):
             encoding = ops.take(self.position_embeddings, position, axis=0)
         else:
             encoding = sinusoids(position, self.d_model)
-        embedded = ops.take(self.embeddings, ids, axis=0) * self.d_model**0.5 + encoding  # [B, T, d]
-        return self.sum_dropout(ops.cast(embedded, self.compute_dtype))
+        embedded = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32") * self.d_model**0.5  # [B, T, d]
+        return self.sum_dropout(ops.cast(embedded + encoding, self.compute_dtype))
 
-    def logits(self, x):
-        """The pre-softmax linear transformation, the same matrix again (3.4): [B, T, d] -> float32 [B, T, V].
+    def softmax_weights(self):
+        """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype."""
+        return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
-        The product is made in the policy's compute dtype.
+    def logits(self, x, softmax_weights=None):
+        """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
+
+        Args:
+            x: [B, T, d].
+            softmax_weights: from `softmax_weights()`, for a loop that makes them once.
         """
-        table = ops.cast(self.embeddings, self.compute_dtype)
-        return ops.cast(ops.matmul(x, ops.transpose(table)), "float32")
+        weights = self.softmax_weights() if softmax_weights is None else softmax_weights
+        return ops.cast(ops.matmul(x, weights), "float32")
 
     def compute_mask(self, ids, mask=None):
         return padding_mask(ids)
