@@ -496,7 +496,7 @@ def train(strategy):
     with strategy.scope():
         model = tt.Transformer(tt.TransformerConfig(1, 6, 13, 3, dropout=0.0, vocab_size=31))
         metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
-        model.compile(keras.optimizers.SGD(0.5), loss=tt.SmoothedCrossEntropy(0.1), metrics=metrics)
+        model.compile(tt.Adam(0.05, epsilon=0.01), loss=tt.SmoothedCrossEntropy(0.1), metrics=metrics)
     data = tf.data.Dataset.from_tensor_slices(((source, target[:, :-1]), target[:, 1:])).batch(4)
     history = model.fit(data, epochs=3, verbose=0).history  # one step an epoch
     names = ("loss", "accuracy", "perplexity", "tokens")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tf_transformer import (
+    Adam,
     Perplexity,
     SmoothedCrossEntropy,
     TokenAccuracy,
@@ -54,6 +55,66 @@ def test_an_optimizers_first_update_is_step_one():
         optimizer.apply([ops.ones(1)], [weight])
         expected -= oracle.learning_rate(step_num, 16, 4)
         close(weight, [expected])
+
+
+# 5.3 The optimizer
+
+ADAM = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"amsgrad": True},
+        {"global_clipnorm": 0.5},
+        {"weight_decay": 0.01},
+        {"use_ema": True, "ema_momentum": 0.9},
+        {"gradient_accumulation_steps": 2},
+    ],
+    ids=lambda options: "".join(options),
+)
+def test_adam_is_kerass_adam(options):
+    weights = [[keras.Variable(normal(7, 5)), keras.Variable(normal(11))] for _ in range(2)]
+    optimizers = [kind(WarmupSchedule(16, 4), **ADAM, **options) for kind in (Adam, keras.optimizers.Adam)]
+    for step in range(8):
+        for optimizer, variables in zip(optimizers, weights, strict=True):
+            optimizer.apply([ops.array(normal(*v.shape, seed=step)) for v in variables], variables)
+    for found, expected in zip(optimizers[0].variables, optimizers[1].variables, strict=True):
+        close(found, expected)
+    for found, expected in zip(*weights, strict=True):
+        close(found, expected)
+
+
+def test_adam_by_hand():
+    """Kingma & Ba 2015, algorithm 1, in float64; epsilon beside the uncorrected root, as in Keras and TensorFlow."""
+    optimizer, weight = Adam(0.1, **ADAM), keras.Variable(normal(13))
+    expected, m, v = array(weight).astype("float64"), 0.0, 0.0
+    for t in range(1, 6):
+        gradient = normal(13, seed=t)
+        optimizer.apply([ops.array(gradient)], [weight])
+        m, v = 0.9 * m + 0.1 * gradient, 0.98 * v + 0.02 * gradient.astype("float64") ** 2
+        rate = 0.1 * np.sqrt(1 - 0.98**t) / (1 - 0.9**t)
+        expected -= rate * m / (np.sqrt(v) + 1e-9)
+        close(weight, expected, rtol=1e-4)
+
+
+def test_adam_trains_an_embedding_by_itself():
+    """Its gradient is sparse. Where an id comes twice Keras adds the squares of its gradients; ours squares the sum."""
+    models = [keras.Sequential([keras.layers.Embedding(17, 3), keras.layers.Dense(1)]) for _ in range(2)]
+    ids, values = np.array([[3, 5], [7, 11]]), normal(2, 2, 1)
+    for model, kind in zip(models, (Adam, keras.optimizers.Adam), strict=True):
+        model.build((None, 2))
+        model.set_weights([normal(*weight.shape) for weight in model.weights])
+        model.compile(kind(0.1), loss="mse")
+        model.fit(ids, values, epochs=3, verbose=0)
+    for found, expected in zip(*(model.get_weights() for model in models), strict=True):
+        close(found, expected)
+
+
+def test_adam_is_serializable():
+    optimizer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(Adam(0.5, **ADAM)))
+    assert isinstance(optimizer, Adam) and optimizer.beta_2 == 0.98
 
 
 # 5.4 The loss

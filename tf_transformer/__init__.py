@@ -10,6 +10,7 @@ from tf_transformer import layers, masks, training
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.training import (
+    Adam,
     Perplexity,
     SmoothedCrossEntropy,
     TokenAccuracy,
@@ -22,7 +23,9 @@ from tf_transformer.version import __version__
 _LAZY = {
     "bleu": ("bleu", None),
     "data": ("data", None),
+    "ctranslate2": ("ctranslate2", None),
     "grammar": ("grammar", None),
+    "load_marian": ("marian", "load_marian"),
     "search": ("search", None),
     "tokenizer": ("tokenizer", None),
     "Tokenizer": ("tokenizer", "Tokenizer"),
@@ -33,6 +36,7 @@ _LAZY = {
 
 __all__ = [
     "PRESETS",
+    "Adam",
     "AttentionScores",
     "BadInput",
     "Perplexity",

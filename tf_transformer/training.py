@@ -1,4 +1,4 @@
-"""Training (section 5): the schedule, the loss, the metrics, and averaged weights (section 6.1)."""
+"""Training (section 5): schedule, optimizer, loss, metrics, and averaged weights (section 6.1)."""
 
 from typing import Any, NamedTuple
 
@@ -31,6 +31,37 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "factor": self.factor}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Adam(keras.optimizers.Adam):
+    """`keras.optimizers.Adam` (section 5.3 has its settings), with TensorFlow's one kernel for the whole update.
+
+    Keras goes over every weight a dozen times. Without TensorFlow, and with amsgrad, it is Keras's own.
+    """
+
+    def update_step(self, gradient, variable, learning_rate):
+        if keras.backend.backend() != "tensorflow" or self.amsgrad:
+            return super().update_step(gradient, variable, learning_rate)
+        import tensorflow as tf
+
+        index, dtype = self._get_variable_index(variable), variable.dtype
+        if isinstance(variable, keras.Variable):
+            variable = variable.value
+        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
+        beta_1, beta_2 = (tf.cast(beta, dtype) for beta in (self.beta_1, self.beta_2))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=beta_1**step,
+            beta2_power=beta_2**step,
+            lr=tf.cast(learning_rate, dtype),
+            beta1=beta_1,
+            beta2=beta_2,
+            epsilon=tf.cast(self.epsilon, dtype),
+            grad=tf.cast(tf.convert_to_tensor(gradient), dtype),
+        )
 
 
 class _Statistics(NamedTuple):
