@@ -1,0 +1,64 @@
+"""Translate with a server's gRPC API. Needs tensorflow-serving-api.
+
+Each text, or each line of standard input, gives lines of its number, score and translation, best first. Options that
+are left out take the model's defaults.
+"""
+
+import argparse
+import sys
+
+import grpc
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+OPTIONS = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
+
+
+def translate_request(name, text, version=None, **options):
+    """One text; a server that batches puts such requests together by itself."""
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = name
+    request.model_spec.signature_name = "translate"
+    if version and str(version).isdigit():
+        request.model_spec.version.value = int(version)
+    elif version:
+        request.model_spec.version_label = version
+    request.inputs["text"].CopyFrom(tf.make_tensor_proto([text], tf.string))
+    for key, value in options.items():  # [1] each
+        request.inputs[key].CopyFrom(tf.make_tensor_proto([value], OPTIONS[key]))
+    request.output_filter.extend(["translations", "scores"])  # nothing else is fetched and sent
+    return request
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
+    parser.add_argument("--host", default="localhost:8500", help="HOST:PORT (localhost:8500)")
+    parser.add_argument("--name", default="demo", help="name of the model (demo)")
+    parser.add_argument("--version", help="a version's number or label (the newest)")
+    parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
+    parser.add_argument("--beam-size", type=int, help="(the model's)")
+    parser.add_argument("--length-penalty", type=float, help="(the model's)")
+    parser.add_argument("--max-length", type=int, help="tokens of a translation at most (the model's)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer: the deadline (30)")
+    args = parser.parse_args(argv)
+
+    options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
+    texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
+    with grpc.insecure_channel(args.host) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        requests = [translate_request(args.name, text, args.version, **options) for text in texts]
+        answers = [stub.Predict.future(request, timeout=args.timeout) for request in requests]  # all at once
+        for i, answer in enumerate(answers):
+            outputs = answer.result().outputs
+            scores, translations = (tf.make_ndarray(outputs[key])[0] for key in ("scores", "translations"))
+            for score, translation in zip(scores[: args.n_best], translations, strict=False):
+                if score > -1e8:  # -1e9 is a place that is not used
+                    print(i, f"{score:.4f}", translation.decode(), sep="\t")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except grpc.RpcError as error:
+        sys.exit(f"error: {error.code().name}: {error.details()}")

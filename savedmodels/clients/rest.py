@@ -1,0 +1,97 @@
+"""Translate with a server's REST API; Python's standard library is all it needs.
+
+Each text, or each line of standard input, gives a line: its translation. With an option, or --n-best, each gives lines
+of its number, score and translation, best first.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+BUSY = (429, 503)  # the queue is full, or no version is ready: worth another try
+OPTIONS = {"beam_size": int, "length_penalty": float, "max_length": int}
+
+
+class Client:
+    """A model behind http://HOST/v1/models/NAME.
+
+    Args:
+        host: HOST:PORT, or a URL.
+        name: of the model.
+        version: a number, a label, or None: the newest.
+        timeout: seconds for an answer.
+        retries: how often to ask again when the server is busy.
+    """
+
+    def __init__(self, host="localhost:8501", name="demo", version=None, timeout=30.0, retries=5):
+        self.url = host if "://" in host else f"http://{host}"
+        self.url += f"/v1/models/{urllib.parse.quote(name)}"
+        if version:
+            self.url += f"/{'versions' if str(version).isdigit() else 'labels'}/{version}"
+        self.timeout = timeout
+        self.retries = retries
+
+    def predict(self, instances, signature="serving_default"):
+        """The predictions for a list of rows: values for a single input, else {input: value} with every input."""
+        body = json.dumps({"signature_name": signature, "instances": instances}).encode()
+        request = urllib.request.Request(f"{self.url}:predict", body, {"Content-Type": "application/json"})
+        for attempt in range(self.retries + 1):
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                    return json.load(answer)["predictions"]
+            except urllib.error.HTTPError as error:
+                if error.code not in BUSY or attempt == self.retries:
+                    raise
+                time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
+
+    def defaults(self):
+        """The options' defaults, which the model itself knows: over REST every input has to be sent."""
+        values = self.predict(list(OPTIONS), "model_info")
+        return {key: kind(value) for (key, kind), value in zip(OPTIONS.items(), values, strict=True)}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
+    parser.add_argument("--host", default="localhost:8501", help="HOST:PORT or a URL (localhost:8501)")
+    parser.add_argument("--name", default="demo", help="name of the model (demo)")
+    parser.add_argument("--version", help="a version's number or label (the newest)")
+    parser.add_argument("--n-best", type=int, help="how many translations of each text")
+    parser.add_argument("--beam-size", type=int, help="(the model's)")
+    parser.add_argument("--length-penalty", type=float, help="(the model's)")
+    parser.add_argument("--max-length", type=int, help="tokens of a translation at most (the model's)")
+    parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")
+    args = parser.parse_args(argv)
+
+    client = Client(args.host, args.name, args.version, args.timeout)
+    options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
+    texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
+    if options or args.n_best:
+        options = client.defaults() | options
+    for start in range(0, len(texts), args.batch_size):
+        batch = texts[start : start + args.batch_size]
+        if not options:
+            for answer in client.predict(batch):
+                print(answer["translation"])
+            continue
+        answers = client.predict([{"text": text} | options for text in batch], "translate")
+        for i, answer in enumerate(answers, start):
+            found = zip(answer["scores"], answer["translations"], strict=True)
+            for score, translation in [pair for pair in found if pair[0] > -1e8][: args.n_best]:  # -1e9: not used
+                print(i, f"{score:.4f}", translation, sep="\t")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except urllib.error.HTTPError as error:
+        said = error.read().decode(errors="replace")
+        sys.exit(f"error: HTTP {error.code}: {json.loads(said)['error'] if said.startswith('{') else said}")
+    except (urllib.error.URLError, TimeoutError) as error:
+        sys.exit(f"error: no answer: {getattr(error, 'reason', error)}")

@@ -1,0 +1,65 @@
+"""Try a SavedModel in the browser: a sentence, its n best translations with scores, and their alignment.
+
+The same port speaks TensorFlow Serving's REST API, and --grpc-port its gRPC API, so that clients can be tried without
+the server. Only programs on this machine can reach it. For trying, not for production.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import logging
+import socket
+
+from trainers.command import load_tensorflow, quiet_stderr, run_program
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m savedmodels.playground",
+        description=__doc__.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="NAME/VERSION of a SavedModel, or NAME: then its newest version")
+    parser.add_argument("--name", help="what requests call the model (the folder's NAME)")
+    parser.add_argument("--port", type=int, default=8501, help="of the page and the REST API; 0 is any (8501)")
+    parser.add_argument("--grpc-port", type=int, help="of the gRPC API, if any; needs tensorflow-serving-api")
+    args = parser.parse_args(argv)
+    for name, port in (("--port", args.port), ("--grpc-port", args.grpc_port)):
+        if port is not None and not 0 <= port < 65536:
+            parser.error(f"{name}: expected 0 to 65535, got {port}")
+    needed = {"flask": "flask", "tensorflow_serving": "tensorflow-serving-api"}
+    missing = [package for module, package in needed.items() if not importlib.util.find_spec(module)]
+    if "flask" in missing or (missing and args.grpc_port is not None):
+        parser.error(f"{' and '.join(missing)} not installed; pip install -e '.[playground]' brings it")
+
+    load_tensorflow()
+    with quiet_stderr():
+        from werkzeug.serving import make_server
+
+        from savedmodels.playground import rest
+        from savedmodels.playground.model import ServedModel, find_version
+
+    folder = find_version(args.folder)
+    # The ports first: that one is taken should not be learned after the model has loaded.
+    with socket.create_server(("127.0.0.1", args.port)) as listening:
+        print(f"loading {folder} ...", flush=True)
+        with quiet_stderr():
+            model = ServedModel(folder, args.name)
+        server = make_server("127.0.0.1", 0, rest.app(model), threaded=True, fd=listening.fileno())
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+        print(f"{model.name}, version {model.version}", flush=True)
+        print(f"page and REST: http://127.0.0.1:{server.port}", flush=True)
+        if args.grpc_port is not None:
+            from savedmodels.playground import rpc
+
+            rpc_server, port = rpc.serve(model, args.grpc_port)
+            print(f"gRPC: 127.0.0.1:{port}", flush=True)
+        print("Ctrl-C stops it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+        if args.grpc_port is not None:
+            rpc_server.stop(None)
+
+
+if __name__ == "__main__":
+    run_program(main)

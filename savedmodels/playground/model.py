@@ -1,0 +1,116 @@
+"""One SavedModel and its signatures, behind the rules that TensorFlow Serving has for requests in any form."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tf_transformer.config import BadInput
+
+DEFAULT_SIGNATURE = "serving_default"
+# What TensorFlow's Python side writes around the message of a graph, and a server does not.
+AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
+
+
+class ServingError(Exception):
+    """An answer that is an error.
+
+    Args:
+        code: name of a gRPC status, such as "INVALID_ARGUMENT".
+        message: what the server would say, in its words where it has some.
+    """
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def find_version(folder) -> Path:
+    """The folder NAME/VERSION of a SavedModel: `folder`, or its greatest integer."""
+    folder = Path(folder).resolve()
+    if (folder / "saved_model.pb").is_file():
+        if not folder.name.isdigit():
+            raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
+        return folder
+    versions = [path for path in folder.glob("*/saved_model.pb") if path.parent.name.isdigit()]
+    if not versions:
+        raise BadInput(f"expected a SavedModel NAME/VERSION or its folder NAME, found no saved_model.pb in {folder}")
+    return max((path.parent for path in versions), key=lambda path: int(path.name))
+
+
+class ServedModel:
+    """A SavedModel under a name.
+
+    Args:
+        folder: NAME/VERSION, or NAME: then the newest version.
+        name: what requests call it; by default the folder's NAME.
+    """
+
+    def __init__(self, folder, name: str | None = None):
+        folder = find_version(folder)
+        self.name = name or folder.parent.name
+        self.version = int(folder.name)
+        saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+        self.signatures = dict(saved.meta_graphs[0].signature_def)
+        self._loaded = tf.saved_model.load(str(folder))
+
+    def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
+        """Raise NOT_FOUND unless this is the model that a request means."""
+        if label:
+            raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
+        if name != self.name or version not in (None, self.version):
+            request = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise ServingError("NOT_FOUND", f"Servable not found for request: {request}")
+
+    def status(self, name: str, version: int | None = None) -> dict:
+        """What GetModelStatus answers, as JSON."""
+        if name != self.name:
+            raise ServingError("NOT_FOUND", f"Could not find any versions of model {name}")
+        if version not in (None, self.version):
+            raise ServingError("NOT_FOUND", f"Could not find version {version} of model {name}")
+        state = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        return {"model_version_status": [{"version": str(self.version), **state}]}
+
+    def predict(self, signature_name: str, inputs: dict, output_filter=()) -> dict[str, np.ndarray]:
+        """Run a signature.
+
+        Args:
+            signature_name: "" is serving_default.
+            inputs: tensors by name; what is missing takes the signature's default, if it has one.
+            output_filter: names of the outputs wanted; none is all.
+        """
+        name = signature_name or DEFAULT_SIGNATURE
+        if name not in self.signatures:
+            raise ServingError("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
+        signature = self.signatures[name]
+        wanted, given = set(signature.inputs), set(inputs)
+        if given - wanted or (wanted - given and not signature.defaults):
+            message = f"input size does not match signature: {len(given)}!={len(wanted)}"
+            message += f" len({_set(given)}) != len({_set(wanted)})."
+            message += f" Sent extra: {_set(given - wanted)}. Missing but required: {_set(wanted - given)}."
+            raise ServingError("INVALID_ARGUMENT", message)
+        for missing in wanted - given:
+            if missing not in signature.defaults:
+                message = f"Signature input alias: {missing} not found in request and no default value provided"
+                raise ServingError("INVALID_ARGUMENT", message)
+        for output in output_filter:
+            if output not in signature.outputs:
+                message = f"output tensor alias not found in signature: {output} Outputs expected to be in the set "
+                raise ServingError("INVALID_ARGUMENT", message + _set(signature.outputs) + ".")
+        defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in wanted - given}
+        try:
+            outputs = self._loaded.signatures[name](**inputs, **defaults)
+        except tf.errors.OpError as error:
+            code = next(code for code, number in vars(tf.errors).items() if number == error.error_code)
+            raise ServingError(code, AROUND.sub("", error.message)) from error
+        except (TypeError, ValueError) as error:  # Python sees a wrong rank or dtype before the graph does
+            raise ServingError("INVALID_ARGUMENT", str(error)) from error
+        return {key: outputs[key].numpy() for key in output_filter or sorted(outputs)}
+
+
+def _set(names) -> str:
+    return "{" + ",".join(sorted(names)) + "}"

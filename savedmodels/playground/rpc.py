@@ -1,0 +1,97 @@
+"""TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from google.protobuf.json_format import ParseDict
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.config import BadInput
+
+FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val", tf.bool: "bool_val"}
+
+
+class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_service_pb2_grpc.ModelServiceServicer):
+    """Both of the server's services around one model."""
+
+    def __init__(self, model: ServedModel):
+        self.model = model
+
+    def Predict(self, request, context):
+        with _errors(context):
+            self._find(request.model_spec)
+            inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+            outputs = self.model.predict(request.model_spec.signature_name, inputs, request.output_filter)
+            answer = predict_pb2.PredictResponse(outputs={name: _proto(value) for name, value in outputs.items()})
+            answer.model_spec.name = self.model.name
+            answer.model_spec.version.value = self.model.version
+            answer.model_spec.signature_name = request.model_spec.signature_name or DEFAULT_SIGNATURE
+            return answer
+
+    def GetModelMetadata(self, request, context):
+        with _errors(context):
+            self._find(request.model_spec)
+            signatures = get_model_metadata_pb2.SignatureDefMap()
+            for name, signature in self.model.signatures.items():
+                signatures.signature_def[name].CopyFrom(signature)
+                signatures.signature_def[name].ClearField("defaults")
+            answer = get_model_metadata_pb2.GetModelMetadataResponse()
+            answer.model_spec.name = self.model.name
+            answer.model_spec.version.value = self.model.version
+            answer.metadata["signature_def"].Pack(signatures)
+            return answer
+
+    def GetModelStatus(self, request, context):
+        spec = request.model_spec
+        with _errors(context):
+            status = self.model.status(spec.name, spec.version.value if spec.HasField("version") else None)
+            return ParseDict(status, get_model_status_pb2.GetModelStatusResponse())
+
+    def _find(self, spec) -> None:
+        self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
+
+
+class _errors:
+    """Errors as gRPC statuses."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, ServingError):
+            self.context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
+
+
+def _proto(value: np.ndarray):
+    """A tensor with its values in their own field, as the server sends it."""
+    dtype = tf.dtypes.as_dtype(value.dtype if value.dtype != object else tf.string)
+    proto = tf.make_tensor_proto([], dtype, [0])
+    proto.tensor_shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
+    getattr(proto, FIELDS[dtype]).extend(value.ravel().tolist())
+    return proto
+
+
+def serve(model: ServedModel, port: int) -> tuple[grpc.Server, int]:
+    """Start a server on this machine's own address; returns it and its port."""
+    server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+    services = Services(model)
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
+    try:
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+    except RuntimeError as error:
+        raise BadInput(f"--grpc-port: expected a free port, got {port}: {error}") from error
+    server.start()
+    return server, port

@@ -1,0 +1,359 @@
+"""The clients and the README's examples, word for word, against a playground in a process of its own."""
+
+import http.server
+import importlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from savedmodels import load_test
+from savedmodels.clients import rest
+
+pytest.importorskip("flask")
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "savedmodels" / "README.md").read_text(encoding="utf-8")
+GRPC = importlib.util.find_spec("tensorflow_serving") is not None
+needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+needs_grpc = pytest.mark.skipif(not GRPC, reason="needs tensorflow-serving-api")
+TEXT = "The old woman opens the red door."
+
+
+@pytest.fixture(scope="module")
+def places(saved):
+    """The environment in which the examples find a playground."""
+    command = [sys.executable, "-m", "savedmodels.playground", str(saved), "--name", "demo", "--port", "0"]
+    process = subprocess.Popen(
+        command + ["--grpc-port", "0"] * GRPC, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "Ctrl-C" in line:
+            break
+    printed = "".join(said)
+    found = re.search(r"http://(127.0.0.1:\d+)", printed)
+    assert found, printed
+    grpc = re.search(r"gRPC: (\S+)", printed)
+    yield os.environ | {"HOST": found[1], "GRPC": grpc[1] if grpc else "", "NAME": "demo"}
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which the README's paths and `python` mean ours."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "savedmodels").symlink_to(ROOT / "savedmodels")
+    (folder / "sentences.txt").write_text(f"{TEXT}\n\nTwo doors.\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shell(places, workplace):
+    def shell(script, status=0, **more):
+        environment = places | {"PATH": f"{Path(sys.executable).parent}:{places['PATH']}"} | more
+        found = subprocess.run(
+            ["bash", "-euc", script], cwd=workplace, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert found.returncode == status, found.stderr + found.stdout
+        return found.stdout if status == 0 else found.stderr
+
+    return shell
+
+
+def values_of(text):
+    """The JSON values in a text, one after the other; lines that are no JSON are left out."""
+    decoder, values = json.JSONDecoder(), []
+    while "{" in text:
+        text = text[text.index("{") :]
+        value, end = decoder.raw_decode(text)
+        values.append(value)
+        text = text[end:]
+    return values
+
+
+def form(value):
+    """The keys, lengths and kinds in a JSON value."""
+    if isinstance(value, dict):
+        return {key: form(each) for key, each in value.items()}
+    return [form(each) for each in value] if isinstance(value, list) else type(value).__name__
+
+
+EXAMPLES = re.findall(r"```sh\n((?:(?!```).)*\$(?:HOST|GRPC).*?)```\n(?:\n```json\n(.*?)```)?", README, re.DOTALL)
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 7
+    assert sum(bool(answer) for _, answer in EXAMPLES) >= 4
+    assert sum(script.count(f"clients/{path.name}") for script, _ in EXAMPLES for path in CLIENTS) >= 3
+
+
+CLIENTS = [path for path in (ROOT / "savedmodels" / "clients").iterdir() if path.is_file()]
+
+
+@needs_curl
+@pytest.mark.parametrize(("script", "answer"), EXAMPLES)
+def test_the_readmes_examples_run_as_they_stand(shell, script, answer):
+    setting = next(line for line in README.splitlines() if line.startswith("export HOST="))
+    if not GRPC:
+        script = "\n".join(line for line in script.splitlines() if "$GRPC" not in line)
+    printed = shell(f"{setting}\n{script}")
+    assert printed.strip()
+    assert '"error"' not in printed
+    if answer:
+        assert [form(value) for value in values_of(printed)] == [form(value) for value in values_of(answer)]
+
+
+@needs_grpc
+def test_the_readmes_python_runs_as_it_stands(places, served, monkeypatch, capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for name in ("GRPC", "NAME"):
+        monkeypatch.setenv(name, places[name])
+    exec(compile(program, "README.md", "exec"), {})
+    expected = served({"text": ["The dog sleeps."], "beam_size": np.array([8], np.int32)}, "translate")
+    assert capsys.readouterr().out == expected["translations"][0, 0].decode() + "\n"
+
+
+@needs_curl
+def test_curl(shell, served):
+    said = 'She "opens" a\\the\tdoor.'
+    answers = values_of(shell('sh savedmodels/clients/predict.sh "$TEXT"', TEXT=said))
+    status, rows, columns, options, shared, metadata = answers
+    assert status["model_version_status"][0]["state"] == "AVAILABLE"
+    expected = [text.decode() for text in served({"text": [said.replace("\t", " "), "Two doors."]})["translation"]]
+    assert [row["translation"] for row in rows["predictions"]] == expected
+    assert columns["outputs"]["translation"] == expected
+    assert options["predictions"][0]["translations"][0]
+    assert [len(row) for row in shared["outputs"]["translations"]] == [4, 4]
+    assert "translate" in metadata["metadata"]["signature_def"]["signature_def"]
+    assert "404" in shell("sh savedmodels/clients/predict.sh", 22, NAME="other")
+    assert "HOST=" in shell("sh savedmodels/clients/predict.sh --help")
+
+
+@pytest.fixture(scope="module")
+def expected(served):
+    """The n best translations of sentences.txt, by the export's defaults: number, score and text of each."""
+    found = served({"text": [TEXT, "", "Two doors."]}, "translate")
+    return [
+        [(i, score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]
+        for i, row in enumerate(zip(found["scores"], found["translations"], strict=True))
+    ]
+
+
+def n_best(printed, expected, n):
+    """Whether the lines of a client are the first n of these."""
+    lines = [line.split("\t") for line in printed.splitlines()]
+    wanted = [each for row in expected for each in row[:n]]
+    assert len(wanted) > n
+    np.testing.assert_allclose([float(score) for _, score, _ in lines], [score for _, score, _ in wanted], atol=1e-3)
+    return [(int(number), text) for number, _, text in lines] == [(number, text) for number, _, text in wanted]
+
+
+def test_rest(shell, expected):
+    program = "python savedmodels/clients/rest.py --host $HOST"
+    assert shell(f"{program} < sentences.txt").splitlines() == [row[0][2] for row in expected]
+    assert n_best(shell(f"{program} --batch-size 2 --n-best 2 < sentences.txt"), expected, 2)
+    short = shell(f"{program} --max-length 1 --beam-size 1 'Two doors.'").split("\t")
+    assert short[0] == "0" and len(short[2]) < len(expected[-1][0][2])
+    assert shell(f"{program} --version 1 ''") == "\n"
+
+    for options, message in {
+        "--name other a": "error: HTTP 404: Servable not found for request: Latest(other)",
+        "--version 7 a": "error: HTTP 404: Servable not found for request: Specific(demo, 7)",
+        "--version stable a": "error: HTTP 400: Unrecognized servable version label: stable",
+        "--host localhost:1 a": "error: no answer: ",
+        "--timeout 0.0001 a": "error: no answer: ",
+    }.items():
+        assert shell(f"{program} {options}", status=1).startswith(message)
+
+
+@pytest.fixture
+def busy():
+    """A server that is busy twice before it answers, and its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        busy = (0, 1)  # which requests find it so
+        asked = 0
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            ready = Handler.asked not in Handler.busy
+            Handler.asked += 1
+            body = b'{"predictions": [{"translation": "x"}]}' if ready else b'{"error": "busy"}'
+            self.send_response(200 if ready else 503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Handler, f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_rest_asks_a_busy_server_again(busy):
+    handler, host = busy
+    assert rest.Client(host).predict(["a"]) == [{"translation": "x"}]
+    assert handler.asked == 3
+    handler.busy = (3, 4)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        rest.Client(host, retries=1).predict(["a"])
+    assert handler.asked == 5
+
+
+@needs_grpc
+def test_grpc(places, expected, monkeypatch, capsys):
+    import grpc
+
+    from savedmodels.clients import grpc_client
+
+    def run(*argv):
+        grpc_client.main(["--host", places["GRPC"], *argv])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\nTwo doors.\n"))
+    assert n_best(run("--n-best", "2"), expected, 2)  # no option: the defaults
+    assert run("--length-penalty", "0", "--max-length", "2", "--beam-size", "1", "door").startswith("0\t")
+    for argv, code, message in (
+        ("--name other a", "NOT_FOUND", "Servable not found for request: Latest(other)"),
+        ("--version 7 a", "NOT_FOUND", "Servable not found for request: Specific(demo, 7)"),
+        ("--version canary a", "INVALID_ARGUMENT", "Unrecognized servable version label: canary"),
+        ("--timeout 0.001 a", "DEADLINE_EXCEEDED", "Deadline Exceeded"),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            run(*argv.split())
+        assert (raised.value.code().name, raised.value.details()) == (code, message)
+
+
+@needs_grpc
+def test_the_services(places):
+    import grpc
+    import tensorflow as tf
+    from tensorflow_serving.apis import (
+        get_model_metadata_pb2,
+        get_model_status_pb2,
+        model_service_pb2_grpc,
+        predict_pb2,
+        prediction_service_pb2_grpc,
+    )
+
+    with grpc.insecure_channel(places["GRPC"]) as channel:
+        status = get_model_status_pb2.GetModelStatusRequest()
+        status.model_spec.name = "demo"
+        (version,) = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(status).model_version_status
+        assert (version.version, version.state) == (1, get_model_status_pb2.ModelVersionStatus.AVAILABLE)
+
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+        metadata.model_spec.name = "demo"
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        assert stub.GetModelMetadata(metadata).metadata["signature_def"].Unpack(signatures)
+        assert "translate" in signatures.signature_def
+
+        def predict(signature, output_filter=(), **inputs):
+            request = predict_pb2.PredictRequest(output_filter=output_filter)
+            request.model_spec.name = "demo"
+            request.model_spec.signature_name = signature
+            for name, value in inputs.items():
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+            return stub.Predict(request)
+
+        answer = predict("translate", ["scores", "finished", "lengths"], text=[TEXT, "a"])
+        assert set(answer.outputs) == {"scores", "finished", "lengths"}
+        assert answer.model_spec.signature_name == "translate" and answer.model_spec.version.value == 1
+        assert len(answer.outputs["scores"].float_val) == 8
+        assert tf.make_ndarray(answer.outputs["scores"]).shape == (2, 4)
+
+        texts = {"text": ["a"]}
+        wrong = {
+            ("no", ()): ("FAILED_PRECONDITION", 'Serving signature key "no" not found.', texts),
+            ("translate", ("x",)): (
+                "INVALID_ARGUMENT",
+                "output tensor alias not found in signature: x",
+                texts,
+            ),
+            ("translate", ()): (
+                "INVALID_ARGUMENT",
+                "input alias: text not found in request",
+                {"beam_size": [1]},
+            ),
+            ("score", ()): ("INVALID_ARGUMENT", "Sent extra: {}. Missing but required: {target}.", {"source": ["a"]}),
+            ("tokenize", ()): ("INVALID_ARGUMENT", "expected to be a string tensor but is a int32", {"text": [1]}),
+        }
+        for (signature, output_filter), (code, message, inputs) in wrong.items():
+            with pytest.raises(grpc.RpcError) as raised:
+                predict(signature, output_filter, **inputs)
+            assert raised.value.code().name == code
+            assert message in raised.value.details()
+
+
+def test_load(shell, workplace):
+    program = "python savedmodels/load_test.py --host $HOST --json"
+    found = json.loads(shell(f"{program} --requests 7 --concurrency 3 --rows 2 --text sentences.txt"))
+    assert (found["requests"], found["concurrency"], found["rows"], found["errors"]) == (7, 3, 2, {})
+    assert 0 < found["p50_ms"] <= found["p90_ms"] <= found["p99_ms"]
+    assert found["sentences_per_second"] == pytest.approx(14 / found["seconds"], rel=0.1)
+    found = json.loads(shell(f"{program} --seconds 1 --concurrency 2"))
+    assert found["requests"] >= 2
+    assert "HTTP 404" in shell(f"{program} --name other", status=2)
+    assert "expected a positive number, got 0" in shell(f"{program} --rows 0", status=2)
+    assert "expected a text a line, got none" in shell(f"{program} --text /dev/null", status=2)
+
+
+def test_load_counts_errors(busy, capsys):
+    handler, host = busy
+    handler.busy = (1, 2)  # not at first: that request is not counted
+    assert load_test.main(["--host", host, "--requests", "5", "--concurrency", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"^requests +5$", printed, re.MULTILINE)
+    assert re.search(r"^errors +2 HTTP 503$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("percent", [50, 90, 99])
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 101])
+def test_percentiles_are_numpys(percent, count):
+    values = np.random.default_rng(count).normal(size=count)
+    assert load_test.percentile(list(values), percent) == np.percentile(values, percent, method="inverted_cdf")
+
+
+@needs_grpc
+def test_the_servers_configs_can_be_read():
+    from google.protobuf import text_format
+    from tensorflow_serving.config import model_server_config_pb2
+
+    config = (ROOT / "savedmodels" / "models.config").read_text()
+    (model,) = text_format.Parse(config, model_server_config_pb2.ModelServerConfig()).model_config_list.config
+    assert (model.name, model.model_platform) == (Path(model.base_path).name, "tensorflow")
+    assert set(model.version_labels) == {"stable", "canary"}
+    assert set(model.version_labels.values()) <= set(model.model_version_policy.specific.versions)
+
+
+PROGRAMS = ["clients.rest", "clients.grpc_client", "load_test", "playground.__main__"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_fits_a_screen(program, capsys, monkeypatch):
+    if program == "clients.grpc_client":
+        pytest.importorskip("tensorflow_serving")
+    monkeypatch.setenv("COLUMNS", "110")
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(f"savedmodels.{program}").main(["--help"])
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 10 < len(lines) <= 40
+    assert max(map(len, lines)) <= 120

@@ -1,0 +1,288 @@
+"""The playground against what TensorFlow Serving's sources say about its REST API, and TensorFlow's C++ answers."""
+
+import base64
+import json
+import re
+import socket
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from conftest import TEXTS
+from hypothesis import given, settings
+
+import tf_transformer as tt
+
+pytest.importorskip("flask")
+
+from savedmodels.playground import rest
+from savedmodels.playground.__main__ import main
+from savedmodels.playground.model import ServedModel, find_version
+from trainers.command import run_program
+
+OPTIONS = {"beam_size": 3, "length_penalty": 0.6, "max_length": 9}
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return ServedModel(saved)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    return rest.app(model).test_client()
+
+
+@pytest.fixture(scope="module")
+def ask(client):
+    """POST a body, JSON or bytes: status, and the answer's JSON."""
+
+    def ask(body, path="/v1/models/name:predict"):
+        answer = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body))
+        assert answer.content_type == "application/json"
+        return answer.status_code, json.loads(answer.data)
+
+    return ask
+
+
+# Answers
+
+
+def test_rows_and_columns_of_the_default_signature(ask, served):
+    texts = [text for text in TEXTS if isinstance(text, str)]
+    status, rows = ask({"instances": texts})
+    assert (status, list(rows)) == (200, ["predictions"])
+    expected = served({"text": texts})  # TensorFlow's C++ loader, in another process
+    assert [row["translation"].encode() for row in rows["predictions"]] == list(expected["translation"])
+    np.testing.assert_allclose([row["score"] for row in rows["predictions"]], expected["score"], rtol=1e-5)
+    assert [row["truncated"] for row in rows["predictions"]] == ["door door" in text for text in texts]
+
+    status, columns = ask({"inputs": texts})
+    assert (status, list(columns)) == (200, ["outputs"])
+    assert columns == ask({"inputs": {"text": texts}})[1]
+    named = {name: [row[name] for row in rows["predictions"]] for name in rows["predictions"][0]}
+    assert columns["outputs"] == named
+    assert ask({"instances": [{"text": text} for text in texts], "signature_name": "serving_default"})[1] == rows
+    assert ask({"signature_name": "", "instances": texts}, "/v1/models/name/versions/1:predict")[1] == rows
+
+
+def test_rows_and_columns_with_options(ask, served):
+    rows = [{"text": TEXTS[0], **OPTIONS}, {"text": TEXTS[8], **OPTIONS, "beam_size": 1, "length_penalty": 2}]
+    status, by_row = ask({"signature_name": "translate", "instances": rows})
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    assert status == 200
+    found = ask({"signature_name": "translate", "inputs": columns})[1]["outputs"]
+    assert {name: [row[name] for row in by_row["predictions"]] for name in found} == found
+
+    dtypes = {"text": object, "length_penalty": np.float32}
+    expected = served({name: np.array(each, dtypes.get(name, np.int32)) for name, each in columns.items()}, "translate")
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        if values.dtype == object:
+            assert found[name] == [[text.decode() for text in row] for row in values]
+        else:
+            np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+            assert np.array(found[name]).shape == values.shape
+    one = {"inputs": {**columns, "beam_size": [3], "length_penalty": [0.6], "max_length": [9]}}
+    status, shared = ask(one | {"signature_name": "translate"})
+    assert status == 200
+    assert shared["outputs"]["translations"][0] == found["translations"][0]
+
+
+def test_one_output_is_a_bare_list(ask):
+    keys = ["n_best", "nothing"]
+    assert ask({"signature_name": "model_info", "instances": keys}) == (200, {"predictions": ["4", ""]})
+    assert ask({"signature_name": "model_info", "inputs": keys}) == (200, {"outputs": ["4", ""]})
+    assert ask({"signature_name": "model_info", "inputs": []}) == (200, {"outputs": []})
+
+
+def test_base64(ask):
+    coded = [{"b64": base64.b64encode(text).decode()} for text in (b"Two doors.", b"\xff\xfe broken \xc3")]
+    status, found = ask({"inputs": {"text": coded}})
+    assert status == 200
+    translations = found["outputs"]["translation"]
+    assert ask({"instances": coded}) == ask({"instances": [{"text": each} for each in coded]})
+    # Bytes that are not UTF-8 may stand in the JSON itself; the server does not look.
+    plain = ask(b'{"inputs": ["Two doors.", "\xff\xfe broken \xc3"]}')[1]["outputs"]
+    assert plain["translation"] == translations and translations[0] != translations[1] != ""
+
+
+def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
+    values = np.array([0.6, -1e9, 1 / 3, 1e-7], np.float32)
+    text = json.dumps(rest.written("x", values))
+    assert (np.array(json.loads(text), np.float32) == values).all()
+    assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
+    assert rest.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
+
+
+def test_status_and_metadata_are_the_servers_protos(client, model):
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    status_pb2 = pytest.importorskip("tensorflow_serving.apis.get_model_status_pb2")
+    metadata_pb2 = pytest.importorskip("tensorflow_serving.apis.get_model_metadata_pb2")
+    for path in ("/v1/models/name", "/v1/models/name/versions/1"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        (version,) = json_format.Parse(answer.data, status_pb2.GetModelStatusResponse()).model_version_status
+        assert (version.version, version.state) == (1, status_pb2.ModelVersionStatus.AVAILABLE)
+
+    metadata = client.get("/v1/models/name/metadata").get_json()
+    assert metadata["model_spec"] == {"name": "name", "signature_name": "", "version": "1"}
+    signatures = json_format.ParseDict(metadata["metadata"]["signature_def"], metadata_pb2.SignatureDefMap())
+    assert set(signatures.signature_def) == set(model.signatures)
+    for name, signature in signatures.signature_def.items():
+        assert dict(signature.inputs) == dict(model.signatures[name].inputs)
+        assert dict(signature.outputs) == dict(model.signatures[name].outputs)
+        assert not signature.defaults
+    text = metadata["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["text"]
+    assert (text["dtype"], text["tensor_shape"]["dim"]) == ("DT_STRING", [{"size": "-1", "name": ""}])
+
+
+# Errors
+
+ROW = {"text": "a", **OPTIONS}
+TWO_SIZES = {"text": ["a", "b", "c"], "beam_size": [1, 2], "length_penalty": [1], "max_length": [3]}
+LACKING = {"text": "a", "beam_size": 3}
+WRONG = [
+    (b"", "JSON Parse error: The document is empty"),
+    (b'{"instances": [', "JSON Parse error: .* at offset: 15"),
+    (b'{"instances": ["\\ud800"]}', "JSON Parse error: The surrogate pair in string is invalid"),
+    (b"[" * 100_000, "JSON Parse error"),
+    (["a"], 'JSON Value: \\["a"\\] Is not object'),
+    ({}, "Missing 'inputs' or 'instances' key"),
+    ({"signature_name": 3, "inputs": ["a"]}, "not formatted correctly. 'signature_name' key must be a string value."),
+    ({"signature_name": "no", "inputs": ["a"]}, 'Serving signature name: "no" not found in signature def'),
+    ({"inputs": ["a"], "instances": ["a"]}, "expecting only one of 'inputs' or 'instances' keys to exist"),
+    ({"instances": "a"}, "Expecting 'instances' to be an list/array"),
+    ({"instances": []}, "No values in 'instances' array"),
+    ({"instances": ["a", {"text": "a"}]}, "Expecting value/list but got object at item 1 of input list"),
+    ({"instances": [{"text": "a"}, "a"]}, "Expecting object but got list at item 1 of input list"),
+    ({"instances": [{"texts": "a"}]}, "element: 0 key: texts .*JSON object: does not have named input: texts"),
+    ({"instances": ["a", 7]}, "element: 1 .*JSON Value: 7 Type: Number is not of expected type: string"),
+    ({"instances": ["a", ["a"]]}, "element: 1 .*Expecting shape \\[\\] but got: \\[1\\]"),
+    ({"instances": [["a", ["a"]]]}, "Encountered list at unexpected level: 1 expected < 1"),
+    ({"instances": [[["a"], "a"]]}, "found at incorrect level: 2 in the JSON DOM. Expected at level: 2"),
+    ({"instances": [[["a"], ["a", "a"]]]}, "list at unexpected size: 2 at level: 1 expected size: 1"),
+    ({"instances": [["a"]]}, "Shape of tensor text \\[1,1\\] is not compatible with expected shape \\[\\?\\]"),
+    ({"instances": [None]}, "JSON Value: null Type: Null is not of expected type: string"),
+    ({"instances": [{"b64": "?"}]}, "Unable to base64 decode"),
+    ({"instances": [{"text": {"b64": 3}}]}, "not formatted correctly for base64 data"),
+    ({"inputs": {"texts": ["a"]}}, "Missing named input: text in 'inputs' object."),
+    ({"inputs": "a"}, "Shape of tensor text \\[\\] is not compatible with expected shape \\[\\?\\]"),
+    ({"signature_name": "translate", "instances": ["a"]}, "instances is a plain list, but expecting list of objects"),
+    ({"signature_name": "translate", "inputs": ["a"]}, "inputs is a plain value/list, but expecting an object"),
+    ({"signature_name": "translate", "inputs": LACKING}, "Missing named input: length_penalty in 'inputs' object."),
+    (
+        {"signature_name": "translate", "instances": [ROW, LACKING]},
+        "element: 1 of .* keys must be equal to: beam_size,length_penalty,max_length,text",
+    ),
+    ({"signature_name": "translate", "instances": [ROW | {"beam_size": 4.0}]}, "Type: Number .* expected type: int32"),
+    ({"signature_name": "translate", "instances": [ROW | {"beam_size": True}]}, "Type: True .* expected type: int32"),
+    ({"signature_name": "translate", "instances": [ROW | {"beam_size": 2**31}]}, "is not of expected type: int32"),
+    ({"signature_name": "translate", "instances": [ROW | {"length_penalty": "1"}]}, "is not of expected type: float"),
+    ({"signature_name": "translate", "inputs": TWO_SIZES}, "beam_size: expected a vector of length 1 or of the batch"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_what_the_server_would_refuse(ask, body, message):
+    status, answer = ask(body)
+    assert (status, list(answer)) == (400, ["error"])
+    assert re.search(message, answer["error"], re.DOTALL), answer
+    assert len(answer["error"]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("other:predict", 404, "Servable not found for request: Latest(other)"),
+        ("name/versions/2:predict", 404, "Servable not found for request: Specific(name, 2)"),
+        ("name/labels/stable:predict", 400, "Unrecognized servable version label: stable"),
+        ("name", 400, "Malformed request: POST /v1/models/name"),
+        ("name:classify", 501, "expected :predict, got :classify"),
+    ],
+)
+def test_other_models_and_paths(ask, path, status, message):
+    found, answer = ask({"instances": ["a"]}, f"/v1/models/{path}")
+    assert found == status
+    assert answer["error"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/v1/models/other", 404, "Could not find any versions of model other"),
+        ("/v1/models/name/versions/2", 404, "Could not find version 2 of model name"),
+        ("/v1/models", 400, "Missing model name in request."),
+        ("/v1/models/name:predict", 400, "Malformed request: GET /v1/models/name:predict"),
+        ("/v1/models/other/metadata", 404, "Servable not found for request: Latest(other)"),
+        ("/v2", 404, "The requested URL was not found"),
+    ],
+)
+def test_other_status(client, path, status, message):
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.get_json()["error"].startswith(message)
+
+
+names = st.sampled_from(["text", "b64", "x"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100)
+@given(st.fixed_dictionaries({"signature_name": st.just("tokenize")}, optional={"instances": values, "inputs": values}))
+def test_no_json_is_a_bug(ask, body):
+    status, answer = ask(body)
+    assert status in (200, 400)
+    assert ("error" in answer) == (status == 400)
+
+
+# The page and the program
+
+
+def test_the_page_loads_nothing_from_elsewhere(client):
+    answer = client.get("/")
+    page = answer.get_data(as_text=True)
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert 'data-name="name"' in page and "version 1" in page
+    assert set(re.findall(r"https?://[^\s\"'`]*", page)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert not re.findall(r"\b(?:src|href)=\"(?!data:)", page)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models/name"])
+def test_only_this_machines_names_are_answered(client, path):
+    for host in ("localhost:8501", "127.0.0.1:1234", "localhost"):
+        assert client.get(path, headers={"Host": host}).status_code == 200, host
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.1:8501", "[::1]:8501"):
+        answer = client.get(path, headers={"Host": host})
+        assert answer.status_code == 400, host
+        assert "is not trusted" in answer.get_json()["error"]
+
+
+def test_the_newest_version(saved, tmp_path):
+    assert find_version(saved) == find_version(saved.parent) == saved.resolve()
+    for version in ("9", "10", "x"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "saved_model.pb").touch()
+    (tmp_path / "11").mkdir()
+    assert find_version(tmp_path) == tmp_path.resolve() / "10"
+    with pytest.raises(tt.BadInput, match="expected a folder NAME/VERSION with an integer VERSION, got .*x"):
+        find_version(tmp_path / "x")
+    with pytest.raises(tt.BadInput, match="found no saved_model.pb in .*nowhere"):
+        find_version(tmp_path / "nowhere")
+
+
+def test_what_the_program_refuses(saved, tmp_path, capsys):
+    def fails(*argv):
+        with pytest.raises(SystemExit) as stopped:
+            run_program(lambda: main([str(each) for each in argv]))
+        assert stopped.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "found no saved_model.pb" in fails(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "Address already in use" in fails(saved, "--port", taken.getsockname()[1])
+    assert "--port: expected 0 to 65535, got 70000" in fails(saved, "--port", 70000)
