@@ -75,6 +75,7 @@ def test_survives_setting_seeds(pair):
 def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
     tokenizer, _ = pair
     tokenizer.save(tmp_path / "tokenizer.model")
+    assert (tmp_path / "tokenizer.model").stat().st_mode & 0o444 == 0o444  # for a server of another user, too
     again = tt.Tokenizer.load(tmp_path / "tokenizer.model")
     in_graph = tf.function(lambda texts: again.tokenize(texts).to_tensor(-1))
     expected = tokenizer.tokenize(HOSTILE).to_tensor(-1)

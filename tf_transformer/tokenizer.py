@@ -118,6 +118,7 @@ class Tokenizer:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as temporary:
             temporary.write(self.model)
+        os.chmod(temporary.name, 0o644)  # temporary files are their owner's alone
         os.replace(temporary.name, path)
 
     @property
