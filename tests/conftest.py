@@ -25,6 +25,55 @@ def seed():
     keras.utils.set_random_seed(7)
 
 
+TEXTS = [
+    "The old woman opens the red door.",
+    "",
+    "   ",
+    "\x00\x01",
+    b"\xff\xfe broken \xc3",
+    "</s> <pad> <unk>",
+    "東京 😀",
+    "door " * 3000,
+    "Two doors.",
+]
+
+
+@pytest.fixture(scope="session")
+def translator():
+    """A small one that gives other texts for other rows."""
+    import tf_transformer as tt
+
+    pairs = tt.grammar.corpus(train=600, dev=0, test=0)["train"]
+    tokenizer = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
+    keras.utils.set_random_seed(11)
+    model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))
+    model.build()
+    random = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    return tt.Translator(model, tokenizer, beam_size=3, extra_length=7, max_source_length=41, batch_size=4)
+
+
+@pytest.fixture(scope="session")
+def saved(translator, tmp_path_factory):
+    """The folder of its SavedModel, moved after it was written."""
+    path = tmp_path_factory.mktemp("savedmodels") / "name" / "1"
+    translator.save(path, source_language="en", target_language="de", step=29)
+    moved = tmp_path_factory.mktemp("moved") / "name"
+    path.parent.rename(moved)
+    return moved / "1"
+
+
+@pytest.fixture(scope="session")
+def served(saved):
+    """It loaded by TensorFlow's C++ in another process."""
+    from served import Served
+
+    process = Served(saved)
+    yield process
+    process.close()
+
+
 def normal(*shape, seed=0):
     """Random numbers for inputs, float32."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype("float32")

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tf_transformer import grammar
-from trainers import evaluate, translate, translation
-from trainers.command import run_program
+from tf_transformer.serving import publish
+from tf_transformer.serving.check import Finding
+from trainers import evaluate, export, translate, translation
+from trainers.command import languages, run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,8 +101,37 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     evaluate.main(argv_model)
     assert capsys.readouterr().out == scored
 
+    publish_again(tmp_path, text, run, metrics, capsys)
+
     argv[argv.index("--vocab-size") + 1] = "401"
     assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
+
+
+def publish_again(tmp_path, text, run, metrics, capsys):
+    """trainers.export of the same run, in another dtype; and of what the checks refuse."""
+    argv = ["--run", str(run), "--name", "small", "--base", str(tmp_path / "models"), "--beam-size", "2"]
+    dev = ["--dev", str(text / "dev.en"), str(text / "dev.de")]
+    more = ["--average-last", "2", "--dtype", "bfloat16", "--n-best", "3", "--max-length", "31"]
+    with mock.patch.object(publish, "check", return_value=[]) as check:
+        export.main([*argv, *dev, *more])
+    assert check.call_args.args[0].name == "1"
+    printed = capsys.readouterr().out
+    assert re.findall(r"BLEU [\d.]+ in (\w+)  nrefs:1", printed) == ["float32", "bfloat16"]
+    path = tmp_path / "models" / "small" / "1"
+    assert re.search(rf"published {re.escape(str(path))}: bfloat16, [\d,]+ bytes, of weights [\d,]+", printed)
+    facts = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
+    assert facts["step"] == metrics["steps"]
+    assert (facts["source_language"], facts["target_language"]) == ("en", "de")
+    assert (facts["dtype"], facts["beam_size"], facts["n_best"], facts["max_length"]) == ("bfloat16", 2, 3, 31)
+    assert f"BLEU {facts['bleu']:.2f} in bfloat16  {facts['bleu_signature']}" in printed
+    stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
+    assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
+
+    wrong = mock.patch.object(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
+    with wrong, mock.patch.object(publish.tf.saved_model, "save"):
+        assert fails(export, argv, capsys) == "  FAIL 2 is wrong"
+    assert [folder.name for folder in path.parent.iterdir()] == ["1"]
+    assert "--version: expected a new one" in fails(export, [*argv, "--version", 1], capsys)
 
 
 def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
@@ -187,16 +220,41 @@ def test_bad_options(text, tmp_path, capsys, change, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("train", "given", "expected"),
+    [
+        ("grammar", None, ("en", "de")),
+        (["data/train.en", "data/train.de.gz"], None, ("en", "de")),
+        (["data/source.txt", "data/target.txt"], None, None),
+        (["source", "target"], None, None),
+        ("wmt14_translate/de-en", None, None),
+        ("wmt14_translate/de-en", ["de", "en"], ("de", "en")),
+    ],
+)
+def test_languages(train, given, expected):
+    found = languages({"data": {"train": train}}, given)
+    assert found == (dict(zip(("source_language", "target_language"), expected, strict=True)) if expected else {})
+
+
 def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
     assert "found no saved_model.pb" in fails(evaluate, nothing, capsys)
     assert "found no saved_model.pb" in fails(translate, [tmp_path, text / "dev.en"], capsys)
+    name = ["--name", "m", "--base", tmp_path / "models"]
+    assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
+    (tmp_path / "config.json").write_text("[]")
+    assert "expected a run's configuration, got something else" in fails(export, ["--run", tmp_path, *name], capsys)
+    (tmp_path / "config.json").write_text('{"model": {}, "data": {"train": ["a.en", "a.de"]}}')
+    assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
+    assert "--name: expected a name without slashes" in fails(export, ["--run", "r", "--name", "a/b"], capsys)
+    assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
+    assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
     assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
 def test_help_fits_a_screen():
-    for program in ("translation", "evaluate", "translate"):
+    for program in ("translation", "evaluate", "translate", "export"):
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 40

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.export import Export, save_export
 from tf_transformer.layers import KeyValue
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Transformer
 from tf_transformer.search import Hypotheses, beam_search, begins_with, sample
+from tf_transformer.serving.export import Export
+from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 
 

@@ -40,6 +40,17 @@ def load_tensorflow():
     return tf_transformer
 
 
+def languages(settings, given=None) -> dict:
+    """Source and target as the names of the training files end, train.en and train.de, if not given."""
+    train = settings["data"]["train"]
+    if not given and train == "grammar":
+        given = ("en", "de")
+    if not given and isinstance(train, list):
+        endings = [name.removesuffix(".gz").rpartition(".")[2] for name in train]
+        given = endings if all(len(ending) == 2 and ending.isalpha() for ending in endings) else None
+    return dict(zip(("source_language", "target_language"), given, strict=True)) if given else {}
+
+
 def run_program(main) -> None:
     """Run a program: what the user gave wrong is one line and exit status 2, Ctrl-C is 130."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainers.command import load_tensorflow, options, run_program
+from trainers.command import languages, load_tensorflow, options, run_program
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},
@@ -73,6 +73,9 @@ def main(argv=None) -> None:
     tt = load_tensorflow()
     import keras
 
+    from tf_transformer.serving.export import Export
+    from tf_transformer.serving.publish import next_version, save_export
+
     config, recipe = choose(tt, args)
     name = args.preset if args.train or args.tfds else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
@@ -113,7 +116,7 @@ def main(argv=None) -> None:
     model.build()
     schedule = tt.WarmupSchedule(config.d_model, recipe["warmup_steps"], recipe["factor"])
     model.compile(
-        optimizer=keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9),
+        optimizer=tt.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9),
         loss=tt.SmoothedCrossEntropy(config.label_smoothing),
         metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
     )
@@ -169,8 +172,11 @@ def main(argv=None) -> None:
     }
     print(f"BLEU {bleu.value:.2f}  {bleu.signature}\nchrF {chrf.value:.2f}  {chrf.signature}")
 
-    saved = tt.translator.next_version(args.export or Path("savedmodels") / run.path.name)
-    translator.save(saved)
+    print("writing the SavedModel, and checking that it can be served", flush=True)
+    saved = next_version(args.export or Path("savedmodels") / run.path.name)
+    facts = {"step": state["step"], "bleu": metrics["test_bleu"], "bleu_signature": bleu.signature}
+    facts |= languages(settings, args.languages if args.tfds else None)
+    save_export(Export(translator, **facts), saved, checked=True)
     tt.run.write_json(run.path / "metrics.json", metrics)
     print(f"saved {saved}; a fresh process loads it and translates:", flush=True)
     examples = test[0][:3]

@@ -4,30 +4,15 @@ Every input is [batch], or [1] for an option; every output's first axis is the b
 that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
 """
 
-import json
-import os
-import shutil
-from pathlib import Path
-
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.search import length_penalty as penalty_of
 from tf_transformer.tokenizer import EOS_ID
+from tf_transformer.version import __version__
 
 CONTRACT = "1"
 MAX_ALPHA = 5.0
-# For a server with --enable_batching --enable_per_model_batching_parameters.
-BATCHING = """max_batch_size { value: 32 }
-batch_timeout_micros { value: 2000 }
-max_enqueued_batches { value: 64 }
-allowed_batch_sizes: 1
-allowed_batch_sizes: 2
-allowed_batch_sizes: 4
-allowed_batch_sizes: 8
-allowed_batch_sizes: 16
-allowed_batch_sizes: 32
-"""
 
 
 class Export(tf.Module):
@@ -42,48 +27,58 @@ class Export(tf.Module):
         max_beam_size: greatest beam size that a request may ask for.
         max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
             the default.
-        facts: what `model_info` answers besides what is known here.
+        facts: what `model_info` answers besides what is known here, e.g. source_language, target_language, step, bleu.
     """
 
     def __init__(self, translator, n_best: int = 4, max_beam_size: int = 16, max_length: int = 256, **facts):
         super().__init__()
-        if not 1 <= max(n_best, translator.beam_size) <= max_beam_size:
+        if not 1 <= min(n_best, translator.beam_size) <= max(n_best, translator.beam_size) <= max_beam_size:
             raise BadInput(
                 f"expected n_best and beam_size of 1 to max_beam_size={max_beam_size}, "
                 f"got {n_best} and {translator.beam_size}"
             )
+        if max_length < 1 or translator.alpha > MAX_ALPHA:
+            raise BadInput(
+                f"expected max_length of at least 1 and alpha of at most {MAX_ALPHA}, "
+                f"got {max_length} and {translator.alpha}"
+            )
         model, tokenizer = translator.model, translator.tokenizer
+        self.config = model.config
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
-        facts |= {
-            "contract": CONTRACT,
+        self.defaults = {  # of the options of `translate`
             "beam_size": translator.beam_size,
-            "max_beam_size": max_beam_size,
-            "n_best": n_best,
-            "length_penalty": translator.alpha,
+            "length_penalty": float(translator.alpha),
             "max_length": max_length,
-            "max_source_length": translator.max_source_length,
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.fingerprint,
-            "parameters": model.count_params(),
-            "tf_version": tf.__version__,
         }
-        self.description = json.dumps(facts | {"config": model.config.to_dict()}, indent=2) + "\n"
-        values = tf.lookup.KeyValueTensorInitializer(list(facts), [str(value) for value in facts.values()])
-        self.facts = tf.lookup.StaticHashTable(values, "", name="model_info")
-
-        default_beam_size = tf.constant([translator.beam_size])
-        default_alpha = tf.constant([float(translator.alpha)])
-        default_max_length = tf.constant([max_length])
+        default_beam_size, default_alpha, default_max_length = (tf.constant([v]) for v in self.defaults.values())
+        self.facts: dict[str, object] = {}
+        self.describe(
+            **facts,
+            **self.defaults,
+            contract=CONTRACT,
+            max_beam_size=max_beam_size,
+            n_best=n_best,
+            max_source_length=translator.max_source_length,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=tokenizer.fingerprint,
+            parameters=model.count_params(),
+            dtype=model.dtype_policy.name,
+            framework_version=__version__,
+            tf_version=tf.__version__,
+        )
 
         def search(text, beam_size, alpha, length, n):
             """Options out of range are clipped: an error would fail the whole of a server's batch."""
-            source, source_length, truncated = translator.source(tf.ensure_shape(text, [None]))
+            text = tf.ensure_shape(text, [None])
+            alpha = _per_row("length_penalty", alpha, text)
+            source, source_length, truncated = translator.source(text)
             found = translator.search(
                 source,
                 source_length,
                 tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
-                tf.clip_by_value(_per_row("length_penalty", alpha, text), 0.0, MAX_ALPHA),
+                # The minimum and maximum of a NaN are NaN, which would come back as the score.
+                tf.clip_by_value(tf.where(tf.math.is_nan(alpha), default_alpha, alpha), 0.0, MAX_ALPHA),
                 tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
                 n,
             )
@@ -147,7 +142,7 @@ class Export(tf.Module):
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
         def model_info(key):
-            return {"value": self.facts.lookup(tf.ensure_shape(key, [None]))}
+            return {"value": self.table.lookup(tf.ensure_shape(key, [None]))}
 
         kinds = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
         self.names = []
@@ -157,6 +152,17 @@ class Export(tf.Module):
             # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
             setattr(self, function.__name__, tf.function(function, input_signature=inputs, autograph=False))
             self.names.append(function.__name__)
+
+    @property
+    def signatures(self) -> dict:
+        """By name, what `tf.saved_model.save` takes."""
+        return {name: getattr(self, name) for name in self.names}
+
+    def describe(self, **facts) -> None:
+        """Add to what `model_info` answers; before a signature is called or saved."""
+        self.facts = {**self.facts, **facts}
+        values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
+        self.table = tf.lookup.StaticHashTable(values, "", name="model_info")
 
 
 def _per_row(name, option, text):
@@ -186,26 +192,3 @@ def _alignments(attention, source, real) -> tf.Tensor:
     place = tf.broadcast_to(tf.range(tf.shape(best)[1]), tf.shape(best))
     pairs = tf.strings.join([tf.strings.as_string(best), tf.strings.as_string(place)], "-")
     return _joined(tf.ragged.boolean_mask(pairs, real))
-
-
-def save_export(export: Export, path) -> None:
-    """Write a SavedModel, whole or not at all.
-
-    Args:
-        export: what to write.
-        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-    """
-    path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The server loads a numbered folder as soon as it appears, so it appears complete.
-    temporary = path.with_name(f".export-{path.name}-{os.getpid()}")
-    try:
-        (temporary / "assets.extra").mkdir(parents=True)
-        (temporary / "assets.extra" / "tf_transformer.json").write_text(export.description)
-        (temporary / "batching_params.pbtxt").write_text(BATCHING)
-        tf.saved_model.save(export, str(temporary), signatures={name: getattr(export, name) for name in export.names})
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

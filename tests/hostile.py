@@ -1,0 +1,163 @@
+"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader:
+
+    python tests/hostile.py savedmodels/demo/1 --count 10000
+
+No request may raise, every text that comes back is valid UTF-8, every number finite. Prints the peak of memory."""
+
+import argparse
+import collections
+import random
+import resource
+import sys
+import time
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer" / "serving"))
+from loader import Servable
+
+CONTROLS = ["<s>", "</s>", "<pad>", "<unk>", "<0x00>", "<0xFF>", "▁", "\u2047", "\ufffd"]
+# What normalisation makes longer, shorter, or of another script: ligatures, stacked marks, Hangul, width, direction.
+TRAPS = [
+    "\ufdfa",
+    "ﬃ",
+    "Å",
+    "K",
+    "\u017f",
+    "İ",
+    "ß",
+    "½",
+    "㍿",
+    "각",
+    "\u1112\u1161\u11ab",
+    "e" + "\u0301" * 40,
+    "\u200b",
+]
+TRAPS += [
+    "\u202e",
+    "\u200f",
+    "\ufeff",
+    "\u00ad",
+    "\u2028",
+    "\u0085",
+    "\u3000",
+    "👩\u200d👩\u200d👧",
+    "🇩🇪",
+    "\U000e0001",
+    "\0",
+]
+TRAPS += ["\uff11\uff12"]
+
+
+def random_bytes(r: random.Random) -> bytes:
+    return r.randbytes(r.randint(0, 40))
+
+
+def all_planes(r: random.Random) -> bytes:
+    return "".join(chr(r.randint(0, 0x10FFFF)) for _ in range(r.randint(1, 20))).encode("utf-8", "surrogatepass")
+
+
+def surrogates(r: random.Random) -> bytes:
+    return "".join(chr(r.randint(0xD800, 0xDFFF)) for _ in range(r.randint(1, 9))).encode("utf-8", "surrogatepass")
+
+
+def overlong(r: random.Random) -> bytes:
+    """UTF-8 that says in more bytes than it needs what may not be said, or stops on the way."""
+    parts = [
+        b"\xc0\x80",
+        b"\xe0\x80\xaf",
+        b"\xf8\x88\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xe6\x97",
+        b"a",
+    ]
+    return b"".join(r.choices(parts, k=r.randint(1, 12)))
+
+
+def normalisation(r: random.Random) -> bytes:
+    text = "".join(r.choices(TRAPS, k=r.randint(1, 8)))
+    return unicodedata.normalize(r.choice(["NFC", "NFD", "NFKC", "NFKD"]), text).encode()
+
+
+def control_symbols(r: random.Random) -> bytes:
+    return "".join(r.choices([*CONTROLS, " ", "a"], k=r.randint(1, 8))).encode()
+
+
+def white_space(r: random.Random) -> bytes:
+    return "".join(r.choices(" \t\n\r\v\f\u0085\u00a0\u2003\u2028\u3000\ufeff", k=r.randint(0, 30))).encode()
+
+
+def words(r: random.Random) -> bytes:
+    return " ".join("".join(r.choices("abcdeéßя中", k=r.randint(1, 9))) for _ in range(r.randint(1, 30))).encode()
+
+
+def very_long(r: random.Random) -> bytes:
+    if r.random() < 0.8:  # most need not be long to be strange
+        return words(r)
+    return r.choice([b"word ", b"x", "é".encode(), "😀 ".encode(), b"\xff", "e\u0301\u0302".encode()]) * r.choice(
+        [999, 30_000]
+    )
+
+
+KINDS = [random_bytes, all_planes, surrogates, overlong, normalisation, control_symbols, white_space, words, very_long]
+PORTS = [
+    ("serving_default", ["text"]),
+    ("translate", ["text"]),
+    ("translate_details", ["text"]),
+    ("tokenize", ["text"]),
+]
+PORTS += [("detokenize", ["tokens"]), ("score", ["source", "target"]), ("model_info", ["key"])]
+
+
+def problems(answer: dict, rows: int):
+    for name, value in answer.items():
+        if value.shape[:1] != (rows,):
+            yield f"{name} has the shape {value.shape} for {rows} rows"
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            yield f"{name} is not finite"
+        if value.dtype == object:
+            for text in value.flat:
+                try:
+                    text.decode()
+                except UnicodeDecodeError:
+                    yield f"{name} is no UTF-8: {text[:40]!r}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("path", metavar="DIR")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    servable, r = Servable(args.path), random.Random(args.seed)
+    began, wrong, asked, kinds = time.perf_counter(), 0, 0, collections.Counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(-(-args.count // args.batch)):
+        makers = r.choices(KINDS, k=min(args.batch, args.count - number * args.batch))
+        texts = [maker(r) for maker in makers]
+        kinds.update(maker.__name__ for maker in makers)
+        # Most batches go to serving_default, so that the others do not make it long.
+        signature, inputs = PORTS[0] if number % 4 else PORTS[number // 4 % len(PORTS)]
+        try:
+            found = list(problems(servable.predict(dict.fromkeys(inputs, texts), signature), len(texts)))
+        except RuntimeError as error:
+            found = [str(error).splitlines()[0]]
+        asked += len(texts)
+        for problem in found:
+            wrong += 1
+            print(f"batch {number}, {signature}: {problem}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+    print(
+        f"{asked:,} strings in {time.perf_counter() - began:.0f} s, {wrong} problems; "
+        f"memory: {before / 1024:,.0f} MiB when loaded, {peak / 1024:,.0f} MiB at most"
+    )
+    sys.exit(1 if wrong or asked != args.count else 0)
+
+
+if __name__ == "__main__":
+    main()

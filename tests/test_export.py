@@ -1,0 +1,245 @@
+"""The serving contract: what each signature gives, through TensorFlow's C++ loader and by the other ways to load."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import TEXTS
+from served import merge
+
+import tf_transformer as tt
+from tf_transformer.serving.export import Export
+
+STRINGS = {
+    "serving_default": {"translation", "score", "truncated"},
+    "translate": {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"},
+    "translate_details": {"tokens", "alignments", "token_scores", "source_tokens"},
+    "score": {"log_prob", "score", "length"},
+    "tokenize": {"tokens", "length"},
+    "detokenize": {"text"},
+    "model_info": {"value"},
+}
+
+
+def options(beam_size, length_penalty, max_length):
+    return {
+        "beam_size": np.array(beam_size, np.int32),
+        "length_penalty": np.array(length_penalty, np.float32),
+        "max_length": np.array(max_length, np.int32),
+    }
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if value.dtype == np.float32:
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_signatures_and_outputs(served):
+    assert {name: set(outputs) for name, (_, outputs, _) in served.signatures.items()} == STRINGS
+    for inputs, outputs, _ in served.signatures.values():
+        assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
+
+
+# Restored by TensorFlow 2's own loader, and by the session that came before it, fed by the names of tensors; in a
+# process that never saw this package, from a folder that was moved.
+PROGRAM = """
+import json, sys, tensorflow as tf, tensorflow_text
+path, texts = sys.argv[1], [bytes.fromhex(text) for text in json.loads(sys.argv[2])]
+model = tf.saved_model.load(path)
+answer = model.signatures["serving_default"](text=tf.constant(texts))
+answers = [{name: value.numpy() for name, value in answer.items()}]
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
+    outputs = {name: info.name for name, info in signature.outputs.items()}
+    answers.append(session.run(outputs, {signature.inputs["text"].name: texts}))
+assert "tf_transformer" not in sys.modules
+for found in answers:
+    found["translation"] = [text.decode() for text in found["translation"]]
+print(json.dumps([{name: list(map(str, values)) for name, values in found.items()} for found in answers]))
+"""
+
+
+def test_three_loaders_give_what_the_translator_gives(translator, saved, served, tmp_path):
+    texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
+    command = [sys.executable, "-c", PROGRAM, str(saved), texts]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    answers = json.loads(process.stdout.splitlines()[-1])
+    answers.append(served({"text": TEXTS}))
+    answers[-1]["translation"] = [text.decode() for text in answers[-1]["translation"]]
+    expected = [best[0] for best in translator.n_best(TEXTS, 1)]
+    for found in answers:
+        assert found["translation"] == [best.text for best in expected]
+        np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
+        assert [str(value) for value in found["truncated"]] == [str("door door" in str(text)) for text in TEXTS]
+    assert len(answers) == 3
+
+
+def test_options_are_by_row(served):
+    """Rows with options of their own answer as each would alone with those."""
+    texts = TEXTS[:1] * 4 + TEXTS[6:]
+    given = options([1, 2, 5, 99, 3, 0, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6, 0.6], [9, 9, 3, 5, 9, 2, 999])
+    for signature in ("translate", "translate_details"):
+        together = served({"text": texts} | given, signature)
+        for row, text in enumerate(texts):
+            chosen = {name: value[row : row + 1] for name, value in given.items()}
+            alone = served({"text": [text]} | chosen, signature)
+            same({name: value[row : row + 1] for name, value in together.items()}, alone)
+            if signature == "translate":
+                used = alone["scores"][0] > -1e8
+                assert used.sum() <= np.clip(given["beam_size"][row], 1, 4)
+                assert (alone["lengths"][0] <= given["max_length"][row]).all()
+
+
+def test_requests_that_the_server_merges(served):
+    """Of one row and of several, with options of their own, in batches padded to the sizes allowed."""
+    requests = [
+        {"text": np.array(TEXTS[:1], object)} | options([2], [0.6], [9]),
+        {"text": np.array(TEXTS[1:4], object)} | options([3, 1, 4], [0.0, 0.6, 2.0], [7, 9, 5]),
+        {"text": np.array(TEXTS[4:9], object)} | options([16, 3, 2, 1, 3], 5 * [1.0], [11, 3, 9, 30, 256]),
+    ]
+    for answer, request in zip(merge(served, requests, "translate"), requests, strict=True):
+        same(answer, served(request, "translate"))
+    plain = [{"text": request["text"]} for request in requests]
+    for answer, request in zip(merge(served, plain, "serving_default"), plain, strict=True):
+        same(answer, served(request))
+
+
+def test_options_out_of_range_are_clipped(served):
+    text = {"text": TEXTS[:1]}
+    least, most = options([1], [0.0], [1]), options([16], [5.0], [256])
+    same(served(text | options([-(2**31)], [-np.inf], [-5]), "translate"), served(text | least, "translate"))
+    same(served(text | options([2**31 - 1], [np.inf], [2**31 - 1]), "translate"), served(text | most, "translate"))
+    nothing = served(text | {"length_penalty": np.array([np.nan], np.float32)}, "translate")
+    same(nothing, served(text, "translate"))  # what is no number is the default
+
+
+def test_defaults_are_the_translators(served, translator, saved):
+    found = served({"text": TEXTS}, "translate")
+    same(served({"text": TEXTS} | options([3], [0.6], [256]), "translate"), found)
+    loaded = tf.saved_model.load(str(saved))
+    python = loaded.translate(tf.constant(TEXTS))
+    same({name: value.numpy() for name, value in python.items()}, found)
+    for row, answers in enumerate(translator.n_best(TEXTS, 4)):
+        assert [text.decode() for text in found["translations"][row]][: len(answers)] == [a.text for a in answers]
+        np.testing.assert_allclose(found["scores"][row][: len(answers)], [a.score for a in answers], rtol=1e-4)
+        assert (found["scores"][row][len(answers) :] == -1e9).all()
+
+
+def test_score_is_what_the_search_found(served, translator):
+    """Forcing the search's own output gives the log-probability that the search summed step by step."""
+    found, details = served({"text": TEXTS}, "translate"), served({"text": TEXTS}, "translate_details")
+    for row in np.flatnonzero(found["finished"][:, 0]):
+        n = found["lengths"][row, 0]
+        assert (details["token_scores"][row, 0, n:] == 0).all()
+        end = found["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
+        assert end < 1e-4
+        tokens = details["tokens"][row, 0].decode().split(" ")
+        assert len(tokens) == n
+        pairs = [pair.split("-") for pair in details["alignments"][row, 0].decode().split()]
+        assert [int(t) for _, t in pairs] == list(range(n))
+        assert all(int(s) < found["source_length"][row] for s, _ in pairs)
+    texts = found["translations"][:, 0]
+    ids = translator.tokenizer.tokenize(texts).to_list()
+    scored = served({"source": TEXTS, "target": texts}, "score")
+    compared = 0
+    for row in np.flatnonzero(found["finished"][:, 0]):
+        pieces = [piece.decode() for piece in translator.tokenizer.pieces(tf.constant([ids[row]], tf.int32)).numpy()[0]]
+        if " ".join(pieces) == details["tokens"][row, 0].decode():  # the text was cut into pieces as the model wrote it
+            assert scored["log_prob"][row] == pytest.approx(found["log_probs"][row, 0], abs=1e-3)
+            assert scored["score"][row] == pytest.approx(found["scores"][row, 0], abs=1e-3)
+            assert scored["length"][row] == found["lengths"][row, 0]
+            compared += 1
+    assert compared or not found["finished"].any()
+
+
+def test_tokens_are_sentencepieces(served, translator):
+    """SentencePiece in Python and the op in TensorFlow's C++ cut text alike; and back."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
+    texts = [
+        TEXTS[0],
+        TEXTS[6],
+        "é e\u0301 ﬁ ½ Ⅷ",
+        "a\u3000b\u00a0c",
+        "</s><s><pad>",
+        "ÀÉ " * 50,
+        "x" * 999,
+        "\uff11\u200b3",
+    ]
+    found = served({"text": texts}, "tokenize")
+    assert [tokens.decode().split(" ") for tokens in found["tokens"]] == processor.encode(texts, out_type=str)
+    assert found["length"].tolist() == [len(ids) for ids in processor.encode(texts)]
+    assert served({"text": TEXTS}, "tokenize")["length"].tolist() == [
+        len(ids) for ids in translator.tokenizer.tokenize(TEXTS).to_list()
+    ]
+    back = served({"tokens": found["tokens"]}, "detokenize")["text"]
+    assert [text.decode() for text in back] == processor.decode(processor.encode(texts))
+    assert served({"tokens": ["</s> <pad> ▁a nosuchpiece <s>"]}, "detokenize")["text"][0].decode().split()[0] == "a"
+
+
+def test_model_info(served, translator):
+    keys = ["contract", "beam_size", "length_penalty", "tokenizer", "dtype", "framework_version", "tf_version"]
+    keys += ["name", "version", "source_language", "target_language", "step", "nothing"]
+    answer = served({"key": keys}, "model_info")["value"]
+    expected = ["1", "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
+    expected += ["name", "1", "en", "de", "29", ""]
+    assert [value.decode() for value in answer] == expected
+
+
+@pytest.mark.parametrize("name", list(STRINGS))
+def test_an_empty_batch(served, name):
+    inputs, outputs, defaults = served.signatures[name]
+    answer = served({key: np.array([], object) for key in inputs if key not in defaults}, name)
+    assert {key: value.shape for key, value in answer.items()} == {
+        key: (0, *shape[1:]) for key, (_, shape) in outputs.items()
+    }
+
+
+def test_wrong_shapes_are_refused(served):
+    for text in (np.array("a", object), np.array([["a", "b"]], object), np.array([[["a"]]], object)):
+        for name in ("serving_default", "translate", "translate_details", "tokenize"):
+            with pytest.raises(RuntimeError, match="code 3: Shape of tensor .* is not compatible with expected shape"):
+                served({"text": text}, name)
+    with pytest.raises(RuntimeError, match="code 3: .*beam_size: expected a vector of length 1 or of the batch"):
+        served({"text": ["a", "b", "c"], "beam_size": np.array([1, 2], np.int32)}, "translate")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n_best": 0}, "n_best and beam_size of 1 to max_beam_size=16, got 0 and 3"),
+        ({"max_beam_size": 2}, "n_best and beam_size of 1 to max_beam_size=2, got 4 and 3"),
+        ({"max_length": 0}, "max_length of at least 1 and alpha of at most 5.0, got 0 and 0.6"),
+    ],
+)
+def test_options_of_the_export(translator, wrong, message):
+    with pytest.raises(tt.BadInput, match=message):
+        Export(translator, **wrong)
+
+
+def run(program, saved, *arguments):
+    path = os.path.join(os.path.dirname(__file__), program)
+    command = [sys.executable, path, str(saved), *map(str, arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
+    print(process.stdout)
+    assert process.returncode == 0, process.stdout + process.stderr[-2000:]
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_hostile_texts(saved, count):
+    run("hostile.py", saved, "--count", count)
+
+
+@pytest.mark.parametrize("sizes", [(7, 5), pytest.param((64, 50), marks=pytest.mark.slow)])
+def test_threads(saved, sizes):
+    run("threads.py", saved, "--threads", sizes[0], "--requests", sizes[1])

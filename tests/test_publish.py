@@ -1,0 +1,147 @@
+"""What lies in an export's folder, and that it appears there whole, checked and at once."""
+
+import datetime
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tf_transformer as tt
+from tf_transformer.serving import publish
+from tf_transformer.serving.check import Finding
+from tf_transformer.serving.export import Export
+from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
+
+
+def test_whole_or_not_at_all(translator, saved, monkeypatch):
+    with pytest.raises(FileExistsError, match="expected a new folder"):
+        translator.save(saved)
+    assert [path.name for path in saved.parent.iterdir()] == ["1"]
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        translator.save(saved.parent / "2")
+    assert [path.name for path in saved.parent.iterdir()] == ["1"]
+
+
+def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch):
+    seen = []
+
+    def check(path):
+        assert (path / "saved_model.pb").exists()
+        seen.append(path)
+        return [Finding("ok", "good"), Finding("FAIL", "weights are stored once, but: a = b")]
+
+    monkeypatch.setattr(publish, "check", check)
+    monkeypatch.setattr(tf.saved_model, "save", lambda _, path, signatures: Path(path, "saved_model.pb").touch())
+    with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
+        save_export(Export(translator), tmp_path / "name" / "3", checked=True)
+    assert seen[0].name == "3"  # the name that it would have had
+    assert list((tmp_path / "name").iterdir()) == []
+
+
+def test_a_server_that_watches_sees_no_half_of_an_export(tmp_path):
+    """As TensorFlow Serving does: whatever has an integer's name is loaded."""
+    base, halves, stop, looks = tmp_path / "name", [], threading.Event(), 0
+    base.mkdir()
+
+    def watch():
+        nonlocal looks
+        while not stop.is_set():
+            looks += 1
+            for path in base.iterdir():
+                if path.name.isdigit() and not (path / "variables" / "variables.index").exists():
+                    halves.append(path)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in range(30):
+            with new_folder(next_version(base)) as folder:
+                (folder / "saved_model.pb").write_text("graph")
+                (folder / "variables").mkdir()
+                for name in ("data", "index"):
+                    (folder / "variables" / f"variables.{name}").write_bytes(bytes(10_000))
+    finally:
+        stop.set()
+        watcher.join()
+    assert not halves
+    assert looks > 30
+    assert sorted(int(path.name) for path in base.iterdir()) == list(range(1, 31))
+
+
+def test_two_that_publish_the_same_version(tmp_path):
+    """The second one fails, and the first one's files stay."""
+    path = tmp_path / "name" / "1"
+    with pytest.raises(OSError), new_folder(path) as folder:
+        (folder / "mine").touch()
+        path.mkdir()
+        (path / "theirs").touch()
+    assert [file.name for file in path.iterdir()] == ["theirs"]
+    assert [file.name for file in path.parent.iterdir()] == ["1"]
+
+
+def test_next_version(tmp_path):
+    assert next_version(tmp_path / "nowhere").name == "1"
+    for name in ("1", "09", "10x", ".export-11-5"):
+        (tmp_path / name).mkdir()
+    assert next_version(tmp_path).name == "10"
+
+
+def test_description(translator, saved):
+    description = json.loads((saved / "assets.extra" / "tf_transformer.json").read_text())
+    assert tt.TransformerConfig(**description.pop("config")) == translator.model.config
+    created = datetime.datetime.fromisoformat(description.pop("created"))
+    assert created.utcoffset() == datetime.timedelta(0)
+    assert abs(datetime.datetime.now(datetime.UTC) - created) < datetime.timedelta(hours=1)
+    assert description == {
+        **{"name": "name", "version": "1", "source_language": "en", "target_language": "de", "step": 29},
+        **{"contract": "1", "dtype": "float32", "framework_version": tt.__version__, "tf_version": tf.__version__},
+        **{"beam_size": 3, "max_beam_size": 16, "n_best": 4, "length_penalty": 0.6, "max_length": 256},
+        **{"max_source_length": 41, "vocab_size": 350, "tokenizer": translator.tokenizer.fingerprint},
+        "parameters": translator.model.count_params(),
+    }
+
+
+def test_batching_parameters(saved):
+    text = (saved / "batching_params.pbtxt").read_text()
+    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes: (\d+)", text)]
+    assert f"max_batch_size {{ value: {sizes[-1]} }}" in text  # or the server refuses to load
+    assert sizes == sorted(sizes) == list(BATCH_SIZES)
+
+
+def test_weights_are_stored_once(translator, saved):
+    stored = sum(path.stat().st_size for path in (saved / "variables").iterdir())
+    assert stored < 1.1 * 4 * translator.model.count_params() + 20_000  # names and an index beside float32 weights
+
+
+def test_warm_up_records(translator, saved, served):
+    """What we write by hand is what tensorflow-serving-api reads; and every record gets an answer."""
+    apis = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    records = tf.data.TFRecordDataset(str(saved / "assets.extra" / "tf_serving_warmup_requests"))
+    seen = set()
+    for record in records.as_numpy_iterator():
+        log = apis.PredictionLog.FromString(record)
+        assert log.WhichOneof("log_type") == "predict_log"
+        assert not log.FindInitializationErrors()
+        request = log.predict_log.request
+        assert request.model_spec.name == "name"
+        inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+        signature, rows = request.model_spec.signature_name, len(inputs["text"])
+        wanted = {"serving_default": {"text"}, "translate": {"text", "beam_size", "length_penalty", "max_length"}}
+        assert inputs.keys() == wanted[signature]
+        assert all(value.shape == (rows,) for value in inputs.values())
+        for name, value in inputs.items():
+            if name != "text":
+                assert (value == served.signatures["translate"][2][name]).all()
+        answer = served(inputs, signature)
+        assert all(len(value) == rows for value in answer.values())
+        length = len(translator.tokenizer.tokenize(inputs["text"][:1])[0])
+        seen.add((signature, rows, "long" if length > 20 else "short" if 1 < length < 9 else length))
+    assert seen == {(s, n, text) for s in wanted for n in (1, BATCH_SIZES[-1]) for text in ("short", "long")}

@@ -1,0 +1,162 @@
+"""What lies in the folder of an export, and how it gets there: whole, checked and at once."""
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.serving.check import check, failures
+from tf_transformer.serving.export import Export
+from tf_transformer.tokenizer import UNKNOWN_ID
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_TIMEOUT_MICROS = 2000
+QUEUED_BATCHES = 64
+WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
+
+
+def save_export(export: Export, path, checked: bool = False) -> None:
+    """Write the folder of a SavedModel, whole or not at all:
+
+        saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
+        batching_params.pbtxt                                      for a server with per-model batching parameters
+        assets.extra/tf_transformer.json                           the configuration and what `model_info` answers
+        assets.extra/tf_serving_warmup_requests                    what the server runs before it is ready
+
+    Args:
+        export: what to write; it learns its name, its version and when it was made.
+        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
+        checked: run the checks of `tf_transformer.serving.check` on what was written.
+
+    Raises:
+        BadInput: a check failed; nothing is left behind.
+        FileExistsError: path exists.
+    """
+    path = Path(path)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    export.describe(name=path.absolute().parent.name, version=path.name, created=created)
+    with new_folder(path) as folder:
+        tf.saved_model.save(export, str(folder), signatures=export.signatures)
+        (folder / "batching_params.pbtxt").write_text(batching_params())
+        extra = folder / "assets.extra"
+        extra.mkdir()
+        description = export.facts | {"config": export.config.to_dict()}
+        (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
+        with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
+            for record in warmup_records(export):
+                file.write(record)
+        if checked:
+            failed = failures(check(folder))
+            if failed:
+                listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
+                raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+
+
+@contextlib.contextmanager
+def new_folder(path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` at the end of the block; if the block raises, nothing is left.
+
+    A server loads a numbered folder as soon as it appears, and does not miss files that come later: so it appears
+    complete. Meanwhile it has its name inside a hidden folder beside its place.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".export-{path.name}-{os.getpid()}")
+    folder = hidden / path.name
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        for written in [*folder.rglob("*"), folder]:
+            _flush(written)
+        os.rename(folder, path)
+        _flush(path.parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file or a folder's list of names is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def next_version(path) -> Path:
+    """The first unused folder <path>/<integer> above those in use."""
+    path = Path(path)
+    used = [int(folder.name) for folder in path.iterdir() if folder.name.isdigit()] if path.is_dir() else []
+    return path / str(max(used, default=0) + 1)
+
+
+def size_of(path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+
+
+def batching_params() -> str:
+    """batching_params.pbtxt; the last size allowed has to be the greatest batch, or the server refuses to load."""
+    lines = [
+        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",
+        f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
+        f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
+        *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def warmup_records(export: Export) -> list[bytes]:
+    """Requests of one row and of the greatest batch, short and long, for `serving_default` and `translate`.
+
+    Every option is given for every row, as a server that merges requests wants it. The texts are made of the
+    vocabulary's pieces, as many as there are, since the language is not known here.
+    """
+    records = []
+    for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
+        for tokens in WARMUP_TOKENS:
+            text = _example(export, tokens)
+            for name in ("serving_default", "translate"):
+                defaults = export.defaults if name == "translate" else {}
+                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in defaults.items()}
+                records.append(prediction_log(str(export.facts["name"]), name, inputs))
+    return records
+
+
+def _example(export: Export, tokens: int) -> bytes:
+    """A text of about so many tokens."""
+    first = UNKNOWN_ID + 1 + 256  # after the control symbols and the bytes
+    pieces = tf.range(first, export.config.vocab_size)
+    ids = tf.gather(pieces, tf.range(tokens) % len(pieces))
+    return export.tokenizer.detokenize(ids).numpy()
+
+
+def prediction_log(model: str, signature: str, inputs: dict) -> bytes:
+    """A `tensorflow.serving.PredictionLog` of one request, serialized.
+
+    Written by hand, so that exporting does not need tensorflow-serving-api: the numbers are the fields' of
+    tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+    """
+    request = _field(1, _field(1, model.encode()) + _field(3, signature.encode()))  # model_spec {name, signature_name}
+    for name, value in inputs.items():
+        tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
+        request += _field(2, _field(1, name.encode()) + _field(2, tensor.SerializeToString(deterministic=True)))
+    return _field(6, _field(1, request))  # predict_log {request}
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer that has a length."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
