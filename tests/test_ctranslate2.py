@@ -1,0 +1,220 @@
+"""The same weights in CTranslate2, an engine that we did not write: the same outputs and log-probabilities."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from conftest import array, draw_weights
+
+import tf_transformer as tt
+from tf_transformer.ctranslate2 import QUANTIZATIONS, save
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizer import EOS_ID
+from trainers import export
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+SENTENCES, LONGEST = 31, 23
+MODELS = {  # seeds whose outputs have many lengths
+    "sinusoidal": (1, 3.0, {}),
+    "learned": (13, 3.0, {"positions": "learned", "max_length": 113}),
+    "narrow keys": (5, 5.0, {"d_k": 3, "d_v": 5}),
+    "narrow values": (9, 5.0, {"d_k": 11, "d_v": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    pairs = tt.grammar.corpus(seed=3)["test"][:SENTENCES]
+    return tuple(map(list, zip(*pairs, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return tt.Tokenizer.learn_from([*corpus[0], *corpus[1]], 331)
+
+
+def random_model(vocab_size, seed, end, sizes):
+    """Random weights that make sharp choices, and outputs that end after few and after many tokens.
+
+    Args:
+        end: what is added to the end symbol's logit.
+    """
+    config = tt.TransformerConfig(2, 14, 23, 2, dropout=0.0, vocab_size=vocab_size, **sizes)
+    model = tt.Transformer(config)
+    model.build()
+    draw_weights(model, seed)
+    factors = {"bias": 0.3, "beta": 0.3, "query/kernel": 3, "output/kernel": 4, "position_embeddings": 4}
+    for weight in model.weights:
+        weight.assign(weight * next((factor for end, factor in factors.items() if weight.path.endswith(end)), 1))
+    norm = model.decoder_layers[-1].feed_forward_norm.norm
+    norm.gamma.assign(norm.gamma * 2)
+    norm.beta.assign(norm.beta * 4)
+    embeddings, beta = array(model.embedding.embeddings).copy(), array(norm.beta)
+    embeddings[EOS_ID] += end * beta / np.sum(beta**2)
+    model.embedding.embeddings.assign(embeddings)
+    return model
+
+
+class Both:
+    """One model in the two engines."""
+
+    def __init__(self, model, tokenizer, folder):
+        self.ours = tt.Translator(model, tokenizer, beam_size=4, alpha=0.0, extra_length=LONGEST)
+        self.folder = folder
+        save(self.ours, folder)
+        self.theirs = ctranslate2.Translator(str(folder), intra_threads=1)
+        self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+    def split(self, texts):
+        return self.pieces.encode(texts, out_type=str)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def both(request, tokenizer, tmp_path_factory):
+    model = random_model(tokenizer.vocab_size, *MODELS[request.param])
+    return Both(model, tokenizer, tmp_path_factory.mktemp("ctranslate2") / "model")
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
+    source, length, _ = both.ours.source(tf.constant(corpus[0]))
+    ours = [part.numpy() for part in both.ours.search(source, length, beam_size, 0.0, LONGEST, 1)]
+    theirs = both.theirs.translate_batch(
+        both.split(corpus[0]),
+        beam_size=beam_size,
+        length_penalty=0,
+        min_decoding_length=0,
+        max_decoding_length=LONGEST,
+        return_scores=True,
+        return_end_token=True,
+    )
+    lengths = []
+    for ids, _, log_probs, length, finished, found in zip(*ours, theirs, strict=True):
+        output = both.pieces.piece_to_id(found.hypotheses[0])
+        if finished[0] and output[-1] != EOS_ID:
+            # They weigh unfinished outputs of the greatest length against finished ones; ours takes the finished one.
+            assert len(output) == LONGEST and found.scores[0] > log_probs[0]
+            continue
+        assert ids[0, : length[0]].tolist() == output
+        np.testing.assert_allclose(found.scores[0], log_probs[0], rtol=3e-6, atol=1e-4)  # sums of up to -100
+        lengths.append(int(length[0]))
+    assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # the models are worth comparing
+
+
+def test_its_layer_normalization_has_our_epsilon(both):
+    """Too little to be seen in the log-probabilities; CTranslate2's own would be 1e-5."""
+    assert json.loads((both.folder / "config.json").read_text())["layer_norm_epsilon"] == 1e-6
+
+
+def test_scores_of_given_targets_agree(both, corpus):
+    source, target = (both.ours.source(tf.constant(texts))[0] for texts in corpus)
+    log_probs, _ = both.ours.force(source, target)
+    found = both.theirs.score_batch(both.split(corpus[0]), both.split(corpus[1]))
+    for ids, expected, scores in zip(target.numpy(), log_probs.numpy(), found, strict=True):
+        np.testing.assert_allclose(scores.log_probs, expected[ids > 0], atol=1e-4)
+
+
+def test_attention_agrees(both, corpus):
+    """Greedy search's: what beam search returns in its first row is another beam's."""
+    results = both.theirs.translate_batch(
+        both.split(corpus[0]), beam_size=1, max_decoding_length=5, return_attention=True, return_end_token=True
+    )
+    source, length, _ = both.ours.source(tf.constant(corpus[0]))
+    outputs = tf.ragged.constant([both.pieces.piece_to_id(found.hypotheses[0]) for found in results], tf.int32)
+    _, attention = both.ours.force(source, outputs.to_tensor(PAD_ID))
+    for found, output, expected, tokens in zip(results, outputs, attention.numpy(), length.numpy(), strict=True):
+        np.testing.assert_allclose(found.attention[0], expected[: len(output), :tokens], atol=1e-5)
+
+
+@pytest.mark.parametrize("both", ["learned"], indirect=True)
+def test_text_to_text_as_its_documentation_shows(both, corpus):
+    texts = ["", *corpus[0], "ünheard-of «words» 👍"]
+    results = both.theirs.translate_batch(
+        both.split(texts), beam_size=4, length_penalty=0, min_decoding_length=0, max_decoding_length=100
+    )
+    ours = both.ours.n_best(texts, 1)
+    ended = [i for i, best in enumerate(ours) if best[0].finished]
+    assert len(ended) > 10
+    assert [both.pieces.decode(results[i].hypotheses[0]) for i in ended] == [ours[i][0].text for i in ended]
+    assert results[0].hypotheses[0] == []
+
+
+@pytest.fixture(scope="module")
+def translator(tokenizer):
+    return tt.Translator(random_model(tokenizer.vocab_size, *MODELS["sinusoidal"]), tokenizer)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_quantized_models_run(translator, corpus, tmp_path, quantization):
+    """They score the same text nearly alike, and quantizing leaves the model as it was."""
+    before = translator.model.get_weights()
+    save(translator, tmp_path / "exact")
+    save(translator, tmp_path / "small", quantization)
+    for weight, copy in zip(translator.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, copy)
+    ratio = (tmp_path / "small/model.bin").stat().st_size / (tmp_path / "exact/model.bin").stat().st_size
+    assert ratio < 0.95  # of so small a model the positions, which int8 and int16 leave alone, are most
+
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
+    source, target = (pieces.encode(texts, out_type=str) for texts in corpus)
+    exact, small = (
+        [np.sum(found.log_probs) for found in engine.score_batch(source, target)]
+        for engine in (ctranslate2.Translator(str(tmp_path / name), intra_threads=1) for name in ("exact", "small"))
+    )
+    np.testing.assert_allclose(small, exact, rtol=0.1)
+    assert not np.allclose(small, exact, rtol=1e-7)
+    assert ctranslate2.Translator(str(tmp_path / "small"), intra_threads=1).translate_batch(source)[0].hypotheses
+
+
+def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(FileExistsError, match="taken exists"):
+        save(translator, tmp_path / "taken")
+    with pytest.raises(tt.BadInput, match="expected one of int8, int16, float16, bfloat16 or None; got 'int4'"):
+        save(translator, tmp_path / "new", "int4")
+
+    def full(spec, folder):
+        (tmp_path / folder / "model.bin").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        save(translator, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_without_the_package(translator, tmp_path, monkeypatch):
+    for name in ("ctranslate2", "ctranslate2.specs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(tt.BadInput, match=r"pip install tf-transformer\[ctranslate2\]"):
+        save(translator, tmp_path / "new")
+
+
+def test_the_program(tokenizer, tmp_path, capsys):
+    """A run's folder with two checkpoints, exported with 8 bits."""
+    models = [random_model(tokenizer.vocab_size, seed, 3.0, {}) for seed in (1, 2)]
+    for step, model in enumerate(models, 1):
+        folder = tmp_path / f"run/checkpoints/step-{step}"
+        folder.mkdir(parents=True)
+        model.save_weights(folder / "model.weights.h5")
+        (folder / "state.json").write_text(json.dumps({"step": step}))
+    settings = {"model": models[0].config.to_dict(), "data": {"train": "grammar", "seed": 1}}
+    (tmp_path / "run/config.json").write_text(json.dumps(settings))
+    tokenizer.save(tmp_path / "run/tokenizer.model")
+
+    argv = ["--run", str(tmp_path / "run"), "--name", "mine", "--base", str(tmp_path / "base")]
+    export.main([*argv, "--format", "ctranslate2", "--quantization", "int8"])
+    assert f"published {tmp_path / 'base/mine/1'}: CTranslate2, int8" in capsys.readouterr().out
+    expected = random_model(tokenizer.vocab_size, 1, 3.0, {})
+    expected.set_weights([np.mean(pair, axis=0) for pair in zip(*(m.get_weights() for m in models), strict=True)])
+    save(tt.Translator(expected, tokenizer), tmp_path / "expected", "int8")
+    for file in (tmp_path / "expected").iterdir():
+        assert file.read_bytes() == (tmp_path / "base/mine/1" / file.name).read_bytes()
+
+    for wrong in (["--quantization", "int8"], ["--format", "ctranslate2", "--dtype", "bfloat16"]):
+        with pytest.raises(SystemExit):
+            export.main([*argv, *wrong])
