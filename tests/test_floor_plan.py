@@ -8,13 +8,14 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
-    {"version", "config", "masks", "grammar", "bleu"},
+    {"version", "config", "masks", "grammar", "bleu", "serving", "serving.loader", "serving.probe", "serving.check"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},
     {"training", "model", "search", "tokenizer", "run"},
-    {"data", "export"},
-    {"translator"},
+    {"data", "serving.export", "marian"},
+    {"serving.publish"},
+    {"translator", "ctranslate2"},
     {""},
 ]
 BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar"]

@@ -1,0 +1,166 @@
+"""Ours and peers on the same work, in turn (A, B, C, A, B, C, ...), each time in a new process: a table of ratios.
+
+A peer runs in the environment that is named after it (benchmarks/README.md), and one that has none is left out:
+
+  python -m benchmarks.compare --task training --config base --venv torch=/venvs/torch --venv opennmt=/venvs/opennmt
+
+Each engine stands in the table with the best of its modes and numbers of threads.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import common
+
+ROOT = Path(__file__).parents[1]
+OURS = "tf_transformer"
+# Engine: its environment, its program under benchmarks/, and its modes. Ours and CTranslate2 run where this runs.
+ENGINES = {
+    OURS: ("", "", [""]),
+    "huggingface": ("torch", "peers.huggingface", ["eager", "compiled"]),
+    "torch_nn": ("torch", "peers.torch_nn", ["eager", "compiled"]),
+    "opennmt_tf": ("opennmt", "peers.opennmt_tf", ["default"]),
+    "kerashub": ("kerashub", "peers.kerashub", ["default", "xla"]),
+    "tf_models": ("tfmodels", "peers.tf_models", ["default"]),
+    "ctranslate2_cpp": ("", "peers.ctranslate2_cpp", ["default"]),
+}
+TASKS = {  # who can do it in which dtype
+    ("training", "float32"): ["huggingface", "torch_nn", "opennmt_tf", "kerashub", "tf_models"],
+    ("training", "bfloat16"): ["huggingface", "torch_nn", "kerashub", "tf_models"],
+    ("translation", "float32"): ["ctranslate2_cpp", "huggingface", "opennmt_tf", "kerashub", "tf_models"],
+    ("translation", "bfloat16"): ["ctranslate2_cpp", "huggingface", "kerashub", "tf_models"],
+}
+CTRANSLATE2_DTYPE = {"float32": "float32", "bfloat16": "int8"}  # its best of few bits
+
+
+def main(argv=None) -> list[dict]:
+    parser = common.parser("compare", __doc__)
+    add = parser.add_argument
+    add("--task", default="training", choices=["training", "translation"], help="(training)")
+    add("--sentences", type=int, default=32, help="sentences a request (32)")
+    add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"of {', '.join(ENGINES)} (all there are)")
+    add("--venv", action="append", default=[], metavar="NAME=DIR", help="torch, opennmt, kerashub, tfmodels")
+    add("--loader", default="c", choices=["python", "c"], help="how ours is served (c)")
+    add("--one-thread", action="store_true", help="try each engine with one thread, too")
+    add("--rounds", type=int, default=3, help="times each engine's turn comes (3)")
+    add("--repeats", type=int, default=8, help="steps or requests that are timed in a turn (8)")
+    add("--warmup", type=int, default=2, help="steps or requests before that (2)")
+    add("--out", type=Path, metavar="FILE", help="append the lines of JSON to this file")
+    add("--picture", type=Path, metavar="FILE", help="draw the table as bars")
+    common.add_work_folder(parser)
+    args = parser.parse_args(argv)
+
+    turns = commands(args)
+    lines = []
+    for number in range(args.rounds):
+        for command in turns:
+            line = run(command)
+            if line is None:
+                continue
+            lines.append(line | {"round": number})
+            if args.out:
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                with args.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(lines[-1]) + "\n")
+    rows = summary(lines)
+    print(table(rows))
+    if args.picture:
+        from benchmarks.draw import bars
+
+        bars(rows, args.picture)
+    return rows
+
+
+def commands(args) -> list[list[str]]:
+    """One command line for each engine, mode and number of threads."""
+    venvs = dict(pair.split("=", 1) for pair in args.venv)
+    able = [OURS, *TASKS[args.task, args.dtype]]
+    found = []
+    for engine in able:
+        venv, program, modes = ENGINES[engine]
+        if args.engines and engine not in args.engines:
+            continue
+        if venv and venv not in venvs:
+            print(f"{engine}: left out, there is no --venv {venv}=DIR", file=sys.stderr)
+            continue
+        python = str(Path(venvs[venv]) / "bin" / "python") if venv else sys.executable
+        for mode in modes:
+            if engine == "huggingface" and args.task == "translation" and mode == "compiled":
+                continue  # its `generate` does not run the compiled model
+            for threads in {args.threads, 1} if args.one_thread else {args.threads}:
+                command = [python, "-m", f"benchmarks.{program or args.task}", "--config", args.config]
+                command += ["--threads", str(threads), "--warmup", str(args.warmup)]
+                dtype = CTRANSLATE2_DTYPE[args.dtype] if engine == "ctranslate2_cpp" else args.dtype
+                command += ["--dtype", dtype]
+                if engine != OURS:
+                    command += ["--task", args.task, "--mode", mode]
+                command += ["--steps" if engine == OURS and args.task == "training" else "--repeats", str(args.repeats)]
+                if args.task == "translation":
+                    command += ["--sentences", str(args.sentences)]
+                    command += ["--loader", args.loader] if engine == OURS else []
+                if engine != OURS or args.task == "translation":
+                    command += ["--work", str(args.work)]
+                found.append(command)
+    return found
+
+
+def run(command) -> dict | None:
+    """The line that a benchmark prints; `None`, and what it said, if it failed."""
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        print(f"{' '.join(command)}\nfailed:\n{process.stderr[-2000:]}", file=sys.stderr)
+        return None
+    line = json.loads(process.stdout.splitlines()[-1])
+    print(f"  {line['engine']} {line.get('mode', '')} {line['threads']} threads: {line['tokens_per_second']} tokens/s")
+    return line
+
+
+def summary(lines) -> list[dict]:
+    """For each engine its best way to run, by the median of its rounds; fastest first.
+
+    Returns:
+        rows of the first line's keys, with `tokens_per_second` a median, `lowest`, `highest`, and `ratio`, that of ours
+        to it, or `None`.
+    """
+    ways: dict[tuple, list[dict]] = {}
+    for line in lines:
+        ways.setdefault((line["engine"], line.get("mode"), line["threads"], line["dtype"]), []).append(line)
+    best: dict[str, dict] = {}
+    for (engine, *_), runs in ways.items():
+        rates = [run["tokens_per_second"] for run in runs]
+        others = max(run["others_cores"] for run in runs)
+        row = runs[0] | {"tokens_per_second": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
+        row |= {"rounds": len(runs), "others_cores": others}
+        if engine not in best or row["tokens_per_second"] > best[engine]["tokens_per_second"]:
+            best[engine] = row
+    ours = best[OURS]["tokens_per_second"] if OURS in best else None
+    for row in best.values():
+        row["ratio"] = round(ours / row["tokens_per_second"], 2) if ours else None
+    return sorted(best.values(), key=lambda row: -row["tokens_per_second"])
+
+
+def table(rows) -> str:
+    """Markdown."""
+    lines = [
+        "| engine | dtype | threads | tokens/s (lowest to highest) | ours to it | peak MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        mode = "" if row.get("mode") in (None, "default") else f", {row['mode']}"
+        rates = f"{row['tokens_per_second']:,.0f} ({row['lowest']:,.0f} to {row['highest']:,.0f})"
+        lines.append(
+            f"| {row['engine']}{mode} ({versions}) | {row['dtype']} | {row['threads']} | {rates} "
+            f"| {row['ratio'] or '-'} | {row['peak_mib']:,.0f} |"
+        )
+    busy = max((row["others_cores"] for row in rows), default=0)
+    if busy > 0.1:
+        lines.append(f"\nNot a quiet machine: other processes kept up to {busy:.1f} cores busy.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

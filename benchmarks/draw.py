@@ -1,0 +1,90 @@
+"""Draw pictures of what was measured: bars from the lines of `benchmarks.compare --out`, curves from a growth table."""
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.draw", description=__doc__)
+    parser.add_argument("table", type=Path, help="lines of JSON (.jsonl), or a growth table (.csv)")
+    parser.add_argument("picture", type=Path, help="the file to write: .png, .svg")
+    args = parser.parse_args(argv)
+    if args.table.suffix == ".csv":
+        with args.table.open(encoding="utf-8", newline="") as file:
+            curves(list(csv.DictReader(file)), args.picture)
+    else:
+        from benchmarks.compare import summary
+
+        kinds: dict[tuple, list[dict]] = {}
+        for line in map(json.loads, args.table.read_text(encoding="utf-8").splitlines()):
+            dtype = "float32" if line["dtype"] == "float32" else "bfloat16 or int8"
+            kind = (line["benchmark"], line["config"], line.get("sentences", ""), dtype)
+            kinds.setdefault(kind, []).append(line)
+        bars([row for lines in kinds.values() for row in summary(lines)], args.picture)
+
+
+def bars(rows, path: Path) -> None:
+    """One group of bars, longest first, for each kind of work in the rows of `compare.summary`."""
+    plt = _pyplot()
+    kinds: dict[tuple, list[dict]] = {}
+    for row in rows:
+        dtype = "float32" if row["dtype"] == "float32" else "bfloat16 or int8"
+        kinds.setdefault((row["benchmark"], row["config"], row.get("sentences"), dtype), []).append(row)
+    figure, axes = plt.subplots(len(kinds), 1, figsize=(8, 0.8 + 0.4 * len(rows) + 0.7 * len(kinds)), squeeze=False)
+    for axis, ((benchmark, config, sentences, dtype), group) in zip(axes[:, 0], kinds.items(), strict=True):
+        group = sorted(group, key=lambda row: row["tokens_per_second"])
+        names = [f"{row['engine']} {row.get('mode') or ''} {row['dtype']}".replace(" default", "") for row in group]
+        rates = [row["tokens_per_second"] for row in group]
+        colors = ["tab:orange" if row["engine"] == "tf_transformer" else "tab:gray" for row in group]
+        axis.barh(names, rates, color=colors)
+        axis.bar_label(axis.containers[0], [f"{rate:,.0f}" for rate in rates], padding=3)
+        axis.margins(x=0.1)
+        what = f", {sentences} sentences" if sentences else ""
+        axis.set_title(f"{benchmark}, {config}, {dtype}{what}: tokens/s", loc="left", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def curves(rows, path: Path) -> None:
+    """Time against each size that was varied, and memory where it was measured: the rows of `benchmarks.growth`."""
+    plt = _pyplot()
+    series: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        series.setdefault((row["task"], row["varied"]), []).append(row)
+    figure, axes = plt.subplots(-(-len(series) // 2), 2, figsize=(9, 2.6 * -(-len(series) // 2)), squeeze=False)
+    for axis in axes.flat[len(series) :]:
+        axis.set_visible(False)
+    for axis, ((task, varied), points) in zip(axes.flat, series.items(), strict=False):
+        values = [float(point["value"]) for point in points]
+        axis.plot(values, [float(point["milliseconds"]) for point in points], ".-", color="tab:orange")
+        axis.set_xlabel(varied)
+        axis.set_ylabel("ms")
+        axis.set_ylim(0)
+        axis.set_title(task, loc="left", fontsize=10)
+        if points[0]["mib"]:
+            memory = axis.twinx()
+            memory.plot(values, [float(point["mib"]) for point in points], ".:", color="tab:gray")
+            memory.set_ylabel("MiB a request")
+            memory.set_ylim(0)
+    _save(figure, path)
+
+
+def _pyplot():
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

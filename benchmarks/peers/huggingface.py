@@ -1,0 +1,100 @@
+"""MarianMTModel of Hugging Face: post-norm, tied, sinusoids, as the paper's."""
+
+from benchmarks import common
+
+PAD, BEGIN, END = 0, 1, 2
+
+
+def marian(work, args):
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(common.SEED)
+    return transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=work.vocab_size,
+            d_model=work.d_model,
+            encoder_layers=work.num_layers,
+            decoder_layers=work.num_layers,
+            encoder_ffn_dim=work.d_ff,
+            decoder_ffn_dim=work.d_ff,
+            encoder_attention_heads=work.num_heads,
+            decoder_attention_heads=work.num_heads,
+            activation_function="relu",
+            scale_embedding=True,
+            dropout=work.dropout,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            pad_token_id=PAD,
+            decoder_start_token_id=BEGIN,
+            eos_token_id=END,
+            forced_eos_token_id=None,
+            max_position_embeddings=256,
+        )
+    )
+
+
+def training(work, args):
+    import itertools
+
+    import torch
+
+    model = marian(work, args).train()
+    forward = torch.compile(model) if args.mode == "compiled" else model
+    adam = torch.optim.Adam(
+        model.parameters(), work.learning_rate, (work.beta_1, work.beta_2), work.epsilon, fused=True
+    )
+    batches = itertools.cycle(
+        [[torch.from_numpy(ids).long() for ids in batch] for batch in common.training_batches(work)]
+    )
+
+    def step():
+        source, target = next(batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            logits = forward(input_ids=source, decoder_input_ids=target[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), target[:, 1:].flatten(), label_smoothing=work.label_smoothing
+            )
+        loss.backward()
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+def translation(work, args):
+    import torch
+
+    model = marian(work, args).eval()
+    if args.dtype == "bfloat16":
+        model.to(torch.bfloat16)
+    source = torch.from_numpy(common.source_ids(work, args.sentences)).long()
+
+    @torch.inference_mode()
+    def request():
+        found = model.generate(
+            source,
+            attention_mask=torch.ones_like(source),
+            num_beams=work.beam_size,
+            length_penalty=work.alpha,
+            min_new_tokens=work.steps,
+            max_new_tokens=work.steps,
+            do_sample=False,
+            use_cache=True,
+        )
+        return found.shape[1] - 1
+
+    return request
+
+
+if __name__ == "__main__":
+    common.run_peer(
+        "huggingface",
+        ["transformers", "torch"],
+        {"training": training, "translation": translation},
+        ("float32", "bfloat16"),
+        ("eager", "compiled"),
+    )

@@ -1,0 +1,181 @@
+"""Sentences/s and BLEU on real text, strings in and strings out: our SavedModel and CTranslate2 with the same weights.
+
+Exports a run once for each engine, starts a process for each, and lets them translate the whole text in turn, so that
+what else the machine does meets all of them; a line of JSON each. `others_cores` says how many cores other processes
+kept busy meanwhile: where that is not about 0, the times are not to be trusted, CTranslate2's above all: if not told
+OMP_WAIT_POLICY=PASSIVE its threads wait for each other without sleeping, ten times as long as the work takes and more.
+
+Search is each engine's own, with the same beams: ours divides by ((5 + length) / 6)^alpha and ends when nothing better
+can come, CTranslate2 divides by length^alpha and ends when as many outputs as beams have ended.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks import common
+
+ENGINES = ("tf_transformer", "ctranslate2 float32", "ctranslate2 int8")
+PACKAGES = {"tf_transformer": ("tf-transformer", "tensorflow", "tensorflow-text"), "ctranslate2": ("ctranslate2",)}
+
+
+def main(argv=None) -> list[dict]:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.real_text", None, __doc__, formatter_class=formatter)
+    add = parser.add_argument
+    add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
+    add("--average-last", type=int, default=5, metavar="N", help="average so many checkpoints, the last ones (5)")
+    add("--source", required=True, metavar="FILE", help="sentences to translate")
+    add("--reference", required=True, metavar="FILE", help="their references, for BLEU")
+    add("--beam-size", type=int, default=4, help="(4)")
+    add("--alpha", type=float, default=0.6, help="exponent of each engine's own length penalty (0.6)")
+    add("--sentences", type=int, default=32, help="sentences a batch, sorted by length (32)")
+    add("--threads", type=int, default=2, help="threads of an engine (2)")
+    add("--rounds", type=int, default=5, help="times that each engine translates the text (5)")
+    add("--warmup", type=int, default=1, help="times before that (1)")
+    args = parser.parse_args(argv)
+    common.prepare(args)
+
+    from tf_transformer.bleu import bleu
+    from tf_transformer.data import read_text_pairs
+
+    sources, references = read_text_pairs(args.source, args.reference)
+    spawn = multiprocessing.get_context("spawn")  # the engines share no process, nor with this one
+    with tempfile.TemporaryDirectory() as folder:
+        exporter = spawn.Process(target=export, args=(Path(folder), args))
+        exporter.start()
+        exporter.join()
+        if exporter.exitcode:
+            raise SystemExit(f"{args.run} could not be exported")
+        engines = {name: Engine(spawn, name, Path(folder), args, sources) for name in ENGINES}
+        for round_ in range(args.warmup + args.rounds):
+            for engine in engines.values():
+                engine.translate(keep=round_ >= args.warmup)
+        lines = []
+        for name, engine in engines.items():
+            engine.close()
+            score = bleu(engine.translations, references)
+            seconds = statistics.median(engine.seconds)
+            lines.append(
+                {
+                    "benchmark": "real_text",
+                    "engine": name.split()[0],
+                    "dtype": name.split()[1] if " " in name else "float32",
+                    "sentences": len(sources),
+                    "sentences_per_second": round(len(sources) / seconds, 2),
+                    "seconds": [round(second, 3) for second in engine.seconds],
+                    "others_cores": round(max(engine.others), 2),
+                    "bleu": round(score.value, 2),
+                    "bleu_signature": score.signature,
+                    "batch": args.sentences,
+                    "beam_size": args.beam_size,
+                    "alpha": args.alpha,
+                    "threads": args.threads,
+                    "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "ACTIVE"),
+                    "saved_mib": round(size_of(folder_of(Path(folder), name)) / 2**20, 1),
+                    "versions": {name: common.metadata.version(name) for name in PACKAGES[name.split()[0]]},
+                }
+            )
+            print(json.dumps(lines[-1]), flush=True)
+    return lines
+
+
+def export(folder: Path, args) -> None:
+    """Write the mean of a run's checkpoints for every engine."""
+    import tf_transformer as tt
+    from benchmarks.ctranslate2_parity import load_run
+
+    model = load_run(args.run, args.average_last)
+    translator = tt.Translator(model.model, model.tokenizer, args.beam_size, args.alpha)
+    for name in ENGINES:
+        path = folder_of(folder, name)
+        if name == "tf_transformer":
+            translator.save(path)
+        else:
+            tt.ctranslate2.save(translator, path, "int8" if "int8" in name else None)
+
+
+def folder_of(folder: Path, name: str) -> Path:
+    return folder / name.replace(" ", "-") / "1"
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+class Engine:
+    """An engine in a process of its own, which translates the text whenever it is asked to."""
+
+    def __init__(self, spawn, name: str, folder: Path, args, sources: list[str]):
+        self.pipe, other = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(other, name, folder_of(folder, name), args, sources))
+        self.process.start()
+        other.close()
+        self.seconds: list[float] = []
+        self.others: list[float] = []
+        self.translations: list[str] = []
+
+    def translate(self, keep: bool) -> None:
+        self.pipe.send("translate")
+        seconds, others, self.translations = self.pipe.recv()
+        if keep:
+            self.seconds.append(seconds)
+            self.others.append(others)
+
+    def close(self) -> None:
+        self.pipe.send("end")
+        self.process.join()
+
+
+def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
+    """The process of an engine."""
+    translate = (load_tensorflow if name == "tf_transformer" else load_ctranslate2)(path, args)
+    by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    while pipe.recv() == "translate":
+        translations, clock = [""] * len(sources), common.Clock()
+        clock.tick()
+        for start in range(0, len(sources), args.sentences):
+            places = by_length[start : start + args.sentences]
+            for i, translation in zip(places, translate([sources[i] for i in places]), strict=True):
+                translations[i] = translation
+        clock.tick()
+        pipe.send((clock.seconds()[0], clock.others(), translations))
+
+
+def load_tensorflow(path: Path, args):
+    tf = common.prepare_tensorflow(args)
+    import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
+
+    model = tf.saved_model.load(str(path))
+    signature = model.signatures["serving_default"]
+
+    def translate(texts):
+        assert model  # the signature alone would not keep the weights
+        return [text.decode() for text in signature(text=tf.constant(texts))["translation"].numpy()]
+
+    return translate
+
+
+def load_ctranslate2(path: Path, args):
+    common.prepare(args)
+    import ctranslate2
+    import sentencepiece
+
+    engine = ctranslate2.Translator(str(path), inter_threads=1, intra_threads=args.threads)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
+
+    def translate(texts):
+        results = engine.translate_batch(
+            pieces.encode(texts, out_type=str), beam_size=args.beam_size, length_penalty=args.alpha
+        )
+        return pieces.decode([result.hypotheses[0] for result in results])
+
+    return translate
+
+
+if __name__ == "__main__":
+    main()

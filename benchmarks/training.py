@@ -1,0 +1,109 @@
+"""Training by `model.fit`: target tokens a second of whole steps, and the peak of memory."""
+
+import dataclasses
+import os
+
+from benchmarks import common
+
+
+def main(argv=None) -> dict:
+    parser = common.parser("training", __doc__)
+    common.add_training(parser)
+    add = parser.add_argument
+    add("--inter-threads", type=int, default=1, help="operations at a time, TensorFlow only (1)")
+    add("--pairs", type=int, help="sentence pairs a step (the configuration's)")
+    add("--length", type=int, help="tokens of a sentence (the configuration's)")
+    add("--stock-adam", action="store_true", help="keras.optimizers.Adam, not what the trainers use")
+    add("--metrics", action="store_true", help="with the metrics that the trainers show")
+    add("--jit", action="store_true", help="compiled by XLA")
+    args = parser.parse_args(argv)
+    work = common.WORKS[args.config]
+    work = dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
+
+    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+        common.prepare_tensorflow(args, args.inter_threads)
+    else:
+        common.prepare(args)
+    clock, parameters = train(work, args.dtype, args.warmup + args.steps, args.stock_adam, args.metrics, args.jit)
+    import keras
+
+    backend = keras.backend.backend()
+    return common.report(
+        "training",
+        "tf_transformer",
+        args,
+        clock,
+        work.pairs * work.length,
+        ["tf-transformer", "keras", backend],
+        backend=backend,
+        pairs=work.pairs,
+        length=work.length,
+        parameters=parameters,
+        adam="stock" if args.stock_adam else "trainers",
+        metrics=args.metrics,
+        jit=args.jit,
+    )
+
+
+def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False):
+    """Train a new model for so many steps.
+
+    Returns:
+        a `common.Clock` that ticked before the first step and after each, and the number of parameters.
+    """
+    import keras
+    import numpy as np
+
+    import tf_transformer as tt
+
+    keras.utils.set_random_seed(common.SEED)
+    keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
+    model = tt.Transformer(config_of(work))
+    model.build()
+    adam = keras.optimizers.Adam if stock_adam else trainers_adam()
+    schedule = tt.WarmupSchedule(work.d_model)
+    model.compile(
+        optimizer=adam(schedule, beta_1=work.beta_1, beta_2=work.beta_2, epsilon=work.epsilon),
+        loss=tt.SmoothedCrossEntropy(work.label_smoothing),
+        metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()] if metrics else None,
+        jit_compile=True if jit else "auto",
+    )
+    batches = common.training_batches(work)
+    batches = [batches[i % len(batches)] for i in range(steps)]
+    source, target = (np.concatenate(side) for side in zip(*batches, strict=True))
+    clock = common.Clock()
+
+    class Ticks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            float(logs["loss"])  # waits for the step where the backend does not
+            clock.tick()
+
+    clock.tick()
+    model.fit((source, target[:, :-1]), target[:, 1:], work.pairs, shuffle=False, verbose=0, callbacks=[Ticks()])
+    return clock, model.count_params()
+
+
+def trainers_adam():
+    """The optimizer that the trainers use."""
+    import keras
+
+    return keras.optimizers.Adam
+
+
+def config_of(work):
+    """Our configuration of a model of this work's sizes."""
+    import tf_transformer as tt
+
+    return tt.TransformerConfig(
+        work.num_layers,
+        work.d_model,
+        work.d_ff,
+        work.num_heads,
+        dropout=work.dropout,
+        label_smoothing=work.label_smoothing,
+        vocab_size=work.vocab_size,
+    )
+
+
+if __name__ == "__main__":
+    main()

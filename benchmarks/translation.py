@@ -1,0 +1,193 @@
+"""Translating with an exported SavedModel, strings in and strings out: output tokens a second, and memory a request."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.training import config_of
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(argv=None) -> dict:
+    parser = common.parser("translation", __doc__)
+    common.add_translation(parser)
+    add = parser.add_argument
+    add("--inter-threads", type=int, default=1, help="operations at a time (1)")
+    add(
+        "--loader",
+        default="python",
+        choices=["python", "c"],
+        help="tf.saved_model.load, or TensorFlow's C API (python)",
+    )
+    common.add_work_folder(parser)
+    args = parser.parse_args(argv)
+    work = common.WORKS[args.config]
+
+    path = exported(work, args.dtype, args.work)
+    sentences = source_sentences(work, args.sentences, args.work)
+    load = {"python": load_in_python, "c": load_in_c}[args.loader]
+    signature = load(path, args)
+
+    def request():
+        return signature("serving_default", text=sentences)["translation"]
+
+    clock = common.timed(request, args.repeats, args.warmup)
+    # TensorFlow keeps what it frees, and only its Python can be asked.
+    memory = {"request_mib": round(common.request_mib(request), 1)} if args.loader == "python" else {}
+    check(signature, sentences, work)
+    return common.report(
+        "translation",
+        "tf_transformer",
+        args,
+        clock,
+        args.sentences * work.steps,
+        ["tf-transformer", "tensorflow", "tensorflow-text"],
+        loader=args.loader,
+        sentences=args.sentences,
+        saved_mib=round(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 2**20, 1),
+        **memory,
+    )
+
+
+def check(signature, sentences, work) -> None:
+    """The request was the work that was meant: so many tokens in, and so many steps that none ended."""
+    answer = signature("translate", text=sentences)
+    for name, expected in (("source_length", work.source_length), ("lengths", work.steps), ("finished", 0)):
+        if not (answer[name][..., : work.beam_size] == expected).all():
+            raise AssertionError(f"expected {name}={expected} in all translations, got {answer[name]}")
+
+
+# What is served
+
+
+def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str = "savedmodel") -> Path:
+    """A model of random weights that never ends a sentence; built once for the code as it stands.
+
+    Args:
+        work: sizes.
+        dtype: what it computes in.
+        folder: where such things are kept.
+        max_length: the most steps of the search that a request may ask for; by default those of the work.
+        kind: "savedmodel", or "ctranslate2" for that engine's folder with the same weights.
+    """
+    max_length = max_length or work.steps
+    sources = [*sorted(ROOT.glob("tf_transformer/**/*.py")), Path(__file__)]
+    made_from = hashlib.sha256(repr(work).encode() + b"".join(source.read_bytes() for source in sources))
+    stem = f"{kind}-{work.vocab_size}-{work.d_model}-{dtype}-{max_length}-"
+    path = folder / (stem + made_from.hexdigest()[:12]) / "1"
+    if not path.exists():
+        for old in folder.glob(stem + "*"):
+            shutil.rmtree(old)
+        # In a process of its own, so that the memory measured here is that of serving.
+        build = (work, dtype, folder, max_length, kind, path)
+        process = multiprocessing.get_context("spawn").Process(target=_export, args=build)
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"the export failed with status {process.exitcode}")
+    return path
+
+
+def _export(work, dtype, folder, max_length, kind, path) -> None:
+    translator = random_translator(work, dtype, folder)
+    if kind == "ctranslate2":
+        from tf_transformer import ctranslate2
+
+        ctranslate2.save(translator, path)
+    else:
+        translator.save(path, max_length=max_length)
+
+
+def random_translator(work, dtype, folder: Path, **options):
+    """A `Translator` of random weights that never ends a sentence."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+
+    import tf_transformer as tt
+
+    keras.utils.set_random_seed(common.SEED)
+    keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
+    model = tt.Transformer(config_of(work))
+    model.build()
+    never_end(model)
+    tokenizer = tt.Tokenizer.load(tokenizer_path(work, folder))
+    return tt.Translator(model, tokenizer, work.beam_size, work.alpha, **options)
+
+
+def never_end(model) -> None:
+    """Make the end symbol's logit -d_model at every position: the chance of an end is e^-d_model.
+
+    What the last layer normalization gives has the mean 0 before its beta is added. With beta = 1 the logit of an
+    embedding of -1s is therefore -d_model; of the others, N(0, 1 / d_model) in each component, it is as it was or so.
+    """
+    from tf_transformer.tokenizer import EOS_ID
+
+    beta = model.decoder_layers[-1].feed_forward_norm.norm.beta
+    beta.assign(beta * 0 + 1.0)
+    embeddings = model.embedding.embeddings.numpy()
+    embeddings[EOS_ID] = -1.0
+    model.embedding.embeddings.assign(embeddings)
+
+
+# Strings
+
+
+def tokenizer_path(work, folder: Path) -> Path:
+    """A SentencePiece model of the work's vocabulary, learned once from generated text."""
+    path = folder / f"vocabulary-{work.vocab_size}.model"
+    if not path.exists():
+        import tf_transformer as tt
+
+        text = common.generated_text(work.vocab_size, lines=work.vocab_size)
+        tt.Tokenizer.learn_from(text, work.vocab_size).save(path)
+    return path
+
+
+def source_sentences(work, count: int, folder: Path) -> list[str]:
+    """Sentences of exactly `source_length` tokens: random pieces that are whole words."""
+    import random
+
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer_path(work, folder)))
+    pieces = map(processor.id_to_piece, range(common.FIRST_ID + 256, processor.vocab_size()))
+    words = [piece[1:] for piece in pieces if piece.startswith("▁") and len(piece) > 2]
+    chance = random.Random(common.SEED)
+    return [" ".join(chance.choices(words, k=work.source_length)) for _ in range(count)]
+
+
+# Loaders: each gives a function (signature, **inputs) -> {name: array}
+
+
+def load_in_python(path: Path, args):
+    tf = common.prepare_tensorflow(args, args.inter_threads)
+    import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
+
+    model = tf.saved_model.load(str(path))
+
+    def call(name, **inputs):
+        function = model.signatures[name] if name == "serving_default" else getattr(model, name)  # knows defaults
+        answer = function(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {key: value.numpy() for key, value in answer.items()}
+
+    return call
+
+
+def load_in_c(path: Path, args):
+    common.prepare(args)
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = str(args.inter_threads)
+    sys.path.insert(0, str(ROOT / "tf_transformer" / "serving"))  # no Python of TensorFlow comes along
+    import loader
+
+    servable = loader.Servable(path)
+    return lambda name, **inputs: servable.predict(inputs, name)
+
+
+if __name__ == "__main__":
+    main()

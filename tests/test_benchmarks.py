@@ -1,0 +1,139 @@
+"""The benchmarks run, measure the work they say, and take ratios right; no time is asserted."""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks import common, compare, draw, growth, input_pipeline, training, translation
+
+TINY = common.WORKS["tiny"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Threads are set once a process, and the policy is everybody's."""
+    monkeypatch.setattr(common, "prepare_tensorflow", lambda *args, **kwargs: tf)
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+def one_line(capsys, program, *options):
+    """What a program prints last, which is also what it returns."""
+    returned = program.main(["--config", "tiny", *map(str, options)])
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line == returned
+    assert line["benchmark"] and line["engine"] == "tf_transformer" and line["config"] == "tiny"
+    assert line["threads"] > 0 and line["peak_mib"] > 0 and line["versions"]["tensorflow"] == tf.__version__
+    return line
+
+
+def test_training(capsys):
+    line = one_line(capsys, training, "--dtype", "bfloat16", "--steps", 3, "--warmup", 2)
+    assert line["dtype"] == "bfloat16" and line["timed"] == 3
+    assert line["tokens_per_second"] == pytest.approx(TINY.pairs * TINY.length * 1e3 / line["milliseconds"], rel=1e-2)
+
+
+def test_translation(folder, capsys):
+    line = one_line(capsys, translation, "--repeats", 2, "--warmup", 1, "--sentences", 3, "--work", folder)
+    assert line["timed"] == 2 and line["request_mib"] >= 0 and line["saved_mib"] > 0
+    assert line["tokens_per_second"] == pytest.approx(3 * TINY.steps * 1e3 / line["milliseconds"], rel=1e-2)
+
+
+def test_input_pipeline(folder, capsys):
+    options = ("--lines", 200, "--seconds", 0, "--batch-tokens", 300, "--training-rate", 2, "--work", folder)
+    line = one_line(capsys, input_pipeline, *options)
+    assert line["times_training"] == pytest.approx(line["tokens_per_second"] / 2, abs=0.1)
+
+
+def test_growth_writes_a_table_and_its_picture(folder, capsys):
+    table, picture = folder / "growth.csv", folder / "growth.png"
+    options = ("--longest", 13, "--repeats", 1, "--out", table, "--picture", picture, "--work", folder)
+    line = one_line(capsys, growth, "--tasks", "search step", *options)
+    rows = table.read_text().splitlines()
+    assert line["points"] == len(rows) - 1 == 12  # a search of 13 steps has 12 times between them
+    assert line["step_10_milliseconds"] > 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_growth_of_training_and_translation(folder, capsys):
+    table = folder / "both.csv"
+    options = ("--longest", 8, "--repeats", 1, "--out", table, "--work", folder)
+    assert one_line(capsys, growth, "--tasks", "training", "translation", *options)["points"] == 7 + 1 + 7 + 5 + 2
+    draw.main([str(table), str(folder / "both.svg")])
+    assert "</svg>" in (folder / "both.svg").read_text()
+
+
+def test_compare_takes_turns_and_writes_lines(folder, capsys):
+    out, picture = folder / "lines.jsonl", folder / "bars.png"
+    options = ["--config", "tiny", "--task", "translation", "--rounds", "2", "--repeats", "1", "--sentences", "3"]
+    options += ["--engines", "tf_transformer", "opennmt_tf", "--out", str(out), "--picture", str(picture)]
+    (row,) = compare.main([*options, "--work", str(folder)])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1] and row["rounds"] == 2 and row["loader"] == "c"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    said = capsys.readouterr()
+    assert "| tf_transformer (tf-transformer " in said.out
+    assert "opennmt_tf: left out, there is no --venv opennmt=DIR" in said.err
+
+
+def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
+    def line(engine, rate, threads=2, mode=None):
+        facts = {"engine": engine, "tokens_per_second": rate, "threads": threads, "dtype": "float32", "mode": mode}
+        return facts | {"others_cores": 0.0, "versions": {"x": "1"}, "peak_mib": 7.0}
+
+    rows = compare.summary(
+        [line("tf_transformer", rate) for rate in (290.0, 300.0, 700.0)]
+        + [line("peer", 110.0), line("peer", 130.0), line("peer", 150.0, threads=1), line("peer", 99.0, mode="xla")]
+    )
+    assert [(row["engine"], row["tokens_per_second"], row["ratio"]) for row in rows] == [
+        ("tf_transformer", 300.0, 1.0),
+        ("peer", 150.0, 2.0),
+    ]
+    assert "| peer (x 1) | float32 | 1 | 150 (150 to 150) | 2.0 | 7 |" in compare.table(rows)
+    assert "Not a quiet machine" not in compare.table(rows)
+
+
+def test_the_end_symbol_cannot_come(folder):
+    translator = translation.random_translator(TINY, "float32", folder)
+    memory, mask, _ = translator.model.encode(np.array([[5, 6, 7]]))
+    logits = translator.model.decode(np.array([[1, 8, 9, 10]]), memory, mask)[0].numpy()
+    np.testing.assert_allclose(logits[0, :, 2], -TINY.d_model, rtol=1e-5)
+    assert abs(np.delete(logits, 2, axis=-1)).max() < TINY.d_model
+
+
+def test_work_that_is_not_what_was_meant_is_an_error():
+    def answer(length):
+        return {"source_length": np.array([7]), "lengths": np.array([[length, 6]]), "finished": np.array([[False] * 2])}
+
+    translation.check(lambda name, text: answer(6), ["a"], TINY)
+    with pytest.raises(AssertionError, match="expected lengths=6"):
+        translation.check(lambda name, text: answer(5), ["a"], TINY)
+
+
+def test_a_clock_leaves_out_the_warm_up(monkeypatch):
+    now = iter([0.0, 10.0, 11.0, 13.0])
+    monkeypatch.setattr(common, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))
+    assert common.timed(lambda: None, repeats=2, warmup=1).seconds(warmup=1) == [1.0, 2.0]
+
+
+def test_the_memory_of_a_request_is_counted_each_time():
+    numbers = tf.function(lambda rows: tf.reduce_sum(tf.random.uniform([rows, 2**20])))
+    found = [common.request_mib(lambda rows=rows: numbers(tf.constant(rows))) for rows in (16, 16, 8)]
+    assert found[0] == found[1] and 64 <= found[0] < 128 and 32 <= found[2] < 64  # as the allocator cuts its pieces
+
+
+def test_peers_get_batches_without_control_symbols():
+    source, target = common.training_batches(TINY)[0]
+    assert source.shape == (TINY.pairs, TINY.length) and target.shape == (TINY.pairs, TINY.length + 1)
+    assert min(source.min(), target.min()) >= common.FIRST_ID and max(source.max(), target.max()) < TINY.vocab_size
