@@ -43,6 +43,7 @@ def test_training(capsys):
     assert line["tokens_per_second"] == pytest.approx(TINY.pairs * TINY.length * 1e3 / line["milliseconds"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_translation(folder, capsys):
     line = one_line(capsys, translation, "--repeats", 2, "--warmup", 1, "--sentences", 3, "--work", folder)
     assert line["timed"] == 2 and line["request_mib"] >= 0 and line["saved_mib"] > 0
@@ -74,6 +75,7 @@ def test_growth_of_training_and_translation(folder, capsys):
     assert "</svg>" in (folder / "both.svg").read_text()
 
 
+@pytest.mark.slow
 def test_compare_takes_turns_and_writes_lines(folder, capsys):
     out, picture = folder / "lines.jsonl", folder / "bars.png"
     options = ["--config", "tiny", "--task", "translation", "--rounds", "2", "--repeats", "1", "--sentences", "3"]

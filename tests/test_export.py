@@ -235,11 +235,11 @@ def run(program, saved, *arguments):
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [70, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_hostile_texts(saved, count):
     run("hostile.py", saved, "--count", count)
 
 
-@pytest.mark.parametrize("sizes", [(7, 5), pytest.param((64, 50), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [(5, 3), pytest.param((64, 50), marks=pytest.mark.slow)])
 def test_threads(saved, sizes):
     run("threads.py", saved, "--threads", sizes[0], "--requests", sizes[1])

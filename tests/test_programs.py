@@ -43,7 +43,7 @@ def fails(program, argv, capsys):
     return error.splitlines()[-1]
 
 
-def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys):
+def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys, monkeypatch):
     run, export = tmp_path / "run", tmp_path / "exports"
     argv = options(text, "--run", run, "--export", export, "--vocab-size", 400, "--eval-every", 3, "--average-last", 2)
     argv += ["--test", str(text / "test.en"), str(text / "test.de")]
@@ -61,6 +61,8 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     (newest,) = list(run.glob("checkpoints/step-*"))[-1:]
     step = json.loads((newest / "state.json").read_text())["step"]
 
+    checked = []  # test_check.py has the checks themselves
+    monkeypatch.setattr(publish, "check", lambda path: checked.append(path.name) or [])
     steps = step + 6
     translation.main([*argv, "--steps", str(steps)])
     printed = capsys.readouterr().out
@@ -102,6 +104,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     assert capsys.readouterr().out == scored
 
     publish_again(tmp_path, text, run, metrics, capsys)
+    assert checked == ["1", "1"]
 
     argv[argv.index("--vocab-size") + 1] = "401"
     assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
