@@ -240,6 +240,6 @@ def test_hostile_texts(saved, count):
     run("hostile.py", saved, "--count", count)
 
 
-@pytest.mark.parametrize("sizes", [(5, 3), pytest.param((64, 50), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [pytest.param(sizes, marks=pytest.mark.slow) for sizes in [(5, 3), (64, 50)]])
 def test_threads(saved, sizes):
     run("threads.py", saved, "--threads", sizes[0], "--requests", sizes[1])
