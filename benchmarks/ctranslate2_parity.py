@@ -36,25 +36,13 @@ def main(argv=None) -> list[dict]:
 
     sources, targets = tt.data.read_text_pairs(args.source, args.target)
     with tempfile.TemporaryDirectory() as folder:
-        both = Both(load_run(args.run, args.average_last), Path(folder) / "ctranslate2", args)
+        translator = tt.Translator.from_run(args.run, args.average_last, alpha=0.0, extra_length=10_000)
+        both = Both(translator, Path(folder) / "ctranslate2", args)
         lines = [both.compare_outputs(sources, beam_size) for beam_size in (1, args.beam_size)]
         lines.append(both.compare_scores(sources, targets))
     for line in lines:
         print(json.dumps(line), flush=True)
     return lines
-
-
-def load_run(run: Path, average_last: int):
-    """A `Translator` without length penalty of the mean of a run's last checkpoints."""
-    import tf_transformer as tt
-
-    weights = tt.run.Run(run).weights(average_last)
-    if not weights:
-        raise tt.BadInput(f"{run}: expected checkpoints, found none in {run / 'checkpoints'}")
-    model = tt.Transformer(tt.TransformerConfig(**json.loads((run / "config.json").read_text())["model"]))
-    model.build()
-    tt.average_weights(model, weights)
-    return tt.Translator(model, tt.Tokenizer.load(run / "tokenizer.model"), alpha=0.0, extra_length=10_000)
 
 
 class Both:

@@ -42,6 +42,7 @@ def main(argv=None) -> list[dict]:
 
     from tf_transformer.bleu import bleu
     from tf_transformer.data import read_text_pairs
+    from tf_transformer.serving.publish import size_of
 
     sources, references = read_text_pairs(args.source, args.reference)
     spawn = multiprocessing.get_context("spawn")  # the engines share no process, nor with this one
@@ -87,10 +88,8 @@ def main(argv=None) -> list[dict]:
 def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
-    from benchmarks.ctranslate2_parity import load_run
 
-    model = load_run(args.run, args.average_last)
-    translator = tt.Translator(model.model, model.tokenizer, args.beam_size, args.alpha)
+    translator = tt.Translator.from_run(args.run, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     for name in ENGINES:
         path = folder_of(folder, name)
         if name == "tf_transformer":
@@ -101,10 +100,6 @@ def export(folder: Path, args) -> None:
 
 def folder_of(folder: Path, name: str) -> Path:
     return folder / name.replace(" ", "-") / "1"
-
-
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 class Engine:

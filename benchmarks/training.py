@@ -60,7 +60,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False):
     keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     model = tt.Transformer(config_of(work))
     model.build()
-    adam = keras.optimizers.Adam if stock_adam else trainers_adam()
+    adam = keras.optimizers.Adam if stock_adam else tt.Adam
     schedule = tt.WarmupSchedule(work.d_model)
     model.compile(
         optimizer=adam(schedule, beta_1=work.beta_1, beta_2=work.beta_2, epsilon=work.epsilon),
@@ -81,13 +81,6 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False):
     clock.tick()
     model.fit((source, target[:, :-1]), target[:, 1:], work.pairs, shuffle=False, verbose=0, callbacks=[Ticks()])
     return clock, model.count_params()
-
-
-def trainers_adam():
-    """The optimizer that the trainers use."""
-    import keras
-
-    return keras.optimizers.Adam
 
 
 def config_of(work):

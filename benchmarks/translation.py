@@ -111,12 +111,12 @@ def random_translator(work, dtype, folder: Path, **options):
     import tf_transformer as tt
 
     keras.utils.set_random_seed(common.SEED)
-    keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     model = tt.Transformer(config_of(work))
     model.build()
     never_end(model)
     tokenizer = tt.Tokenizer.load(tokenizer_path(work, folder))
-    return tt.Translator(model, tokenizer, work.beam_size, work.alpha, **options)
+    translator = tt.Translator(model, tokenizer, work.beam_size, work.alpha, **options)
+    return translator if dtype == "float32" else translator.astype(dtype)
 
 
 def never_end(model) -> None:

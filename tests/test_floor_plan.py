@@ -8,12 +8,13 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
-    {"version", "config", "masks", "grammar", "bleu", "serving", "serving.loader", "serving.probe", "serving.check"},
+    {"version", "config", "masks", "grammar", "bleu", "serving", "serving.wire"},
+    {"serving.loader", "serving.probe", "serving.check"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},
-    {"training", "model", "search", "tokenizer", "run"},
-    {"data", "serving.export", "marian"},
+    {"training", "model", "decoding", "search", "tokenizer", "run"},
+    {"data", "sampling", "serving.export", "marian"},
     {"serving.publish"},
     {"translator", "ctranslate2"},
     {""},

@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loader  # from its folder, as every program that uses it does
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import TEXTS
 from served import LOADER
-
-from tf_transformer.serving import loader
 
 
 def in_a_process(program, *arguments):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.search import IMPOSSIBLE, beam_search, begins_with, length_penalty, sample, top_k
+from tf_transformer.search import IMPOSSIBLE, beam_search, begins_with, length_penalty, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -314,65 +314,6 @@ def test_equals_may_come_in_any_order(K):
         assert outputs and len({tuple(ids) for ids in outputs}) == len(outputs)
         assert lengths == sorted(lengths)
         assert K < V or outputs[0] == [END]  # wide enough to see it
-
-
-# Sampling
-
-
-def draw(logits, max_length, seed, **options):
-    def step(ids, position, slot, ancestry, cache):
-        assert np.array_equal(ancestry[0, 0], np.arange(ancestry.shape[2]) <= slot)
-        return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
-
-    B = len(logits)
-    start = tf.fill([B], START)
-    return sample(step, [tf.constant(logits)], lambda cache, slots: cache, start, max_length, END, seed, **options)
-
-
-def test_samples_come_as_often_as_they_are_likely():
-    """Twenty thousand outputs of one model against the probability of each."""
-    B, V, L, temperature = 20_011, 3, 3, 1.7
-    model = random_models(1, L, V, seed=5)[0]
-    found = draw(np.repeat(model[np.newaxis], B, axis=0), [L] * B, seed=3, temperature=temperature)
-    counts = {}
-    for ids, length in zip(found.ids[:, 0].numpy(), found.lengths[:, 0].numpy(), strict=True):
-        counts[tuple(ids[:length])] = counts.get(tuple(ids[:length]), 0) + 1
-    expected = {
-        tuple(ids): np.exp(log_prob)
-        for _, log_prob, ids in oracle.exhaustive_search(oracle.markov(model / temperature, START), V, END, L, 0.0)
-    }
-    for ids, count in counts.items():
-        p = expected.pop(ids, None)
-        if p is None:  # not finished
-            assert len(ids) == L and END not in ids
-        else:
-            assert abs(count - B * p) < 5 * np.sqrt(B * p * (1 - p)), ids
-    assert sum(expected.values()) < 1e-3  # what never came is unlikely
-
-
-def test_a_sample_and_its_log_probability():
-    models, lengths = random_models(9, 6, 5, seed=6), [6, 6, 3, 0, 6, 1, 6, 6, 2]
-    found = draw(models, lengths, seed=1, k=2)
-    for b, model in enumerate(models):
-        next_log_probs, length = oracle.markov(model, START), int(found.lengths[b, 0])
-        ids, log_prob = found.ids[b, 0].numpy().tolist(), 0.0
-        for n in range(length):
-            log_probs = next_log_probs(ids[:n])
-            log_prob += log_probs[ids[n]]
-            assert ids[n] in np.argsort(log_probs)[-2:]  # k = 2
-        close(found.log_probs[b, 0], log_prob)
-        assert not any(ids[length:]) and length <= lengths[b]
-        assert bool(found.finished[b, 0]) == (END in ids[:length])
-        assert found.finished[b, 0] or length == lengths[b]
-    again, other = draw(models, lengths, seed=1, k=2), draw(models, lengths, seed=2, k=2)
-    assert np.array_equal(found.ids, again.ids) and not np.array_equal(found.ids, other.ids)
-
-
-def test_without_heat_a_sample_is_greedy_search():
-    models = random_models(11, 6, 5)
-    found = draw(models, [6] * 11, seed=0, temperature=1e-6)
-    for part, expected in zip(found[2:], search(models, 6, beam_size=1)[2:], strict=True):
-        close(part, expected)
 
 
 # The length penalty

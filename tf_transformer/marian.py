@@ -204,14 +204,9 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def encode(self, source):
+    def encode(self, source, mask=None):
         """As `Transformer.encode`; padding is `pad_id`."""
-        mask = ops.not_equal(source, self.config.pad_id)
-        x, scores = self.embedding.embed(source), []
-        for layer in self.encoder_layers:
-            x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
-            scores.append(layer_scores)
-        return x, mask, scores
+        return super().encode(source, ops.not_equal(source, self.config.pad_id) if mask is None else mask)
 
     def search(self, source, max_length, beam_size=4, alpha=0.6, n_best: int = 1):
         """Beam search (section 6.1), under TensorFlow; `beam_size=1` is greedy search. Padding is never an output.
@@ -228,29 +223,22 @@ class MarianTransformer(Transformer):
         """
         import tensorflow as tf
 
+        from tf_transformer.decoding import decoding
         from tf_transformer.search import beam_search
 
         source = tf.convert_to_tensor(source, tf.int32)
         memory, memory_mask, _ = self.encode(source)
-        padding = tf.one_hot(self.config.pad_id, self.config.vocab_size, -1e9, 0.0)
-
-        def step(ids, position, slot, ancestry, cache):
-            memory_mask, layers = cache
-            positions = tf.fill([tf.shape(ids)[1]], position)
-            logits, layers = self.decode_step(ids, layers, memory_mask, positions, slot, ancestry)
-            return logits + padding, (memory_mask, layers)
-
         rows = tf.shape(source)[:1]
+        symbols = tf.range(self.config.vocab_size)
         return beam_search(
-            step,
-            (memory_mask, self.init_cache(memory)),
-            lambda cache, slots: (cache[0], [layer.grow(slots) for layer in cache[1]]),
-            tf.fill(rows, self.config.start_id),
-            tf.broadcast_to(max_length, rows),
-            self.config.end_id,
-            beam_size,
-            alpha,
-            n_best,
+            **decoding(self, memory, memory_mask),
+            start_ids=tf.fill(rows, self.config.start_id),
+            max_length=tf.broadcast_to(max_length, rows),
+            end_id=self.config.end_id,
+            beam_size=beam_size,
+            alpha=alpha,
+            n_best=n_best,
+            allowed=lambda ids, position, row: (symbols != self.config.pad_id)[tf.newaxis, tf.newaxis],
         )
 
     @classmethod

@@ -63,13 +63,13 @@ class Transformer(keras.Model):
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
 
-    def encode(self, source):
-        """Encode source ids [B, S].
+    def encode(self, source, mask=None):
+        """Encode source ids [B, S]; their padding mask [B, S] is made of them if not given.
 
         Returns:
             memory [B, S, d], its padding mask [B, S] and the attention weights of each layer [B, h, S, S].
         """
-        mask = padding_mask(source)
+        mask = padding_mask(source) if mask is None else mask
         x, scores = self.embedding.embed(source), []
         for layer in self.encoder_layers:
             x, layer_scores = layer(x, mask=mask, return_attention_scores=True)

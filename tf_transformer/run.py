@@ -44,17 +44,30 @@ class Run:
             if self.path.exists() and set(path.name for path in self.path.iterdir()) - {"tokenizer.model"}:
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
-        try:
-            before = json.loads(file.read_text())
-        except ValueError as error:
-            raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-        differences = _differences(before, json.loads(json.dumps(settings)))
+        differences = _differences(self.settings(), json.loads(json.dumps(settings)))
         if differences:
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
                 f"give --run another folder, or the same options as before"
             )
         return True
+
+    def settings(self) -> dict[str, Any]:
+        """What config.json says.
+
+        Raises:
+            BadInput: there is none, or it is something else.
+        """
+        file = self.path / "config.json"
+        if not file.is_file():
+            raise BadInput(f"{self.path}: expected a run's folder, found no config.json in it")
+        try:
+            settings = json.loads(file.read_text())
+        except ValueError as error:
+            raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
+        if not isinstance(settings, dict) or not {"model", "data"} <= set(settings):
+            raise BadInput(f"{file}: expected a run's configuration, got something else")
+        return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Make the folder the run's with these settings."""

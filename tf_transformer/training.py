@@ -165,6 +165,7 @@ class _TokenMean(keras.metrics.Metric):
         self.count = self.add_variable((), initializer="zeros", name="count")
 
     def values(self, targets, logits):
+        """What the mean is of, [B, T]: each metric says."""
         raise NotImplementedError
 
     def update_state(self, y_true, y_pred, sample_weight=None):

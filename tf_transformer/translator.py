@@ -5,14 +5,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.config import BadInput
-from tf_transformer.layers import KeyValue
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.decoding import decoding
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Transformer
-from tf_transformer.search import Hypotheses, beam_search, begins_with, sample
+from tf_transformer.run import Run
+from tf_transformer.sampling import sample
+from tf_transformer.search import Hypotheses, beam_search, begins_with
 from tf_transformer.serving.export import Export
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.training import average_weights
 
 
 class Translation(NamedTuple):
@@ -22,26 +25,6 @@ class Translation(NamedTuple):
     score: float  # log-probability / length penalty
     log_prob: float
     finished: bool  # the end symbol was reached
-
-
-class _WrittenInPlace(KeyValue):
-    """Keys and values for a loop in TensorFlow, whose scatter copies every slot on a CPU; this op copies none."""
-
-    def write(self, slot, new: KeyValue) -> KeyValue:
-        def written(old, part):
-            shape, width = tf.shape(old), old.shape[-1]
-            flat = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
-                input=tf.reshape(old, [shape[0] * shape[1], shape[2] * width]),
-                begin=[0, slot * width],
-                end=[0, (slot + tf.shape(part)[2]) * width],
-                strides=[1, 1],
-                value=tf.reshape(part, [shape[0] * shape[1], tf.shape(part)[2] * width]),
-                begin_mask=1,  # all of the first axis
-                end_mask=1,
-            )
-            return tf.reshape(flat, shape)
-
-        return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
 
 class Translator:
@@ -87,6 +70,28 @@ class Translator:
         self.batch_size = batch_size
         self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
 
+    @classmethod
+    def from_run(cls, path, average_last: int = 5, **options) -> "Translator":
+        """Of what a run of trainers.translation has learned, in float32.
+
+        Args:
+            path: the run's folder.
+            average_last: the mean of so many checkpoints, the last ones (section 6.1).
+            options: of `Translator`.
+
+        Raises:
+            BadInput: the folder holds something else, or no checkpoint.
+        """
+        run = Run(path)
+        weights = run.weights(average_last)
+        settings = run.settings()
+        if not weights:
+            raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
+        model = Transformer(TransformerConfig(**settings["model"]))
+        model.build()
+        average_weights(model, weights)
+        return cls(model, Tokenizer.load(run.path / "tokenizer.model"), **options)
+
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
 
@@ -127,7 +132,7 @@ class Translator:
         ]
 
     def sample(self, texts: list[str], temperature: float = 1.0, k: int | None = None, seed: int = 0) -> list[str]:
-        """A translation of each text drawn by chance; see `search.sample`."""
+        """A translation of each text drawn by chance; see `sampling.sample`."""
         if temperature <= 0 or (k or 1) < 1:
             raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
 
@@ -206,23 +211,7 @@ class Translator:
             limit = tf.minimum(limit, self.model.config.max_length)
         limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
-        cache = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in self.model.init_cache(memory)]
-        weights = self.model.embedding.softmax_weights()
-
-        def step(ids, position, slot, ancestry, cache):
-            memory_mask, layers = cache
-            positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
-            logits, layers = self.model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
-            return logits, (memory_mask, layers)
-
-        def grow(cache, slots):
-            memory_mask, layers = cache
-            return memory_mask, [layer.grow(slots) for layer in layers]
-
-        return {
-            "step": step,
-            "cache": (memory_mask, cache),
-            "grow": grow,
+        return decoding(self.model, memory, memory_mask) | {
             "start_ids": tf.fill(tf.shape(source_length), BOS_ID),
             "max_length": limit,
             "end_id": EOS_ID,

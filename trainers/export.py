@@ -64,25 +64,21 @@ def main(argv=None) -> None:
     path = folder / str(args.version) if args.version else next_version(folder)
     if path.exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
-    settings = read_settings(tt, args.run)
+    run = tt.run.Run(args.run)
+    settings = run.settings()
     dev = read_dev(tt, args, settings)
 
-    weights = tt.run.Run(args.run).weights(args.average_last)
-    if not weights:
-        raise tt.BadInput(f"{args.run}: expected checkpoints, found none in {args.run / 'checkpoints'}")
-    model = tt.Transformer(tt.TransformerConfig(**settings["model"]))
-    model.build()
-    tt.average_weights(model, weights)
-    float32 = tt.Translator(model, tt.Tokenizer.load(args.run / "tokenizer.model"), args.beam_size, args.alpha)
+    float32 = tt.Translator.from_run(args.run, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     translator = float32 if args.dtype == "float32" else float32.astype(args.dtype)
-    print(f"the mean of {len(weights)} checkpoints of {args.run}; {model.count_params():,} parameters", flush=True)
+    count = len(run.weights(args.average_last))
+    print(f"the mean of {count} checkpoints of {args.run}; {float32.model.count_params():,} parameters", flush=True)
 
     if args.format == "ctranslate2":
         tt.ctranslate2.save(float32, path, args.quantization)
         print(f"published {path}: CTranslate2, {args.quantization or 'float32'}, {size_of(path):,} bytes")
         return
 
-    facts = {"step": json.loads((weights[-1].parent / "state.json").read_text())["step"]}
+    facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]}
     facts |= languages(settings, args.languages)
     if dev:
         scores = {"float32": bleu_of(tt, float32, dev)}
@@ -98,19 +94,6 @@ def main(argv=None) -> None:
     print("writing and checking ...", flush=True)
     save_export(export, path, checked=True)
     print(f"published {path}: {args.dtype}, {size_of(path):,} bytes, of weights {size_of(path / 'variables'):,}")
-
-
-def read_settings(tt, run: Path) -> dict:
-    """A run's config.json."""
-    file = run / "config.json"
-    if not file.is_file():
-        raise tt.BadInput(f"{run}: expected a run's folder, found no config.json in it")
-    try:
-        settings = json.loads(file.read_text())
-        settings["model"], settings["data"]["train"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise tt.BadInput(f"{file}: expected a run's configuration, got something else: {error!r}") from error
-    return settings
 
 
 def read_dev(tt, args, settings):

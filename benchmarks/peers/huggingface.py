@@ -1,6 +1,7 @@
 """MarianMTModel of Hugging Face: post-norm, tied, sinusoids, as the paper's."""
 
 from benchmarks import common
+from benchmarks.peers.torch_step import torch_step
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -37,32 +38,18 @@ def marian(work, args):
 
 
 def training(work, args):
-    import itertools
-
     import torch
 
     model = marian(work, args).train()
     forward = torch.compile(model) if args.mode == "compiled" else model
-    adam = torch.optim.Adam(
-        model.parameters(), work.learning_rate, (work.beta_1, work.beta_2), work.epsilon, fused=True
-    )
-    batches = itertools.cycle(
-        [[torch.from_numpy(ids).long() for ids in batch] for batch in common.training_batches(work)]
-    )
 
-    def step():
-        source, target = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            logits = forward(input_ids=source, decoder_input_ids=target[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(
-                logits.float().flatten(0, 1), target[:, 1:].flatten(), label_smoothing=work.label_smoothing
-            )
-        loss.backward()
-        adam.step()
-        adam.zero_grad(set_to_none=True)
-        return loss.item()
+    def loss_of(source, target_in, target_out):
+        logits = forward(input_ids=source, decoder_input_ids=target_in, use_cache=False).logits.float()
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), target_out.flatten(), label_smoothing=work.label_smoothing
+        )
 
-    return step
+    return torch_step(model, loss_of, work, args)
 
 
 def translation(work, args):

@@ -1,9 +1,9 @@
 """torch.nn.Transformer with tied embeddings and sinusoids; it has no cache and no search, so it only trains."""
 
-import itertools
 import math
 
 from benchmarks import common
+from benchmarks.peers.torch_step import torch_step
 
 
 def training(work, args):
@@ -48,23 +48,7 @@ def training(work, args):
 
     model = Translation().train()
     loss_of = torch.compile(model) if args.mode == "compiled" else model
-    adam = torch.optim.Adam(
-        model.parameters(), work.learning_rate, (work.beta_1, work.beta_2), work.epsilon, fused=True
-    )
-    batches = itertools.cycle(
-        [[torch.from_numpy(ids).long() for ids in batch] for batch in common.training_batches(work)]
-    )
-
-    def step():
-        source, target = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            loss = loss_of(source, target[:, :-1], target[:, 1:])
-        loss.backward()
-        adam.step()
-        adam.zero_grad(set_to_none=True)
-        return loss.item()
-
-    return step
+    return torch_step(model, loss_of, work, args)
 
 
 if __name__ == "__main__":

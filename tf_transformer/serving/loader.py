@@ -4,7 +4,8 @@
 takes part, XLA is off, of tensorflow-text only the tokenizer's op is known, and shapes and dtypes are checked by the
 graph alone. The libraries are those of the installed packages.
 
-The file imports nothing of this package, which would bring Python's TensorFlow: put its folder on the path, or run it,
+It and wire.py import nothing of this package, which would bring Python's TensorFlow: put their folder on the path, or
+run
 
     python tf_transformer/serving/loader.py savedmodels/demo/1 "Two doors." "The red door."
 """
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random
+from wire import entry, fields  # beside this file
 
 TEXT_OPS = ("_sentencepiece_tokenizer.so",)
 STRING = 7  # the data type's number; the others' NumPy types:
@@ -316,11 +318,6 @@ def _bytes_of(buffer) -> bytes:
     return ctypes.string_at(content.data, content.length)
 
 
-def tensor_of(proto: bytes) -> np.ndarray:
-    """A serialized `tensorflow.TensorProto` as an array; needs a `Servable` to have been loaded."""
-    return _tensor_of(_library(()), proto)
-
-
 def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
     buffer, tensor = c.TF_NewBufferFromString(proto, len(proto)), c.TF_AllocateTensor(10, (c_int64 * 0)(), 0, 1)
     try:
@@ -331,50 +328,17 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
-# A MetaGraphDef is read without Python's protobuf classes, which lie inside Python's TensorFlow.
-
-
-def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a serialized protocol buffer: number, and content as int or bytes."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        kind = tag & 7
-        if kind == 0:
-            number, place = _varint(message, place)
-            yield tag >> 3, number
-        else:
-            size, place = _varint(message, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
-            yield tag >> 3, message[place : place + size]
-            place += size
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = message[place]
-        number, place, shift = number | (byte & 127) << shift, place + 1, shift + 7
-        if byte < 128:
-            return number, place
-
-
-def entry(message: bytes) -> tuple[str, bytes]:
-    """An entry of a protocol buffer's map with strings for keys."""
-    content = dict(fields(message))
-    return content.get(1, b"").decode(), content.get(2, b"")
-
-
 def warmup_requests(path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Signature and inputs of each record in assets.extra/tf_serving_warmup_requests of the SavedModel in `path`."""
     file = Path(path) / "assets.extra" / "tf_serving_warmup_requests"
-    content, place = file.read_bytes(), 0
+    c, content, place = _library(TEXT_OPS), file.read_bytes(), 0
     while place < len(content):
         (length,) = struct.unpack_from("<Q", content, place)
         record, place = content[place + 12 : place + 12 + length], place + 12 + length + 4  # between checksums
         request = list(fields(dict(fields(dict(fields(record))[6]))[1]))  # PredictionLog.predict_log.request
         specification = dict(fields(dict(request)[1]))  # model_spec
         inputs = dict(entry(content) for number, content in request if number == 2)
-        yield specification[3].decode(), {name: tensor_of(tensor) for name, tensor in inputs.items()}
+        yield specification[3].decode(), {name: _tensor_of(c, tensor) for name, tensor in inputs.items()}
 
 
 def _signatures(c: _Library, meta_graph: bytes) -> dict[str, Signature]:

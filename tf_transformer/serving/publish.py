@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.serving.check import check, failures
 from tf_transformer.serving.export import Export
+from tf_transformer.serving.wire import field
 from tf_transformer.tokenizer import UNKNOWN_ID
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -145,18 +146,8 @@ def prediction_log(model: str, signature: str, inputs: dict) -> bytes:
     Written by hand, so that exporting does not need tensorflow-serving-api: the numbers are the fields' of
     tensorflow_serving/apis/{prediction_log,predict,model}.proto.
     """
-    request = _field(1, _field(1, model.encode()) + _field(3, signature.encode()))  # model_spec {name, signature_name}
+    request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}
     for name, value in inputs.items():
         tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
-        request += _field(2, _field(1, name.encode()) + _field(2, tensor.SerializeToString(deterministic=True)))
-    return _field(6, _field(1, request))  # predict_log {request}
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer that has a length."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+        request += field(2, field(1, name.encode()) + field(2, tensor.SerializeToString(deterministic=True)))
+    return field(6, field(1, request))  # predict_log {request}
