@@ -228,17 +228,21 @@ class MarianTransformer(Transformer):
 
         source = tf.convert_to_tensor(source, tf.int32)
         memory, memory_mask, _ = self.encode(source)
-        rows = tf.shape(source)[:1]
-        symbols = tf.range(self.config.vocab_size)
+        padding = tf.one_hot(self.config.pad_id, self.config.vocab_size, -1e9, 0.0)
+        start, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
+
+        def step(*arguments):
+            logits, cache = start["step"](*arguments)
+            return logits + padding, cache  # not by `allowed`, which leaves padding its share of the probability
+
         return beam_search(
-            **decoding(self, memory, memory_mask),
+            **start | {"step": step},
             start_ids=tf.fill(rows, self.config.start_id),
             max_length=tf.broadcast_to(max_length, rows),
             end_id=self.config.end_id,
             beam_size=beam_size,
             alpha=alpha,
             n_best=n_best,
-            allowed=lambda ids, position, row: (symbols != self.config.pad_id)[tf.newaxis, tf.newaxis],
         )
 
     @classmethod
