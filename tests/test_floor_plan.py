@@ -9,7 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "grammar", "bleu", "serving", "serving.wire"},
-    {"serving.loader", "serving.probe", "serving.check"},
+    {"treebank"},
+    {"evalb", "serving.loader", "serving.probe", "serving.check"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},
@@ -17,9 +18,10 @@ FLOORS = [  # a file imports from lower floors only
     {"data", "sampling", "serving.export", "marian"},
     {"serving.publish"},
     {"translator", "ctranslate2"},
+    {"parsing"},
     {""},
 ]
-BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar"]
+BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar", "treebank", "evalb"]
 
 
 def modules():
@@ -58,7 +60,7 @@ def test_the_model_half_imports_no_tensorflow():
 
 
 def test_importing_the_package_loads_little():
-    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece"]
+    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece", "nltk"]
     program = f"import sys, tf_transformer; sys.exit(str([name for name in {heavy} if name in sys.modules] or ''))"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert process.stderr.splitlines()[-1:] in ([], [""]), process.stderr

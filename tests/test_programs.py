@@ -257,7 +257,7 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
 
 
 def test_help_fits_a_screen():
-    for program in ("translation", "evaluate", "translate", "export"):
+    for program in ("translation", "parsing", "evaluate", "translate", "export"):
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 40

@@ -70,10 +70,11 @@ def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -
 
 BASE = TransformerConfig()
 _row = dataclasses.replace
+BIG = _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3, train_steps=300_000)
 
 PRESETS: dict[str, TransformerConfig] = {
     "base": BASE,
-    "big": _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3, train_steps=300_000),
+    "big": BIG,
     "A_h1": _row(BASE, num_heads=1),
     "A_h4": _row(BASE, num_heads=4),
     "A_h16": _row(BASE, num_heads=16),
@@ -95,4 +96,10 @@ PRESETS: dict[str, TransformerConfig] = {
     # Not rows of the paper: one that learns in minutes, and the size of the Multi30k literature (Wu et al. 2021).
     "tiny": TransformerConfig(2, 128, 512, 4, train_steps=800, vocab_size=1_000),
     "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, train_steps=8_000, vocab_size=10_000),
+    # Section 6.3; and for treebanks of ten or twenty thousand trees, on one machine.
+    "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
+    "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
+    "parsing_small": TransformerConfig(
+        3, 192, 768, 4, dropout=0.2, attention_dropout=0.1, train_steps=5_000, vocab_size=2_000
+    ),
 }

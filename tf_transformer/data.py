@@ -2,7 +2,7 @@
 
 import itertools
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,13 +200,18 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
+    target_ids: Callable | None = None,
 ) -> tf.data.Dataset:
-    """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped."""
+    """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped.
+
+    Args:
+        target_ids: strings [B] to ids, ragged int32 [B, None], if the target is no text for the tokenizer.
+    """
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
     def tokenize(source, target):
-        return tokenizer.tokenize(source), tokenizer.tokenize(target)
+        return tokenizer.tokenize(source), (target_ids or tokenizer.tokenize)(target)
 
     def fits(source, target):
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))

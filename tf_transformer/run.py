@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_transformer.bleu import bleu
 from tf_transformer.config import BadInput
 
 
@@ -133,32 +132,34 @@ class Run:
         write_text(self.path / "history.csv", text.getvalue())
 
 
-class DevBleu(keras.callbacks.Callback):
-    """At the end of every epoch: BLEU of the dev text, in the logs as `dev_bleu`, and some translations to look at.
+class DevScore(keras.callbacks.Callback):
+    """At the end of every epoch: a score of the dev text, in the logs as `dev_bleu`, and some outputs to look at.
 
     Args:
-        translator: list of strings to list of strings.
+        name: of the score, e.g. "BLEU".
+        function: list of strings to list of strings.
+        score: of outputs and references, a number.
         source: sentences.
         references: their translations.
         sentences: use at most so many, evenly spread.
         show: how many to print.
     """
 
-    def __init__(self, translator, source: list[str], references: list[str], sentences: int = 500, show: int = 2):
+    def __init__(self, name: str, function, score, source, references, sentences: int = 500, show: int = 2):
         super().__init__()
-        self.translator = translator
+        self.name, self.function, self.score = name, function, score
         every = -(-len(source) // sentences)
         self.source, self.references = source[::every], references[::every]
         self.show = show
 
     def on_epoch_end(self, epoch, logs=None):
-        translations = self.translator(self.source)
-        logs["dev_bleu"] = bleu(translations, self.references).value
+        outputs = self.function(self.source)
+        value = logs[f"dev_{self.name.lower()}"] = self.score(outputs, self.references)
         step = int(self.model.optimizer.iterations)
-        print(f"\n  step {step:,}: dev BLEU {logs['dev_bleu']:.2f}")
-        for i in range(min(self.show, len(translations))):
-            k = (epoch * self.show + i) % len(translations)
-            print(f"    {self.source[k]}\n      -> {translations[k]}\n       = {self.references[k]}")
+        print(f"\n  step {step:,}: dev {self.name} {value:.2f}")
+        for i in range(min(self.show, len(outputs))):
+            k = (epoch * self.show + i) % len(outputs)
+            print(f"    {self.source[k]}\n      -> {outputs[k]}\n       = {self.references[k]}")
 
 
 class Progress(keras.callbacks.Callback):

@@ -3,10 +3,11 @@
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -22,6 +23,7 @@ from tf_transformer.masks import PAD_ID
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
+FIRST_ID = 4  # of the symbols, if there are any; then come bytes and pieces
 KINDS = ("bpe", "unigram")
 
 
@@ -50,6 +52,8 @@ class Tokenizer:
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
         self.model = model
         self.vocab_size: int = processor.vocab_size()
+        symbols = itertools.takewhile(processor.is_control, range(FIRST_ID, self.vocab_size))
+        self.symbols: list[str] = [processor.id_to_piece(id)[1:] for id in symbols]
         self.op = _durable_tokenizer(model)
 
     @classmethod
@@ -63,7 +67,13 @@ class Tokenizer:
 
     @classmethod
     def learn_from(
-        cls, sentences: Iterable[str], vocab_size: int, kind: str = "bpe", sample: int = 5_000_000, threads: int = 2
+        cls,
+        sentences: Iterable[str],
+        vocab_size: int,
+        kind: str = "bpe",
+        sample: int = 5_000_000,
+        threads: int = 2,
+        symbols: Sequence[str] = (),
     ) -> "Tokenizer":
         """Learn a vocabulary from sentences, read once.
 
@@ -73,10 +83,11 @@ class Tokenizer:
             kind: "bpe" (Sennrich et al. 2016), or "unigram", today's kin of the word-piece model of Wu et al. 2016.
             sample: learn from at most so many sentences, chosen at random; what bounds the memory.
             threads: for SentencePiece's trainer.
+            symbols: what no text is ever made of, with the ids from 4 on.
         """
         if kind not in KINDS:
             raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
-        least = 4 + 256 + 1
+        least = FIRST_ID + len(symbols) + 256 + 1
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (control symbols, bytes, a piece), got {vocab_size}")
         written = io.BytesIO()
@@ -92,6 +103,7 @@ class Tokenizer:
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
                 unk_id=UNKNOWN_ID,
+                control_symbols=[f" {symbol}" for symbol in symbols],  # no piece has a space
                 input_sentence_size=sample,
                 shuffle_input_sentence=True,
                 num_threads=threads,
@@ -129,10 +141,7 @@ class Tokenizer:
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. Nothing raises: invalid UTF-8 and
         control characters count as white space."""
-        texts = tf.strings.unicode_transcode(
-            texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
-        )
-        return self.op.tokenize(texts)
+        return self.op.tokenize(valid_text(texts))
 
     def detokenize(self, ids) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
@@ -147,6 +156,13 @@ class Tokenizer:
     def ids(self, pieces) -> tf.RaggedTensor:
         """The other way round; a piece that there is not becomes the unknown id."""
         return self.op.string_to_id(pieces)
+
+
+def valid_text(texts) -> tf.Tensor:
+    """Texts with a space for each byte that is not UTF-8 and each control character."""
+    return tf.strings.unicode_transcode(
+        texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
+    )
 
 
 def _durable_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:

@@ -138,7 +138,7 @@ class Translator:
 
         def draw(text, temperature, seed):
             source, source_length, _ = self.source(text)
-            start = self._start(source, source_length, tf.int32.max)
+            start = self.start(source, source_length, tf.int32.max)
             return sample(**start, seed=seed, temperature=temperature, k=k)
 
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
@@ -158,22 +158,11 @@ class Translator:
 
             specs = [tf.TensorSpec([None], tf.string)] * len(columns) + [tf.TensorSpec([], o.dtype) for o in options]
             self._functions[key] = tf.function(texts_and_more, input_signature=specs)
-        columns = [list(column) for column in columns]
-        for column in columns:
-            if len(column) != len(columns[0]):
-                raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
-            for i, text in enumerate(column):
-                if not isinstance(text, str | bytes):
-                    raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-        rows: list[list[tuple]] = [[]] * len(columns[0])
-        by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
-        for start in range(0, len(rows), self.batch_size):
-            places = by_length[start : start + self.batch_size]
-            batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
-            parts = [part.numpy().tolist() for part in self._functions[key](*batch, *options)]
-            for i, (lengths, texts, *others) in zip(places, zip(*parts, strict=True), strict=True):
-                rows[i] = list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
-        return rows
+        rows = by_batch(lambda *batch: self._functions[key](*batch, *options), columns, self.batch_size)
+        return [
+            list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
+            for lengths, texts, *others in rows
+        ]
 
     def source(self, text):
         """Texts [B] as the encoder reads them.
@@ -200,11 +189,11 @@ class Translator:
             n_best: N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
         """
-        start = self._start(source, source_length, max_length)
+        start = self.start(source, source_length, max_length)
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(**start, beam_size=beam_size, alpha=alpha, n_best=n_best, allowed=allowed)
 
-    def _start(self, source, source_length, max_length) -> dict[str, Any]:
+    def start(self, source, source_length, max_length) -> dict[str, Any]:
         """What every search begins with, by the names of its arguments."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
@@ -250,7 +239,8 @@ class Translator:
 
 
 class SavedTranslator:
-    """A SavedModel called from Python: SavedTranslator("savedmodels/demo/1")(["Hello world."]) -> ["Hallo Welt."].
+    """A SavedModel called from Python: SavedTranslator("savedmodels/demo/1")(["Hello world."]) -> ["Hallo Welt."]; or
+    a parser's, which gives trees.
 
     Args:
         path: the folder that holds saved_model.pb.
@@ -266,11 +256,37 @@ class SavedTranslator:
         self.batch_size = batch_size
 
     def __call__(self, texts: list[str]) -> list[str]:
-        translations = [""] * len(texts)
-        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        for start in range(0, len(texts), self.batch_size):
-            places = by_length[start : start + self.batch_size]
-            answer = self._model.signatures["serving_default"](text=tf.constant([texts[i] for i in places]))
-            for i, translation in zip(places, answer["translation"].numpy(), strict=True):
-                translations[i] = translation.decode()
-        return translations
+        def answer(batch):
+            outputs = self._model.signatures["serving_default"](text=batch)
+            return [output for output in outputs.values() if output.dtype == tf.string]
+
+        return [text.decode() for (text,) in by_batch(answer, [texts], self.batch_size)]
+
+
+def by_batch(function, columns, batch_size: int) -> list[tuple]:
+    """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
+
+    Args:
+        function: see above.
+        columns: lists of equal length.
+        batch_size: B, of the last batch less.
+
+    Returns:
+        for each row its values, as lists and numbers.
+    """
+    columns = [list(column) for column in columns]
+    for column in columns:
+        if len(column) != len(columns[0]):
+            raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
+        for i, text in enumerate(column):
+            if not isinstance(text, str | bytes):
+                raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
+    rows: list[tuple] = [()] * len(columns[0])
+    by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
+    for start in range(0, len(rows), batch_size):
+        places = by_length[start : start + batch_size]
+        batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
+        parts = [part.numpy().tolist() for part in function(*batch)]
+        for i, row in zip(places, zip(*parts, strict=True), strict=True):
+            rows[i] = row
+    return rows

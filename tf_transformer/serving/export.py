@@ -8,18 +8,72 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.search import length_penalty as penalty_of
-from tf_transformer.tokenizer import EOS_ID
+from tf_transformer.tokenizer import EOS_ID, FIRST_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
 MAX_ALPHA = 5.0
 
 
-class Export(tf.Module):
-    """The root of the SavedModel; its functions are the signatures.
+class Root(tf.Module):
+    """The root of a SavedModel; its functions are the signatures, `model_info` is one of them.
 
     It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
     stored twice, and TensorFlow Serving would not restore those that the functions read.
+
+    Args:
+        model: a built `Transformer`.
+        tokenizer: its `Tokenizer`.
+        functions: from texts, and from options that have defaults, to the outputs.
+        warm: by name, the signatures that a server tries before it is ready, each with the options it is given.
+        facts: what `model_info` answers besides what is known here.
+    """
+
+    def __init__(self, model, tokenizer, functions, warm: dict[str, dict], **facts):
+        super().__init__()
+        self.config = model.config
+        self.weights = [variable.value for variable in model.weights]
+        self.tokenizer = tokenizer.op
+        self.first_piece = FIRST_ID + len(tokenizer.symbols) + 256
+        self.warm = warm
+        self.facts: dict[str, object] = {}
+        self.describe(
+            **facts,
+            contract=CONTRACT,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=tokenizer.fingerprint,
+            parameters=model.count_params(),
+            dtype=model.dtype_policy.name,
+            framework_version=__version__,
+            tf_version=tf.__version__,
+        )
+
+        def model_info(key):
+            return {"value": self.table.lookup(tf.ensure_shape(key, [None]))}
+
+        kinds = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
+        self.names = []
+        for function in (*functions, model_info):
+            names = function.__code__.co_varnames[: function.__code__.co_argcount]
+            inputs = [tf.TensorSpec([None], kinds.get(name, tf.string), name) for name in names]
+            # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            setattr(self, function.__name__, tf.function(function, input_signature=inputs, autograph=False))
+            self.names.append(function.__name__)
+
+    @property
+    def signatures(self) -> dict:
+        """By name, what `tf.saved_model.save` takes."""
+        return {name: getattr(self, name) for name in self.names}
+
+    def describe(self, **facts) -> None:
+        """Add to what `model_info` answers; before a signature is called or saved."""
+        self.facts = {**self.facts, **facts}
+        values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
+        self.table = tf.lookup.StaticHashTable(values, "", name="model_info")
+
+
+class Export(Root):
+    """A translator's SavedModel.
 
     Args:
         translator: a `Translator`; its beam size and alpha become the defaults.
@@ -31,7 +85,6 @@ class Export(tf.Module):
     """
 
     def __init__(self, translator, n_best: int = 4, max_beam_size: int = 16, max_length: int = 256, **facts):
-        super().__init__()
         if not 1 <= min(n_best, translator.beam_size) <= max(n_best, translator.beam_size) <= max_beam_size:
             raise BadInput(
                 f"expected n_best and beam_size of 1 to max_beam_size={max_beam_size}, "
@@ -43,30 +96,12 @@ class Export(tf.Module):
                 f"got {max_length} and {translator.alpha}"
             )
         model, tokenizer = translator.model, translator.tokenizer
-        self.config = model.config
-        self.weights = [variable.value for variable in model.weights]
-        self.tokenizer = tokenizer.op
-        self.defaults = {  # of the options of `translate`
+        defaults = {  # of the options of `translate`
             "beam_size": translator.beam_size,
             "length_penalty": float(translator.alpha),
             "max_length": max_length,
         }
-        default_beam_size, default_alpha, default_max_length = (tf.constant([v]) for v in self.defaults.values())
-        self.facts: dict[str, object] = {}
-        self.describe(
-            **facts,
-            **self.defaults,
-            contract=CONTRACT,
-            max_beam_size=max_beam_size,
-            n_best=n_best,
-            max_source_length=translator.max_source_length,
-            vocab_size=tokenizer.vocab_size,
-            tokenizer=tokenizer.fingerprint,
-            parameters=model.count_params(),
-            dtype=model.dtype_policy.name,
-            framework_version=__version__,
-            tf_version=tf.__version__,
-        )
+        default_beam_size, default_alpha, default_max_length = (tf.constant([v]) for v in defaults.values())
 
         def search(text, beam_size, alpha, length, n):
             """Options out of range are clipped: an error would fail the whole of a server's batch."""
@@ -141,28 +176,47 @@ class Export(tf.Module):
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
-        def model_info(key):
-            return {"value": self.table.lookup(tf.ensure_shape(key, [None]))}
+        super().__init__(
+            model,
+            tokenizer,
+            (serving_default, translate, translate_details, score, tokenize, detokenize),
+            {"serving_default": {}, "translate": defaults},
+            **facts,
+            **defaults,
+            max_beam_size=max_beam_size,
+            n_best=n_best,
+            max_source_length=translator.max_source_length,
+        )
 
-        kinds = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
-        self.names = []
-        for function in (serving_default, translate, translate_details, score, tokenize, detokenize, model_info):
-            names = function.__code__.co_varnames[: function.__code__.co_argcount]
-            inputs = [tf.TensorSpec([None], kinds.get(name, tf.string), name) for name in names]
-            # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
-            setattr(self, function.__name__, tf.function(function, input_signature=inputs, autograph=False))
-            self.names.append(function.__name__)
 
-    @property
-    def signatures(self) -> dict:
-        """By name, what `tf.saved_model.save` takes."""
-        return {name: getattr(self, name) for name in self.names}
+class ParserExport(Root):
+    """A parser's SavedModel.
 
-    def describe(self, **facts) -> None:
-        """Add to what `model_info` answers; before a signature is called or saved."""
-        self.facts = {**self.facts, **facts}
-        values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
-        self.table = tf.lookup.StaticHashTable(values, "", name="model_info")
+    Args:
+        parser: a `Parser`; its beam size, α and greatest lengths are fixed by the export.
+        facts: what `model_info` answers besides what is known here, e.g. step, f1.
+    """
+
+    def __init__(self, parser, **facts):
+        def parse(text):
+            tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
+            return {"tree": tree, "score": score, "truncated": truncated}
+
+        def serving_default(text):
+            return parse(text)
+
+        translator = parser.translator
+        super().__init__(
+            translator.model,
+            translator.tokenizer,
+            (serving_default, parse),
+            {"serving_default": {}, "parse": {}},
+            **facts,
+            beam_size=translator.beam_size,
+            length_penalty=float(translator.alpha),
+            extra_length=translator.extra_length,
+            max_source_length=translator.max_source_length,
+        )
 
 
 def _per_row(name, option, text):

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.serving.check import check, failures
-from tf_transformer.serving.export import Export
+from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
-from tf_transformer.tokenizer import UNKNOWN_ID
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
@@ -22,7 +21,7 @@ QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def save_export(export: Export, path, checked: bool = False) -> None:
+def save_export(export: Root, path, checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 
         saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
@@ -115,8 +114,8 @@ def batching_params() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def warmup_records(export: Export) -> list[bytes]:
-    """Requests of one row and of the greatest batch, short and long, for `serving_default` and `translate`.
+def warmup_records(export: Root) -> list[bytes]:
+    """Requests of one row and of the greatest batch, short and long, for the signatures that `export` wants warm.
 
     Every option is given for every row, as a server that merges requests wants it. The texts are made of the
     vocabulary's pieces, as many as there are, since the language is not known here.
@@ -125,17 +124,15 @@ def warmup_records(export: Export) -> list[bytes]:
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
         for tokens in WARMUP_TOKENS:
             text = _example(export, tokens)
-            for name in ("serving_default", "translate"):
-                defaults = export.defaults if name == "translate" else {}
-                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in defaults.items()}
+            for name, options in export.warm.items():
+                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in options.items()}
                 records.append(prediction_log(str(export.facts["name"]), name, inputs))
     return records
 
 
-def _example(export: Export, tokens: int) -> bytes:
+def _example(export: Root, tokens: int) -> bytes:
     """A text of about so many tokens."""
-    first = UNKNOWN_ID + 1 + 256  # after the control symbols and the bytes
-    pieces = tf.range(first, export.config.vocab_size)
+    pieces = tf.range(export.first_piece, export.config.vocab_size)
     ids = tf.gather(pieces, tf.range(tokens) % len(pieces))
     return export.tokenizer.detokenize(ids).numpy()
 

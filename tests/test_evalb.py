@@ -1,0 +1,77 @@
+"""Against the sample that EVALB comes with, whose result file says what is right, and against COLLINS.prm."""
+
+import pytest
+
+from tf_transformer import evalb
+from tf_transformer.config import BadInput
+from tf_transformer.treebank import read_tree
+
+GOLD = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
+SAMPLE = [  # sample.tst; of sample.rsl: matched brackets, gold, test, words, right tags
+    ("(S (A (P this)) (B (Q is) (A (R a) (T test))))", (4, 4, 4, 4, 4)),
+    ("(S (A (P this)) (B (Q is) (C (R a) (T test))))", (3, 4, 4, 4, 4)),
+    ("(S (A (P this)) (B (Q is) (A (R a) (U test))))", (4, 4, 4, 4, 3)),
+    ("(S (C (P this)) (B (Q is) (A (R a) (U test))))", (3, 4, 4, 4, 3)),
+    ("(S (A (P this)) (B (Q is) (R a) (A (T test))))", (3, 4, 4, 4, 4)),
+    ("(S (A (P this) (Q is)) (A (R a) (T test)))", (2, 4, 3, 4, 4)),
+    ("(S (P this) (Q is) (R a) (T test))", (1, 4, 1, 4, 4)),
+    ("(S (A (P this)) (B (Q is) (A (A (R a) (T test)))))", (4, 4, 5, 4, 4)),
+    ("(S (A (P this)) (B (Q is) (A (A (A (A (A (R a) (T test))))))))", (4, 4, 8, 4, 4)),
+    ("(TOP (S (A (P this)) (B (Q is) (A (R a) (T test)))))", (4, 4, 4, 4, 4)),
+    ("(S (A-SBJ-1 (P this)) (B-WHATEVER (Q is) (A (R a) (T test))))", (4, 4, 4, 4, 4)),
+    ("(S (A (P this)) (B (Q is) (A (R a) (T test))) (-NONE- *))", (4, 4, 4, 4, 4)),
+]
+
+
+@pytest.mark.parametrize("test, expected", SAMPLE)
+def test_evalbs_own_sample(test, expected):
+    found = evalb.score(read_tree(GOLD), read_tree(test))
+    assert (found.matched, found.gold, found.test, found.words, found.right_tags) == expected
+    assert found.complete == (expected[:3] == (4, 4, 4))
+
+
+def test_evalbs_own_sample_in_total():
+    """Of these sentences, added up by hand."""
+    found = evalb.total([read_tree(GOLD)] * len(SAMPLE), [read_tree(test) for test, _ in SAMPLE])
+    assert (found.matched, found.gold, found.test) == (40, 48, 49)
+    assert found.recall == pytest.approx(100 * 40 / 48)
+    assert found.precision == pytest.approx(100 * 40 / 49)
+    assert found.f1 == pytest.approx(2 * found.precision * found.recall / (found.precision + found.recall))
+    assert found.complete_match == pytest.approx(100 * 5 / 12)
+    assert found.tagging == pytest.approx(100 * 46 / 48)
+    assert found.sentences == 12
+    assert "F1 82.47" in str(found)
+
+
+@pytest.mark.parametrize(
+    "gold, test, expected",
+    [  # by hand, from COLLINS.prm: matched, gold, test
+        # Punctuation moves freely: (NP 0-2) either way, and S.
+        ("(S (NP (D a) (N b) (, ,)) (V c) (. .))", "(S (NP (D a) (N b)) (, ,) (V c) (. .))", (2, 2, 2)),
+        # What is left without words does not count: PRN.
+        ("(S (NP (N a)) (PRN (: -) (: -)))", "(S (NP (N a)) (: -) (: -))", (2, 2, 2)),
+        ("(S (ADVP (R up)))", "(S (PRT (R up)))", (2, 2, 2)),  # ADVP = PRT
+        # A label twice over the same words counts twice; one gold bracket matches one.
+        ("(S (NP (NP (N a))) (V b))", "(S (NP (N a)) (V b))", (2, 3, 2)),
+        ("(S (NP (N a)) (V b))", "(S (NP (NP (NP (N a)))) (V b))", (2, 2, 4)),
+        # Brackets and question marks in words do count: COLLINS.prm deletes , : `` '' . alone.
+        ("(S (NP (-LRB- -LRB-) (N a)) (V b))", "(S (-LRB- -LRB-) (NP (N a)) (V b))", (1, 2, 2)),
+        # The gold tags say what is punctuation.
+        ("(S (NP (N a)) (. !))", "(S (NP (N a) (N !)))", (2, 2, 2)),
+        ("(ROOT (S (N a)))", "(S1 (S (N a)))", (1, 1, 1)),
+        ("(TOP (N a))", "(TOP (N a))", (0, 0, 0)),
+    ],
+)
+def test_collins_parameters(gold, test, expected):
+    found = evalb.score(read_tree(gold), read_tree(test))
+    assert (found.matched, found.gold, found.test) == expected
+
+
+def test_only_trees_over_the_same_words_are_compared():
+    with pytest.raises(BadInput, match="expected trees over the same words"):
+        evalb.score(read_tree("(S (N a) (N b))"), read_tree("(S (N a))"))
+
+
+def test_nothing_scores_nothing():
+    nothing = evalb.total([], [])
+    assert (nothing.f1, nothing.recall, nothing.complete_match) == (0.0, 0.0, 0.0)

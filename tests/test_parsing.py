@@ -1,0 +1,204 @@
+"""Words in, a tree over these words out: the grammar against all the trees that there are; the parser on hostile rows."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tf_transformer as tt
+from tf_transformer.parsing import Grammar, Parser, target_ids
+from tf_transformer.tokenizer import EOS_ID, FIRST_ID
+from tf_transformer.treebank import as_line, linearised, read_tree, to_tree, words_of
+
+TREES = [
+    "(S (NP (PRP He)) (VP (VBD slept)) (. .))",
+    "(S (NP (DT The) (JJ old) (NN woman)) (VP (VBZ opens) (NP (DT the) (JJ red) (NN door))) (. .))",
+    "(S (NP (NP (NNS doors)) (PRN (-LRB- -LRB-) (NP (CD two)) (-RRB- -RRB-))) (VP (VBP shut)))",
+    "(FRAG (ADVP (RB Never)) (, ,) (NP (PRP she)) (VP (VBD said)) (. .))",
+]
+# A text, and its words by Python's own idea of white space.
+TEXTS = [
+    "The cat ( slept ) .",
+    "",
+    " \t ",
+    "a",
+    "(()) )( -LRB- [ -LSB-",
+    "<s> </s> (NP )NP NN $ <0x41>",
+    "no\u3000break\u00a0or\u2028other space\u0085",
+    "\u200b \ufeff x",
+    "cat " * 300,
+    "a\x00b\nc",
+    "東京 😀 e\u0301",
+]
+
+
+def words_in(text):
+    return text.replace("\x00", " ").replace("\u0085", " ").split()
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """A small one with random weights."""
+    trees = [read_tree(tree) for tree in TREES]
+    symbols = sorted({symbol for tree in trees for symbol in linearised(tree)})
+    tokenizer = tt.Tokenizer.learn_from([" ".join(words_of(tree)) for tree in trees] * 3, 340, symbols=symbols)
+    keras.utils.set_random_seed(3)
+    model = tt.Transformer(tt.TransformerConfig(1, 24, 31, 3, d_k=5, d_v=7, vocab_size=tokenizer.vocab_size))
+    model.build()
+    random = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    return Parser(tt.Translator(model, tokenizer, 3, 0.3, extra_length=23, max_source_length=41, batch_size=4))
+
+
+def forests(words, room, labels=("A", "B")):
+    """All lines of symbols over so many words, of at most `room` symbols, as grammar rules make them."""
+    if words == 0:
+        yield ()
+    if words and room:
+        for rest in forests(words - 1, room - 1, labels):
+            yield ("t", *rest)
+    for inside in range(1, words + 1):
+        for size in range(inside, room - 1):
+            for label in labels:
+                for inner in forests(inside, size, labels):
+                    if len(inner) == size:
+                        for rest in forests(words - inside, room - size - 2, labels):
+                            yield (f"({label}", *inner, f"){label}", *rest)
+
+
+@pytest.mark.parametrize("words, max_length", [(0, 1), (1, 2), (1, 6), (2, 3), (2, 7), (3, 6)])
+def test_the_grammar_makes_all_trees_and_nothing_else(words, max_length):
+    """Step by step whatever is allowed, beside the rules: the same lines, and no way that does not end."""
+    symbols = ["(A", "(B", ")A", ")B", "t"]
+    names = dict(enumerate(symbols, FIRST_ID))
+    grammar = Grammar(symbols, 13)  # with ids that are no symbols
+    allowed = grammar.allowed(tf.constant([99, words]), tf.constant([999, max_length]))
+    lines, ended = [()], []
+    for position in range(max_length):
+        ids = np.zeros([1, len(lines), max_length], "int32")
+        for k, line in enumerate(lines):
+            ids[0, k, :position] = line
+        may_follow = allowed(tf.constant(ids), tf.constant(position), tf.constant([1])).numpy()[0]
+        assert may_follow.any(axis=1).all()
+        longer = [(*line, int(id)) for line, row in zip(lines, may_follow, strict=True) for id in np.flatnonzero(row)]
+        ended += [line[:-1] for line in longer if line[-1] == EOS_ID]
+        lines = [line for line in longer if line[-1] != EOS_ID]
+        if not lines:
+            break
+    assert not lines
+    found = [tuple(names[id] for id in line) for line in ended]
+    assert len(set(found)) == len(found)
+    assert set(found) == set(forests(words, max_length - 1))
+
+
+def test_symbols_without_their_other_half_are_refused():
+    for symbols in (["(A", "t"], ["(A", ")A"], ["(A", ")B", "t"], []):
+        with pytest.raises(tt.BadInput, match="expected the symbols of trees"):
+            Grammar(symbols, 13)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_row_of_opening_brackets_has_an_end(extra):
+    grammar = Grammar(["(A", ")A", "t"], 7)
+    most = 16
+    ids = np.zeros([1, 1, 40], "int32")
+    ids[0, 0, : most - 1 + extra] = FIRST_ID
+    may = grammar.allowed(tf.constant([3]), tf.constant([99]))(tf.constant(ids), most - 1 + extra, tf.constant([0]))
+    assert may.numpy()[0, 0].tolist() == [False] * 4 + [extra == 0, False, True]
+
+
+def test_every_text_gives_a_tree_over_its_words(parser):
+    for text, parsed in zip(TEXTS, parser.parses(TEXTS), strict=True):
+        words = words_in(text)
+        assert parsed.truncated == (len(words) > 41)
+        assert np.isfinite(parsed.score)
+        if not words:
+            assert (parsed.tree, parsed.score) == ("", 0.0)
+            continue
+        tree = read_tree(parsed.tree)
+        assert as_line(tree) == parsed.tree
+        assert tree.leaves() == [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in words]
+        assert tree.label() == "TOP"
+    assert parser(b"\xff\xfe broken \xc3").count("broken") == 1
+    assert parser([TEXTS[0]]) == [parser(TEXTS[0])]
+    assert parser([]) == []
+
+
+def test_words_that_do_not_fit_stand_under_the_root(parser):
+    """Without these words the tree is the same."""
+    (long,) = parser.parses(["cat " * 50])
+    pieces = len(parser.tokenizer.tokenize(["cat"])[0])
+    fit = 41 // pieces
+    (short,) = parser.parses(["cat " * fit])
+    assert long.truncated and not short.truncated
+    assert long.tree == short.tree[:-1] + " (XX cat)" * (50 - fit) + ")"
+    assert long.score == pytest.approx(short.score, abs=1e-4)
+
+
+def test_the_score_is_the_lines_own(parser):
+    """Log-probability of the whole line of symbols, forced, over the length penalty."""
+    text = TEXTS[0]
+    (parsed,) = parser.parses([text])
+    line = " ".join(linearised(read_tree(parsed.tree)))
+    target = tf.concat([target_ids(parser.tokenizer)([line]), [[EOS_ID]]], axis=1).to_tensor()
+    log_probs, _ = parser.translator.force(parser.source([text]).ids, target)
+    expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
+    assert parsed.score == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_source_is_what_the_model_was_trained_on(parser):
+    """Words one by one or in a line: the same ids. Brackets of both kinds are the same words."""
+    for text in ("The old woman ( opens ) [ doors ]", "Doors\u00b4s  ½ ﬁ \ufeff x"):
+        source = parser.source([text])
+        expected = [*parser.tokenizer.tokenize([text])[0].numpy(), EOS_ID]
+        assert source.ids.numpy().tolist() == [expected]
+    pair = parser.source(["( [ { } ] )", "-LRB- -LSB- -LCB- -RCB- -RSB- -RRB-"])
+    np.testing.assert_array_equal(pair.ids[0], pair.ids[1])
+    assert pair.words[1].numpy().tolist()[:2] == [b"-LRB-", b"-LSB-"]
+
+
+@given(st.sampled_from(TREES))
+def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
+    tree = read_tree(tree)
+    ids = tf.concat([target_ids(parser.tokenizer)([" ".join(linearised(tree))]), [[EOS_ID, 0]]], axis=1).to_tensor()
+    assert parser.trees(ids, parser.source([" ".join(words_of(tree))])).numpy() == [as_line(tree).encode()]
+
+
+def test_without_the_grammar_anything_comes_and_is_repaired(parser):
+    texts = [text for text in TEXTS if words_in(text)]
+    for text, symbols in zip(texts, parser.symbols(texts), strict=True):
+        words = words_in(text)
+        assert all(symbol == ")" or symbol in parser.tokenizer.symbols for symbol in symbols)
+        assert len(to_tree(symbols, words).leaves()) == len(words)
+
+
+def test_no_text_is_made_of_symbols(parser):
+    ids = parser.tokenizer.tokenize([" ".join(parser.tokenizer.symbols), " (NP )NP"]).flat_values.numpy()
+    assert ids.min() >= FIRST_ID + len(parser.tokenizer.symbols)
+
+
+def test_a_savedmodel_parses(parser, tmp_path):
+    path = tmp_path / "parser" / "1"
+    parser.save(path, f1=97.0)
+    texts = [text for text in TEXTS if len(text) < 100]
+    assert tt.SavedTranslator(path, batch_size=4)(texts) == parser(texts)
+    signatures = tf.saved_model.load(str(path)).signatures
+    assert set(signatures) == {"serving_default", "parse", "model_info"}
+    answer = signatures["parse"](text=tf.constant(["He slept .", ""]))
+    assert {name: value.dtype for name, value in answer.items()} == {
+        "tree": tf.string,
+        "score": tf.float32,
+        "truncated": tf.bool,
+    }
+    assert signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"].numpy().tolist() == [
+        b"97.0",
+        b"41",
+    ]
+
+
+@pytest.mark.slow
+def test_a_parser_passes_the_checks_of_serving(parser, tmp_path):
+    parser.save(tmp_path / "parser" / "1", checked=True)

@@ -1,0 +1,145 @@
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nltk import Tree
+
+from tf_transformer import treebank
+from tf_transformer.config import BadInput
+from tf_transformer.treebank import as_line, is_well_formed, linearised, normalised, read_tree, to_tree, words_of
+
+DATA = Path("../shared/data/treebank")
+
+# A word, label or tag: nothing that separates words, no brackets.
+names = st.text(min_size=1, max_size=5).filter(lambda text: not re.search(r"[\s()]", text))
+labels = names | st.sampled_from(["NP", "S", "NP-SBJ-1", "PP=2", "-X", "=", "TOP", ""])
+tags = names | st.sampled_from(["NN", "-LRB-", "-NONE-", "PRP$", "''", ""])
+words = names | st.sampled_from(["-LRB-", "(", ")", "a(b", "-LSB-", "{", "XX", "(NP"])
+leaves = st.builds(lambda tag, word: Tree(tag, [word]), tags, words)
+trees = st.recursive(
+    leaves, lambda inner: st.builds(Tree, labels, st.lists(inner, min_size=1, max_size=4)), max_leaves=13
+)
+
+
+def test_a_tree_by_hand():
+    """Function labels, indices, traces and what they leave empty, an empty root, escaped brackets."""
+    tree = read_tree(
+        "( (S (NP-SBJ-1 (PRP He)) (VP (VBD tried) (S=2 (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP (VB sleep)"
+        " (NP (-NONE- *))))) (PRN (-LRB- -LRB-) (ADVP|PRT (RB well)) (-RRB- -RRB-))) (. .)) )"
+    )
+    expected = (
+        "(TOP (S (NP (PRP He)) (VP (VBD tried) (S (VP (TO to) (VP (VB sleep)))) "
+        "(PRN (-LRB- -LRB-) (ADVP|PRT (RB well)) (-RRB- -RRB-))) (. .)))"
+    )
+    assert as_line(tree) == expected
+    assert words_of(tree) == ["He", "tried", "to", "sleep", "(", "well", ")", "."]
+    symbols = "(S (NP PRP )NP (VP VBD (S (VP TO (VP VB )VP )VP )S (PRN -LRB- (ADVP|PRT RB )ADVP|PRT -RRB- )PRN )VP . )S"
+    assert linearised(tree) == symbols.split()
+    assert linearised(tree, tags=False) == [symbol if symbol[0] in "()" else "XX" for symbol in symbols.split()]
+    assert to_tree(symbols.split(), words_of(tree)) == tree
+
+
+@given(trees)
+def test_linearised_and_back_is_the_same_tree(tree):
+    tree = normalised(tree)
+    assert normalised(tree) == tree
+    symbols, words = linearised(tree), words_of(tree)
+    assert is_well_formed(symbols, len(words))
+    assert to_tree(symbols, words) == tree
+    assert read_tree(as_line(tree)) == tree
+    without = to_tree(linearised(tree, tags=False), words)
+    assert without.leaves() == tree.leaves()
+    assert {tag for _, tag in without.pos()} <= {"XX"}
+    assert [node.label() for node in without.subtrees(lambda node: node.height() > 2)] == [
+        node.label() for node in tree.subtrees(lambda node: node.height() > 2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+@pytest.mark.parametrize("name, count", [("gum", 10_224), ("craft", 18_951)])
+def test_linearised_and_back_on_whole_treebanks(name, count):
+    found = treebank.read_trees(DATA / f"{name}.train.trees")
+    assert len(found) == count
+    for tree in found:
+        symbols, words = linearised(tree), words_of(tree)
+        assert is_well_formed(symbols, len(words))
+        assert to_tree(symbols, words) == tree
+        assert all(" " not in word for word in words)
+        assert not [symbol for symbol in symbols if re.search(r"-NONE-|\(\w+[-=]", symbol)]
+
+
+@pytest.mark.parametrize(
+    "symbols, expected",
+    [  # by hand, over the words a, b, c
+        ("(S (NP N )NP (VP V N )VP )S", None),  # a tree
+        ("(S (NP N )NP (VP V N", "(S (NP (N a)) (VP (V b) (N c)))"),  # all is closed at the end
+        ("(S (NP N (VP V )S N", "(S (NP (N a) (VP (V b)))) (N c)"),  # S closes what is in it
+        (")X (S N )NP V N )S )S", "(S (N a) (V b) (N c))"),  # nothing to close
+        ("(S N )S", "(S (N a)) (XX b) (XX c)"),  # words to come
+        ("(S N V N N N )S", "(S (N a) (V b) (N c))"),  # more than there are
+        ("(S (X )X N V N )S", "(S (N a) (V b) (N c))"),  # an empty constituent
+        ("", "(XX a) (XX b) (XX c)"),
+    ],
+)
+def test_repair(symbols, expected):
+    assert is_well_formed(symbols.split(), 3) == (expected is None)
+    tree = to_tree(symbols.split(), ["a", "b", "c"])
+    assert as_line(tree) == f"(TOP {expected or '(S (NP (N a)) (VP (V b) (N c)))'})"
+
+
+@given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "N", "XX", ")"])), st.lists(words, max_size=5))
+def test_whatever_the_symbols_are_the_words_are_all_there(symbols, words):
+    tree = to_tree(symbols, words)
+    assert words_of(tree) == [
+        treebank.BRACKETS.get(word, treebank.escaped(word)) if len(word) > 1 else word for word in words
+    ]
+    assert normalised(tree) == tree
+    if is_well_formed(symbols, len(words)):
+        assert linearised(tree) == symbols
+
+
+def test_files_of_all_layouts(tmp_path):
+    file = tmp_path / "a.mrg"
+    file.write_text("\n( (S\n    (NP (N a))\n  (VP (V b)) ))\n\n(ROOT (NP (N c)))\n((X (-NONE- *)))\n(NN d e)\n")
+    found = [as_line(tree) for tree in treebank.read_trees([file, file])]
+    assert found == ["(TOP (S (NP (N a)) (VP (V b))))", "(TOP (NP (N c)))", "(TOP (NN d) (NN e))"] * 2
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"(S (N a))\n(S (N a)\n", "line 2: expected a bracketed tree, got one without its last 1 brackets"),
+        (b"\n(S (N a)))\n", "line 2: expected a bracketed tree, got something else"),
+        (b"hello\n", "line 1: expected a bracketed tree, got something else"),
+        (b"(S (N a)) (S (N a))\n", "line 1: expected a bracketed tree, got something else"),
+        (b"(S (N a\xff))\n", "expected UTF-8, got the byte 0xff"),
+        (b"(X " * 20_000 + b"a" + b")" * 20_000, "line 1: expected a bracketed tree, got something else"),
+    ],
+)
+def test_what_is_no_tree_is_said_with_its_place(tmp_path, content, message):
+    file = tmp_path / "trees"
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=message):
+        treebank.read_trees(file)
+
+
+def test_sections_of_the_wall_street_journal(tmp_path):
+    for name in ("02/wsj_0201", "02/wsj_0202", "21/wsj_2100", "22/wsj_2200", "23/wsj_2300"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.mrg").touch()
+    found = treebank.wsj_files(tmp_path, [2, 21])
+    assert [path.name for path in found] == ["wsj_0201.mrg", "wsj_0202.mrg", "wsj_2100.mrg"]
+    with pytest.raises(FileNotFoundError, match="sections 22 to 24, found none of 24"):
+        treebank.wsj_files(tmp_path, range(22, 25))
+    with pytest.raises(FileNotFoundError, match="expected a file of bracketed trees, found none"):
+        treebank.read_trees(tmp_path / "none")
+
+
+def test_drawings_show_every_label_and_word():
+    tree = read_tree("(S (NP (PRP He)) (VP (VBD slept)))")
+    for drawing in (treebank.drawn(tree), treebank.picture(tree)):
+        assert all(name in drawing for name in ("TOP", "S", "NP", "VP", "PRP", "VBD", "He", "slept"))
+    assert treebank.picture(tree).startswith("<svg")
