@@ -1,4 +1,4 @@
-"""Words in, a tree over these words out: the grammar against all the trees that there are; the parser on hostile rows."""
+"""Words in, a tree over these words out: the grammar against all trees that there are, the parser on hostile rows."""
 
 import keras
 import numpy as np

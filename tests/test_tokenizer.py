@@ -117,3 +117,16 @@ def test_files_that_are_no_tokenizer(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(tt.BadInput, match=r"bad\.model: expected a SentencePiece model"):
         tt.Tokenizer.load(tmp_path / "bad.model")
+
+
+def test_symbols_have_the_first_ids_and_no_text_makes_them():
+    symbols = ["(NP", ")NP", ",", "door"]
+    lines = ["The door , (NP opens )NP .", "door (NP , door"] * 5
+    tokenizer = tt.Tokenizer.learn_from(lines, 310, symbols=symbols)
+    assert tokenizer.symbols == symbols
+    assert tokenizer.ids(tf.ragged.constant([[" (NP", " door"]])).to_list() == [[4, 7]]
+    assert tokenizer.tokenize(lines).flat_values.numpy().min() >= 4 + len(symbols)
+    assert tokenizer.detokenize(tokenizer.tokenize(lines[:1])).numpy() == [lines[0].encode()]
+    with pytest.raises(tt.BadInput, match="expected at least 265"):
+        tt.Tokenizer.learn_from(lines, 264, symbols=symbols)
+    assert tt.Tokenizer.learn_from(lines, 300).symbols == []

@@ -1,0 +1,108 @@
+"""trainers.parsing as a user runs it."""
+
+import json
+import random
+
+import pytest
+from test_programs import fails
+
+from tf_transformer.serving import publish
+from tf_transformer.treebank import read_tree
+from trainers import parsing, translate
+
+NOUNS = ["cat", "dog", "door", "woman", "(", "tree"]
+
+
+def write_trees(path, count, seed):
+    draw = random.Random(seed).choice
+    lines = []
+    for _ in range(count):
+        first, second = (f"(NP (DT {draw(['the', 'a'])}) (NN {draw(NOUNS).replace('(', '-LRB-')}))" for _ in "ab")
+        end = draw([f"(NP-TMP {second})", second, "(NP (-NONE- *))"])
+        lines.append(f"( (S (NP-SBJ {first}) (VP (VBZ {draw(['sees', 'has'])}) {end}) (. .)))\n")
+    path.write_text("".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [write_trees(tmp_path / f"{name}.trees", count, seed=count) for name, count in (("train", 211), ("dev", 23))]
+
+
+@pytest.mark.slow
+def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, monkeypatch):
+    checked = []  # test_check.py has the checks themselves
+    monkeypatch.setattr(publish, "check", lambda path: checked.append(path.name) or [])
+    run, export = tmp_path / "run", tmp_path / "exports"
+    extra = write_trees(tmp_path / "extra.trees", 97, seed=5)
+    argv = ["--train", files[0], "--dev", files[1], "--extra", extra, "--extra-ratio", "0.5", "--preset", "tiny"]
+    argv += ["--vocab-size", "300", "--batch-tokens", "512", "--warmup-steps", "40", "--eval-every", "20", "--tune"]
+    argv += ["--run", str(run), "--export", str(export)]
+    parsing.main([*argv, "--steps", "20"])
+    parsing.main([*argv, "--steps", "80"])  # goes on
+    printed = capsys.readouterr().out
+    assert "going on from the checkpoint at step 20 of 80" in printed
+    assert printed.count("dev F1") >= 9 + 4  # by beams and alpha, and at every checkpoint
+    assert "EVALB with COLLINS.prm" in printed
+    assert "without the grammar" in printed
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["steps"] == 80
+    assert metrics["test_f1"] > 50
+    assert 0 <= metrics["ill_formed_without_grammar"] <= 1
+    assert "dev_f1" in (run / "history.csv").read_text().splitlines()[0]
+    assert checked == ["1", "2"]
+
+    text, output = tmp_path / "text", tmp_path / "trees"
+    text.write_text("the cat sees ( the ) .\n\na door\n")
+    translate.main([str(export / "2"), str(text), "--output", str(output)])
+    lines = output.read_text().split("\n")
+    assert [read_tree(line).leaves() for line in (lines[0], lines[2])] == [
+        ["the", "cat", "sees", "-LRB-", "the", "-RRB-", "."],
+        ["a", "door"],
+    ]
+    assert lines[1] == ""
+    parsing.main([*argv, "--steps", "80"])
+    assert "this run is complete" in capsys.readouterr().out
+    assert "data.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
+
+
+def test_what_a_user_gets_wrong(files, tmp_path, capsys):
+    train, dev = files
+    bad = tmp_path / "bad.trees"
+    bad.write_text("( (S (N a)))\n(S (N b)\n")
+    empty = tmp_path / "empty.trees"
+    empty.write_text("(S (-NONE- *))\n")
+    given = ["--train", train, "--dev", dev]
+    for argv, message in [
+        ([], "expected either --wsj DIR or --train FILE"),
+        ([*given, "--wsj", tmp_path], "expected either --wsj DIR or --train FILE"),
+        (["--train", train], "expected --dev FILE beside --train"),
+        (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
+        (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
+        ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
+        ([*given, "--beam-size", 0], "--beam-size: expected a positive number, got 0"),
+        ([*given, "--preset", "nice"], "--preset: expected one of base, big"),
+        (
+            ["--train", train, bad, "--dev", dev],
+            "line 2: expected a bracketed tree, got one without its last 1 brackets",
+        ),
+        ([*given, "--test", tmp_path / "none"], "expected a file of bracketed trees, found none at"),
+        ([*given, "--test", empty], "expected trees with words in the test files, got none"),
+        ([*given, "--vocab-size", 270], "vocab_size: expected at least"),
+    ]:
+        assert message in fails(parsing, [*argv, "--run", tmp_path / "run"], capsys), argv
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "ratio, expected",
+    [  # of 3 gold trees and 7 others, by hand
+        (1.0, "ggg" * 2 + "eeeeee"),
+        (2.0, "ggg" + "eeeeee"),
+        (7 / 3, "ggg" + "eeeeeee"),
+        (9.0, "ggg" + "eeeeeee"),
+        (0.5, "ggg" * 5 + "eeeeeee"),
+    ],
+)
+def test_extra_trees_are_mixed_in_at_a_ratio(ratio, expected):
+    assert "".join(parsing.mixed(["g"] * 3, ["e"] * 7, ratio)) == expected
