@@ -1,4 +1,5 @@
-"""Draw pictures of what was measured: bars from the lines of `benchmarks.compare --out`, curves from a growth table."""
+"""Draw pictures of what was measured: bars from the lines of `benchmarks.compare --out`, curves from a growth table,
+the losses of training runs from their folders."""
 
 import argparse
 import csv
@@ -8,17 +9,23 @@ from pathlib import Path
 
 def main(argv=None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.draw", description=__doc__)
-    parser.add_argument("table", type=Path, help="lines of JSON (.jsonl), or a growth table (.csv)")
+    parser.add_argument(
+        "measured", nargs="+", type=Path, help="lines of JSON (.jsonl), a growth table (.csv), or the folders of runs"
+    )
     parser.add_argument("picture", type=Path, help="the file to write: .png, .svg")
     args = parser.parse_args(argv)
-    if args.table.suffix == ".csv":
-        with args.table.open(encoding="utf-8", newline="") as file:
-            curves(list(csv.DictReader(file)), args.picture)
+    table, *more = args.measured
+    if table.is_dir():
+        losses({run.name: _read_csv(run / "history.csv") for run in args.measured}, args.picture)
+    elif more:
+        parser.error(f"expected one table, got {len(args.measured)}")
+    elif table.suffix == ".csv":
+        curves(_read_csv(table), args.picture)
     else:
         from benchmarks.compare import summary
 
         kinds: dict[tuple, list[dict]] = {}
-        for line in map(json.loads, args.table.read_text(encoding="utf-8").splitlines()):
+        for line in map(json.loads, table.read_text(encoding="utf-8").splitlines()):
             dtype = "float32" if line["dtype"] == "float32" else "bfloat16 or int8"
             kind = (line["benchmark"], line["config"], line.get("sentences", ""), dtype)
             kinds.setdefault(kind, []).append(line)
@@ -69,6 +76,25 @@ def curves(rows, path: Path) -> None:
             memory.set_ylabel("MiB a request")
             memory.set_ylim(0)
     _save(figure, path)
+
+
+def losses(histories: dict[str, list[dict]], path: Path) -> None:
+    """The training loss, and that of the dev text, against the step: the history.csv of each run."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
+    for axis, name, title in zip(axes, ("loss", "val_loss"), ("training", "dev text"), strict=True):
+        for run, history in histories.items():
+            axis.plot([int(row["step"]) for row in history], [float(row[name]) for row in history], ".-", label=run)
+        axis.set_xlabel("step")
+        axis.set_ylabel("loss, nats a token")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.legend()
+    _save(figure, path)
+
+
+def _read_csv(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _pyplot():

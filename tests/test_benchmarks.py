@@ -106,6 +106,19 @@ def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
     assert "Not a quiet machine" not in compare.table(rows)
 
 
+def test_losses_of_runs_are_drawn_by_name(tmp_path):
+    for name, loss in (("whole", 7.0), ("half", 5.0)):
+        (tmp_path / name).mkdir()
+        rows = [f"{step},{loss - step / 100},{loss}" for step in (11, 23, 37)]
+        (tmp_path / name / "history.csv").write_text("\n".join(["step,loss,val_loss", *rows]))
+    draw.main([str(tmp_path / "whole"), str(tmp_path / "half"), str(tmp_path / "losses.svg")])
+    picture = (tmp_path / "losses.svg").read_text()
+    for text in ("<!-- whole -->", "<!-- half -->", "<!-- dev text -->", "<!-- step -->"):
+        assert text in picture
+    with pytest.raises(SystemExit):
+        draw.main([str(tmp_path / "whole" / "history.csv"), str(tmp_path / "half" / "history.csv"), "losses.svg"])
+
+
 def test_the_end_symbol_cannot_come(folder):
     translator = translation.random_translator(TINY, "float32", folder)
     memory, mask, _ = translator.model.encode(np.array([[5, 6, 7]]))
