@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from nltk import Tree
 
 import tf_transformer as tt
 from tf_transformer.parsing import Grammar, Parser, target_ids
@@ -118,11 +119,12 @@ def test_every_text_gives_a_tree_over_its_words(parser):
         if not words:
             assert (parsed.tree, parsed.score) == ("", 0.0)
             continue
-        tree = read_tree(parsed.tree)
+        tree = Tree.fromstring(parsed.tree)
         assert as_line(tree) == parsed.tree
+        assert linearised(tree) == linearised(read_tree(parsed.tree))  # it is in the normal form
         assert tree.leaves() == [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in words]
         assert tree.label() == "TOP"
-    assert parser(b"\xff\xfe broken \xc3").count("broken") == 1
+    assert parser([b"\xff\xfe broken \xc3"])[0].count("broken") == 1
     assert parser([TEXTS[0]]) == [parser(TEXTS[0])]
     assert parser([]) == []
 
