@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import common, compare, draw, growth, input_pipeline, training, translation
+from benchmarks import common, compare, draw, growth, input_pipeline, records, training, translation
 
 TINY = common.WORKS["tiny"]
 
@@ -54,6 +54,12 @@ def test_input_pipeline(folder, capsys):
     options = ("--lines", 200, "--seconds", 0, "--batch-tokens", 300, "--training-rate", 2, "--work", folder)
     line = one_line(capsys, input_pipeline, *options)
     assert line["times_training"] == pytest.approx(line["tokens_per_second"] / 2, abs=0.1)
+
+
+@pytest.mark.slow
+def test_records(folder, capsys):
+    line = one_line(capsys, records, "--lines", 300, "--seconds", 0, "--batch-tokens", 300, "--work", folder)
+    assert line["pairs"] == 300 and line["tokens_per_second"] > 0 and line["bytes"] > 300 * 20
 
 
 def test_growth_writes_a_table_and_its_picture(folder, capsys):

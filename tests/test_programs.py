@@ -1,7 +1,9 @@
 """The programs, as a user runs them: a whole run that is killed on the way, and everything a user can get wrong."""
 
+import csv
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -10,12 +12,15 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import h5py
+import numpy as np
 import pytest
 
 from tf_transformer import grammar
+from tf_transformer.run import Stopped
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
-from trainers import evaluate, export, translate, translation
+from trainers import evaluate, export, prepare, translate, translation
 from trainers.command import languages, run_program
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +76,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
         assert (run / name).exists(), name
     rows = (run / "history.csv").read_text().splitlines()
     assert set(rows[0].split(",")) == {
-        *("step", "target_tokens", "seconds", "tokens/s", "dev_bleu"),
+        *("step", "target_tokens", "seconds", "tokens/s", "dev_bleu", "learning_rate", "gradient_norm"),
         *("accuracy", "loss", "perplexity", "val_accuracy", "val_loss", "val_perplexity"),
     }
     assert [int(row.split(",")[0]) for row in rows[1:]] == list(range(3, steps + 1, 3))
@@ -108,6 +113,63 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
 
     argv[argv.index("--vocab-size") + 1] = "401"
     assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
+
+
+@pytest.mark.slow
+def test_a_prepared_corpus(text, tmp_path, capsys):
+    """Prepared once, trained on, and gone on with; the last step names its lines when its loss is not finite."""
+    argv = ["--train", str(text / "train.en"), str(text / "train.de"), "--to", str(tmp_path / "records")]
+    for _ in range(2):
+        prepare.main([*argv, "--vocab-size", "400"])
+        assert "900 pairs, " in capsys.readouterr().out
+    argv = ["--prepared", str(tmp_path / "records"), *options(text)[3:], "--run", str(tmp_path / "run")]
+    argv += ["--export", str(tmp_path / "export"), "--eval-every", "3", "--average-last", "2", "--batch-tokens", "512"]
+    translation.main([*argv, "--steps", "3"])
+    translation.main([*argv, "--steps", "6"])
+    assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
+    assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
+    assert "expected --vocab-size and --skip-bad-lines at" in fails(translation, [*argv, "--vocab-size", 400], capsys)
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(text, tmp_path):
+    """SIGKILL at ten random moments, also while a checkpoint is written: the same weights, the same history."""
+    chance = random.Random(3)
+    runs = [tmp_path / "whole", tmp_path / "killed"]
+
+    def begin(run):
+        argv = options(text, "--run", run, "--export", tmp_path / f"export-{run.name}", "--vocab-size", 400)
+        argv += ["--batch-tokens", "512", "--eval-every", "3", "--average-last", "2", "--steps", "150"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainers.translation", *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+
+    assert begin(runs[0]).communicate() and (runs[0] / "metrics.json").exists()
+    reached = []
+    for _ in range(10):
+        process = begin(runs[1])
+        for line in process.stdout:
+            if line.startswith("going on"):
+                reached.append(line.split()[7])
+            if line.startswith("below"):
+                break
+        time.sleep(chance.uniform(0, 5))
+        process.kill()
+        process.communicate()
+        assert not (runs[1] / "metrics.json").exists()
+    begin(runs[1]).communicate()
+    print("went on from the steps", *reached)
+    histories = [list(csv.DictReader((run / "history.csv").read_text().splitlines())) for run in runs]
+    assert len(histories[0]) == len(histories[1]) == 50
+    for row, other in zip(*histories, strict=True):
+        for name in set(row) - {"seconds", "tokens/s"}:
+            assert row[name] == other[name], (row["step"], name)
+    files = [h5py.File(run / "checkpoints/step-00000150/model.weights.h5") for run in runs]
+    names = []
+    files[0].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    assert len(names) > 50
+    for name in names:
+        np.testing.assert_array_equal(files[0][name], files[1][name], err_msg=name)
 
 
 def publish_again(tmp_path, text, run, metrics, capsys):
@@ -214,7 +276,9 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
         (["--steps", "0"], "--steps: expected a positive number, got 0"),
-        (["--tfds", "wmt14_translate/de-en"], "expected --train or --tfds, got both"),
+        (["--tfds", "wmt14_translate/de-en"], "expected --train, --tfds or --prepared, got more than one"),
+        (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
+        (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):
@@ -256,8 +320,18 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
+def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
+    def stopped():
+        raise Stopped("stopped after saving step 7")
+
+    with pytest.raises(SystemExit) as ended:
+        run_program(stopped)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
+
+
 def test_help_fits_a_screen():
-    for program in ("translation", "parsing", "evaluate", "translate", "export"):
+    for program in ("translation", "parsing", "prepare", "evaluate", "translate", "export"):
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 40

@@ -23,6 +23,7 @@ from tf_transformer.version import __version__
 _LAZY = {
     "bleu": ("bleu", None),
     "data": ("data", None),
+    "distribution": ("distribution", None),
     "ctranslate2": ("ctranslate2", None),
     "grammar": ("grammar", None),
     "evalb": ("evalb", None),
@@ -32,6 +33,7 @@ _LAZY = {
     "tokenizer": ("tokenizer", None),
     "treebank": ("treebank", None),
     "Tokenizer": ("tokenizer", "Tokenizer"),
+    "records": ("records", None),
     "run": ("run", None),
     "SavedTranslator": ("translator", "SavedTranslator"),
     "Translator": ("translator", "Translator"),

@@ -27,12 +27,13 @@ class Summary:
     skipped: int
     source_tokens: int
     target_tokens: int
-    padding: float
+    padding: float | None  # not known of records that are not read
 
     def __str__(self) -> str:
+        padding = "" if self.padding is None else f", {self.padding:.1%} padding"
         return (
             f"{self.pairs:,} pairs, {self.source_tokens:,} + {self.target_tokens:,} tokens, "
-            f"{self.skipped:,} skipped, {self.batches:,} batches, {self.padding:.1%} padding"
+            f"{self.skipped:,} skipped, {self.batches:,} batches{padding}"
         )
 
 
@@ -169,6 +170,11 @@ def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
     return pairs.filter(good) if skip_bad_lines else pairs
 
 
+def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
+    """Pairs with their numbers from 1, which are those of the lines where none are skipped."""
+    return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
+
+
 def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 
@@ -204,25 +210,20 @@ def token_batches(
 ) -> tf.data.Dataset:
     """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped.
 
+    What more there is to a pair, a number, is batched with it.
+
     Args:
         target_ids: strings [B] to ids, ragged int32 [B, None], if the target is no text for the tokenizer.
     """
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
-    def tokenize(source, target):
-        return tokenizer.tokenize(source), (target_ids or tokenizer.tokenize)(target)
+    def tokenize(source, target, *more):
+        return tokenizer.tokenize(source), (target_ids or tokenizer.tokenize)(target), *more
 
-    def fits(source, target):
+    def fits(source, target, *more):
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
         return (longest < max_length) & (shortest > 0)
-
-    def frame(source, target):
-        bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
-        return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0)
-
-    def length(inputs, target_out):
-        return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
 
     if shuffle and repeat:  # the order is a function of seed and epoch alone, so that a resumed run can find its place
         once = pairs
@@ -233,21 +234,43 @@ def token_batches(
         pairs = pairs.shuffle(SHUFFLE_LINES, seed=seed, reshuffle_each_iteration=True)
     elif repeat:
         pairs = pairs.repeat()
+    ids = pairs.batch(256).map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).unbatch().filter(fits)
+    return bucketed(ids, batch_tokens, max_length).prefetch(tf.data.AUTOTUNE)
+
+
+def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
+    """Batches as of `text_pairs` from a dataset of (source, target) ids that are neither empty nor too long."""
+
+    def frame(source, target, *more):
+        bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
+        return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0), *more
+
+    def length(inputs, target_out, *more):
+        return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
+
     bounds = bucket_bounds(max_length)
-    return (
-        pairs.batch(256)
-        .map(tokenize, num_parallel_calls=tf.data.AUTOTUNE)
-        .unbatch()
-        .filter(fits)
-        .map(frame)
-        .bucket_by_sequence_length(
-            length,
-            bucket_boundaries=[bound + 1 for bound in bounds],
-            bucket_batch_sizes=[batch_tokens // bound for bound in bounds] + [1],
-            padding_values=((PAD_ID, PAD_ID), PAD_ID),
-        )
-        .prefetch(tf.data.AUTOTUNE)
+    return pairs.map(frame).bucket_by_sequence_length(
+        length,
+        bucket_boundaries=[bound + 1 for bound in bounds],
+        bucket_batch_sizes=[batch_tokens // bound for bound in bounds] + [1],
+        padding_values=((PAD_ID, PAD_ID), PAD_ID, *(tf.zeros((), more.dtype) for more in pairs.element_spec[2:])),
     )
+
+
+def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Batches for a `tf.distribute` strategy: each is cut into as many parts of as many rows as there are replicas.
+
+    Rows of padding, which count for nothing, make the number of rows a multiple of `replicas`. Of several workers each
+    makes the same batches and takes its own parts.
+    """
+
+    def pad(ids):
+        return tf.pad(ids, [(0, -tf.shape(ids)[0] % replicas), (0, 0)], constant_values=PAD_ID)
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    even = batches.map(lambda inputs, target_out: ((pad(inputs[0]), pad(inputs[1])), pad(target_out)))
+    return even.with_options(options)
 
 
 def bucket_bounds(max_length: int) -> list[int]:

@@ -8,6 +8,11 @@ from tf_transformer.config import TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.masks import padding_mask
 
+if keras.backend.backend() == "tensorflow":  # `fit` on several devices
+    from tf_transformer.distribution import Model
+else:
+    from keras import Model  # type: ignore[no-redef]
+
 
 class AttentionScores(NamedTuple):
     """Attention weights, one array a layer."""
@@ -18,7 +23,7 @@ class AttentionScores(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class Transformer(keras.Model):
+class Transformer(Model):
     """logits = model((source, target)): int ids [B, S] and [B, T], 0 = padding, to float32 [B, T, V].
 
     `target` is the decoder's input: the target sentence shifted right by one position, its first id BOS.

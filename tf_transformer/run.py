@@ -1,11 +1,15 @@
 """A run's folder: what it was asked to do, its checkpoints, its history. Written so that a killed run loses little."""
 
 import csv
+import errno
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +29,13 @@ class Run:
     Args:
         path: the folder.
         keep: checkpoints to keep; older ones are removed.
+        writes: whether this process is the one that writes, of several that train together.
     """
 
-    def __init__(self, path, keep: int = 5):
+    def __init__(self, path, keep: int = 5, writes: bool = True):
         self.path = Path(path)
         self.keep = keep
+        self.writes = writes
         self.history: list[dict[str, Any]] = []
 
     def exists(self, settings: dict[str, Any]) -> bool:
@@ -82,23 +88,35 @@ class Run:
         return [path / "model.weights.h5" for path in self.checkpoints()[-last:]]
 
     def save(self, model: keras.Model, step: int, **state) -> Path:
-        """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`."""
+        """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
+
+        Raises:
+            OSError: it cannot be written, the disk is full; the checkpoints before it stay.
+        """
         folder = self.path / "checkpoints" / f"step-{step:08d}"
+        if not self.writes:
+            return folder
         temporary = folder.with_name(f".{folder.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         weights = temporary / "model.weights.h5"
-        model.save_weights(weights)
-        state |= {
-            "step": step,
-            "seeds": [np.asarray(seed).tolist() for seed in _seeds(model)],
-            "history": self.history,
-            "sha256": _checksum(weights),
-        }
-        write_json(temporary / "state.json", state)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
-        self._write_history()
+        try:
+            _check_room(temporary, model)
+            model.save_weights(weights)
+            state |= {
+                "step": step,
+                "seeds": [_values(seed).tolist() for seed in _seeds(model)],
+                "history": self.history,
+                "sha256": checksum(weights),
+            }
+            write_json(temporary / "state.json", state)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+            self._write_history()
+        except (OSError, RuntimeError) as error:  # HDF5 has both
+            shutil.rmtree(temporary, ignore_errors=True)
+            kept = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
+            raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {kept}") from error
         for old in self.checkpoints()[: -self.keep]:
             shutil.rmtree(old)
         return folder
@@ -109,7 +127,7 @@ class Run:
             weights = folder / "model.weights.h5"
             try:
                 state = json.loads((folder / "state.json").read_text())
-                if state["sha256"] != _checksum(weights):
+                if state["sha256"] != checksum(weights):
                     raise ValueError("its checksum is wrong")
             except (OSError, ValueError, KeyError) as error:
                 print(f"{folder} is damaged ({error}); trying the one before")
@@ -119,7 +137,8 @@ class Run:
             for seed, value in zip(_seeds(model), state["seeds"], strict=True):
                 seed.assign(value)
             self.history = state["history"]
-            self._write_history()
+            if self.writes:
+                self._write_history()
             return state
         return None
 
@@ -143,11 +162,13 @@ class DevScore(keras.callbacks.Callback):
         references: their translations.
         sentences: use at most so many, evenly spread.
         show: how many to print.
+        logs: TensorBoard's folder, for the same outputs, and the attention of the first if `function` has it.
     """
 
-    def __init__(self, name: str, function, score, source, references, sentences: int = 500, show: int = 2):
+    def __init__(self, name: str, function, score, source, references, sentences: int = 500, show: int = 2, logs=None):
         super().__init__()
         self.name, self.function, self.score = name, function, score
+        self.logs = logs
         every = -(-len(source) // sentences)
         self.source, self.references = source[::every], references[::every]
         self.show = show
@@ -155,45 +176,140 @@ class DevScore(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         outputs = self.function(self.source)
         value = logs[f"dev_{self.name.lower()}"] = self.score(outputs, self.references)
-        step = int(self.model.optimizer.iterations)
+        step = int(_values(self.model.optimizer.iterations))
         print(f"\n  step {step:,}: dev {self.name} {value:.2f}")
-        for i in range(min(self.show, len(outputs))):
-            k = (epoch * self.show + i) % len(outputs)
+        shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
+        for k in shown:
             print(f"    {self.source[k]}\n      -> {outputs[k]}\n       = {self.references[k]}")
+        if self.logs and shown:
+            self._draw(step, shown, outputs)
+
+    def _draw(self, step, shown, outputs):
+        import tensorflow as tf
+
+        lines = [f"| {self.source[k]} | {outputs[k]} | {self.references[k]} |" for k in shown]
+        with tf.summary.create_file_writer(str(self.logs / "outputs")).as_default(step):
+            tf.summary.text("outputs", "\n".join(["| source | output | reference |", "|---|---|---|", *lines]))
+            if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
+                scores = self.function.attention_scores(self.source[shown[0]], outputs[shown[0]])
+                heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
+                tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
+
+
+class Stopped(Exception):
+    """Training was told to stop (SIGTERM), and has saved where it is."""
 
 
 class Progress(keras.callbacks.Callback):
     """Shows tokens/s; at the end of every epoch adds a row to the history and saves a checkpoint.
 
+    At SIGTERM it saves one between two steps and raises `Stopped`. A run that goes on from there finishes the epoch:
+    its row is that of a run which was never stopped.
+
     Args:
         run: where to.
-        state: of the checkpoint that training began from: target_tokens and seconds so far.
+        state: what the checkpoint says that training begins from (`Run.restore`), or `START`.
+        steps: how many there are to be, to say how long it takes.
+        alone: whether this process trains by itself; of several, one cannot save where the others are not.
     """
 
-    def __init__(self, run: Run, state: dict[str, Any]):
+    def __init__(self, run: Run, state: dict[str, Any], steps: int | None = None, alone: bool = True):
         super().__init__()
         self.run = run
+        self.alone = alone
+        self.steps = steps
+        self.step = state["step"]
         self.tokens = state["target_tokens"]
         self.seconds = state["seconds"]
+        self.half_done = state.get("half_done")  # an epoch: seconds, and the metrics' sums
+        self.told_to_stop = False
+
+    def on_train_begin(self, logs=None):
+        if self.alone and threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_):
+        self.told_to_stop = True
+
+    def on_train_end(self, logs=None):
+        if hasattr(self, "before"):
+            signal.signal(signal.SIGTERM, self.before)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.began = time.perf_counter()
+        self.first = self.step
+        if self.half_done:
+            self.began -= self.half_done["seconds"]
 
     def on_train_batch_end(self, batch, logs=None):
         self.elapsed = time.perf_counter() - self.began
+        self.step = self.first + batch + 1
+        if self.half_done:  # all metrics are sums, and some are made in the first step
+            for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
+                now = _values(variable)
+                variable.assign(now + np.asarray(value, now.dtype))
+            self.half_done = None
         self.seen = logs.pop("tokens")
         logs["tokens/s"] = self.seen / self.elapsed
+        if self.told_to_stop:
+            sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
+            self._save(half_done={"seconds": self.elapsed, "metrics": sums})
+            self.on_train_end()
+            raise Stopped(f"stopped after saving step {self.step:,}")
 
     def on_epoch_end(self, epoch, logs=None):
-        self.tokens += int(self.seen)
+        tokens = int(logs.pop("tokens"))
+        self.tokens += tokens
         self.seconds += self.elapsed
-        for name in ("tokens", "val_tokens"):
-            logs.pop(name, None)
-        logs["tokens/s"] = self.seen / self.elapsed
-        step = int(self.model.optimizer.iterations)
-        row = {"step": step, "target_tokens": self.tokens, "seconds": round(self.seconds, 1)}
+        logs.pop("val_tokens", None)
+        logs["tokens/s"] = tokens / self.elapsed
+        logs["learning_rate"] = float(_values(self.model.optimizer.learning_rate))
+        if hasattr(self.model, "gradient_norm"):  # on TensorFlow
+            logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
+        row = {"step": self.step, "target_tokens": self.tokens, "seconds": round(self.seconds, 1)}
         self.run.history.append(row | {name: float(value) for name, value in logs.items()})
-        self.run.save(self.model, step, target_tokens=self.tokens, seconds=self.seconds)
+        self._save()
+        if self.steps and self.steps > self.step:
+            minutes = (self.steps - self.step) * self.seconds / self.step / 60
+            print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
+
+    def _save(self, **state):
+        self.run.save(self.model, self.step, target_tokens=self.tokens, seconds=self.seconds, **state)
+
+
+START = {"step": 0, "seconds": 0.0, "target_tokens": 0}
+
+
+class NumbersGoneWrong(keras.callbacks.Callback):
+    """Looks after each step for a loss or a gradient that is not finite, and stops there or says that it was left out.
+
+    Args:
+        batches: a function of a batch's number, from 0, and `lines=True`, that gives the batches from there on, with
+            the numbers of its lines.
+        first: the number of the batch that training begins with.
+        skip: go on; the model's `skip_not_finite` has left the update out.
+    """
+
+    def __init__(self, batches, first: int, skip: bool = False):
+        super().__init__()
+        self.batches, self.number, self.skip = batches, first, skip
+
+    def on_train_begin(self, logs=None):
+        self.seen = int(self.model.not_finite.numpy())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.number += 1
+        seen = int(self.model.not_finite.numpy())
+        if seen > self.seen:
+            self.seen = seen
+            *_, lines = next(iter(self.batches(self.number - 1, lines=True)))
+            lines = sorted(np.asarray(lines).tolist())
+            more = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
+            lines = f"lines {', '.join(map(str, lines[:20]))}{more} of the training text"
+            what = f"step {self.number:,}: the loss or a gradient is not finite, from {lines}"
+            if not self.skip:
+                raise BadInput(f"{what}; the last checkpoint is from before it")
+            print(f"\n  {what}; this update was left out")
 
 
 def write_text(path, text: str) -> None:
@@ -216,7 +332,21 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.variables if variable.name == "seed_generator_state"]
 
 
-def _checksum(path) -> str:
+def _check_room(folder: Path, model: keras.Model) -> None:
+    """HDF5 may crash where a disk fills up while it writes."""
+    variables = [*model.variables, *model.optimizer.variables]
+    size = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
+
+
+def _values(variable) -> np.ndarray:
+    return keras.ops.convert_to_numpy(variable)
+
+
+def checksum(path) -> str:
+    """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

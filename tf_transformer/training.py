@@ -38,7 +38,15 @@ class Adam(keras.optimizers.Adam):
     """`keras.optimizers.Adam` (section 5.3 has its settings), with TensorFlow's one kernel for the whole update.
 
     Keras goes over every weight a dozen times. Without TensorFlow, and with amsgrad, it is Keras's own.
+
+    Attributes:
+        sums_gradients: over the replicas of a `tf.distribute` strategy; `Transformer` does it itself.
     """
+
+    sums_gradients = True
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return super()._all_reduce_sum_gradients(grads_and_vars) if self.sums_gradients else grads_and_vars
 
     def update_step(self, gradient, variable, learning_rate):
         if keras.backend.backend() != "tensorflow" or self.amsgrad:
@@ -147,13 +155,11 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
 def _over_replicas(count):
     """The sum of `count` over all replicas of a `tf.distribute` strategy, if there is one."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+    if keras.backend.backend() != "tensorflow":
+        return count
+    from tf_transformer.distribution import over_replicas
 
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
-    return count
+    return over_replicas(count)
 
 
 class _TokenMean(keras.metrics.Metric):
@@ -218,7 +224,7 @@ class TokenCount(_TokenMean):
         return 0.0
 
     def result(self):
-        return ops.convert_to_tensor(self.count)
+        return self.count + 0.0  # the value, not the variable
 
 
 def average_weights(model, paths):

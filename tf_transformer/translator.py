@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
 from tf_transformer.masks import PAD_ID
-from tf_transformer.model import Transformer
+from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.run import Run
 from tf_transformer.sampling import sample
 from tf_transformer.search import Hypotheses, beam_search, begins_with
@@ -87,7 +87,7 @@ class Translator:
         settings = run.settings()
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        model = Transformer(TransformerConfig(**settings["model"]))
+        model = Transformer(TransformerConfig(**settings["model"]), dtype="float32")
         model.build()
         average_weights(model, weights)
         return cls(model, Tokenizer.load(run.path / "tokenizer.model"), **options)
@@ -221,6 +221,13 @@ class Translator:
         logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask)
         log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
         return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
+
+    def attention_scores(self, source: str, target: str) -> AttentionScores:
+        """The attention weights of one pair of sentences."""
+        ids, *_ = self.source(tf.constant([source]))
+        tokens = self.tokenizer.tokenize([target]).to_tensor()
+        shifted = tf.pad(tokens, [(0, 0), (1, 0)], constant_values=BOS_ID)
+        return self.model((ids, shifted), return_attention_scores=True)[1]
 
     def texts(self, ids) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""

@@ -77,12 +77,17 @@ def add_training_options(add, beam_size: int, alpha: float) -> None:
         metavar="DTYPE",
         help="bfloat16 or float16 to compute in, with weights in float32",
     )
+    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 to try it (one device; the workers of TF_CONFIG)")
+    add("--parts", type=int, default=1, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
+    add("--clip-norm", type=float, metavar="NORM", help="longest gradient; longer ones are shortened (none)")
+    add("--on-nan", default="stop", choices=["stop", "skip"], metavar="DO", help="stop, or skip the update (stop)")
     add("--seed", type=int, default=1)
 
 
 def check_training_options(parser, args) -> None:
-    for name in ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "beam_size"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
+    whole = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "beam_size", "parts")
+    for name in (*whole, "clip_norm"):
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
 
@@ -96,97 +101,121 @@ def choose(tt, args, recipes, default: str):
     recipe |= {name: getattr(args, name) for name in recipe if getattr(args, name) is not None}
     settings = {
         "model": {key: value for key, value in config.to_dict().items() if key != "train_steps"},
-        "training": {key: value for key, value in recipe.items() if key != "eval_every"},
+        "training": {key: value for key, value in recipe.items() if key != "eval_every"}
+        | {"clip_norm": args.clip_norm},
         "data": {"tokenizer": args.tokenizer, "seed": args.seed, "mixed_precision": args.mixed_precision},
     }
     return config, recipe, settings
 
 
-def learn(tt, args, config, recipe, run, settings, learn_tokenizer, train, count, dev, watch, target_ids=None):
-    """Train, from the run's last checkpoint if there is one, and average the last checkpoints.
+def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, train, count, dev, watch, **special):
+    """Train, from the run's last checkpoint if there is one.
 
     Args:
+        strategy: where, from `distribution.strategy`.
         args: what `add_training_options` gave.
         run: its folder is begun with `settings` and the tokenizer.
         learn_tokenizer: gives the tokenizer of a new run.
         train: pairs of strings (source, target), a dataset of `count`.
         dev: a list of sources and one of targets.
         watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
-        target_ids: a function of the tokenizer, whose result is that of `data.token_batches`.
+        special: `target_ids`, a function of the tokenizer, whose result is that of `data.token_batches`; `records`, a
+            `Records` to train on instead of `train`.
 
     Returns:
-        the compiled model and its tokenizer; `None` where the run was complete before.
+        a bool: whether this process is to score and export; not where the run was complete before, nor where another
+        writes.
     """
     import keras
 
+    target_ids, records = special.get("target_ids"), special.get("records")
+    chief, replicas = tt.distribution.is_chief(strategy), strategy.num_replicas_in_sync
+    run.writes = chief
     is_there = run.exists(settings)
-    tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model") if is_there else learn_tokenizer()
+    tt.distribution.wait_for_all(strategy)  # until then, what they find is the same
+    if chief and not is_there:
+        tokenizer = learn_tokenizer()
+    else:
+        if not is_there:
+            tt.distribution.wait_for_all(strategy)  # for the chief
+        tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
 
     # Section 5.1: batches of sentences of similar length.
     def batches_of(pairs, **options):
         ids = target_ids and target_ids(tokenizer)
         return tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], target_ids=ids, **options)
 
-    summary = tt.data.summarize(batches_of(train, shuffle=False), count)
+    def batches(first, lines=False):
+        if records:
+            return records.batches(recipe["batch_tokens"], args.seed, first, lines)
+        given = tt.data.numbered(train) if lines else train
+        return batches_of(given, repeat=True, seed=args.seed).skip(first)
+
+    if records:
+        summary = records.summary(recipe["batch_tokens"], args.seed)
+    else:
+        summary = tt.data.summarize(batches_of(train, shuffle=False), count)
     print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
     if not summary.pairs:
         raise tt.BadInput(f"expected sentences of at most {tt.data.MAX_LENGTH} tokens to train on, got none")
     dev_batches = batches_of(tt.data.in_memory(*dev), shuffle=False)
     dev_summary = tt.data.summarize(dev_batches, len(dev[0]))
     print(f"dev text: {dev_summary}")
-    if not is_there:
+    if chief and not is_there:
         tokenizer.save(run.path / "tokenizer.model")
         run.begin(settings)
+        tt.distribution.wait_for_all(strategy)
 
     # Sections 5.3 and 5.4: optimizer, schedule, regularization.
     keras.utils.set_random_seed(args.seed)
     if args.mixed_precision:
         keras.config.set_dtype_policy(f"mixed_{args.mixed_precision}")
-    model = tt.Transformer(config)
-    model.build()
-    schedule = tt.WarmupSchedule(config.d_model, recipe["warmup_steps"], recipe["factor"])
-    model.compile(
-        optimizer=tt.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9),
-        loss=tt.SmoothedCrossEntropy(config.label_smoothing),
-        metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
-    )
-    print(f"model: {args.preset}, {model.count_params():,} parameters; run: {run.path}")
+    with strategy.scope():  # not around `fit`: what the chief alone makes there is not to be mirrored
+        model = tt.Transformer(config)
+        model.build()
+        model.parts, model.skip_not_finite = args.parts, args.on_nan == "skip"
+        schedule = tt.WarmupSchedule(config.d_model, recipe["warmup_steps"], recipe["factor"])
+        model.compile(
+            optimizer=tt.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=args.clip_norm),
+            loss=tt.SmoothedCrossEntropy(config.label_smoothing),
+            metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
+        )
+    print(f"model: {args.preset}, {model.count_params():,} parameters, {replicas} x; run: {run.path}")
 
-    state = run.restore(model) or {"step": 0, "seconds": 0.0, "target_tokens": 0}
+    with strategy.scope():
+        state = run.restore(model) or tt.run.START
     steps = args.epochs * summary.batches if args.epochs else (args.steps or config.train_steps)
-    left = steps - state["step"]
     if state["step"]:
         print(f"going on from the checkpoint at step {state['step']:,} of {steps:,}")
-    if left > 0:
-        intervals = max(1, round(left / recipe["eval_every"]))
-        first = round(state["step"] / recipe["eval_every"])
-        steps_per_epoch = -(-left // intervals)
-        print(f"below, an epoch is the {steps_per_epoch:,} steps to the next checkpoint")
+    interval = -(-steps // max(1, round(steps / recipe["eval_every"])))
+    progress = tt.run.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
+    while progress.step < steps:
+        print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+        first, done = divmod(progress.step, interval)  # where it was stopped, an epoch may be partly done
+        callbacks = [tt.run.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
+        if chief:
+            board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
+            callbacks = [watch(model, tokenizer), *callbacks, board]
         model.fit(
-            batches_of(train, repeat=True, seed=args.seed).skip(state["step"]),
-            steps_per_epoch=steps_per_epoch,
+            tt.data.for_replicas(batches(progress.step), replicas),
+            steps_per_epoch=interval - done,
             initial_epoch=first,
-            epochs=first + intervals,
-            validation_data=dev_batches,
+            epochs=first + 1 if done else -(-steps // interval),
+            validation_data=tt.data.for_replicas(dev_batches, replicas),
             validation_steps=dev_summary.batches,
             shuffle=False,  # the batches are
-            callbacks=[
-                watch(model, tokenizer),
-                tt.run.Progress(run, state),
-                keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False),
-            ],
+            callbacks=callbacks,
         )
-    elif (run.path / "metrics.json").exists():
+    if chief and state["step"] >= steps and (run.path / "metrics.json").exists():
         print(f"this run is complete: {(run.path / 'metrics.json')} says")
         print((run.path / "metrics.json").read_text())
         print(f"Give more --steps to train on, or another --run to start anew (this one did {state['step']:,}).")
-        return None
-
-    # Section 6.1: average the last checkpoints.
-    weights = run.weights(args.average_last)
-    print(f"averaging the last {len(weights)} checkpoints; beam search with {args.beam_size} beams", flush=True)
-    tt.average_weights(model, weights)
-    return model, tokenizer
+        return False
+    if chief:
+        print(
+            f"averaging the last {args.average_last} checkpoints; beam search with {args.beam_size} beams", flush=True
+        )
+    return chief
 
 
 def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:
@@ -230,8 +259,21 @@ def run_program(main) -> None:
         print("\nstopped; start it again with the same options to go on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        from tf_transformer.config import BadInput
+        import tensorflow as tf
 
+        from tf_transformer.config import BadInput
+        from tf_transformer.run import Stopped
+
+        if isinstance(error, Stopped):
+            print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
+            sys.exit(143)  # as the shell says of a process that SIGTERM ended
+        lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.CancelledError
+        lost |= tf.errors.DeadlineExceededError | tf.errors.InternalError
+        if "TF_CONFIG" in os.environ and isinstance(error, lost):
+            print(f"\nerror: another worker has gone, or cannot be reached: {error.message}", file=sys.stderr)
+            print("start all workers again with the same options to go on from the last checkpoint", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(3)  # at once: what is left waits for the others
         if not isinstance(error, BadInput | OSError):
             raise
         print(f"error: {error}", file=sys.stderr)

@@ -60,6 +60,7 @@ def main(argv=None) -> None:
     from tf_transformer import evalb, parsing, treebank
     from tf_transformer.serving.export import ParserExport
 
+    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe, settings = choose(tt, args, RECIPES, "parsing_wsj")
     settings["data"] |= {"train": args.wsj or args.train, "tags": args.tags}
     if args.extra:
@@ -98,23 +99,11 @@ def main(argv=None) -> None:
         return tt.run.DevScore("F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1)
 
     data = tt.data.in_memory(*train_pairs)
-    learned = learn(
-        tt,
-        args,
-        config,
-        recipe,
-        run,
-        settings,
-        learn_tokenizer,
-        data,
-        len(train),
-        pairs(dev),
-        watch,
-        parsing.target_ids,
-    )
-    if not learned:
+    given = (learn_tokenizer, data, len(train), pairs(dev), watch)
+    if not learn(tt, args, strategy, config, recipe, run, settings, *given, target_ids=parsing.target_ids):
         return
-    model, tokenizer = learned
+    learned = tt.Translator.from_run(run.path, args.average_last)
+    model, tokenizer = learned.model, learned.tokenizer
 
     def score_of(parser, trees):
         return evalb.total(trees, map(treebank.read_tree, parser(sources(trees))))

@@ -35,17 +35,20 @@ def arguments(argv) -> argparse.Namespace:
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
+    add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
     add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
     add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
-    if args.train and args.tfds:
-        parser.error("expected --train or --tfds, got both")
-    if args.train and not args.dev:
-        parser.error("expected --dev SOURCE TARGET beside --train")
-    if not args.train and (args.dev or args.test):
+    if sum(map(bool, (args.train, args.tfds, args.prepared))) > 1:
+        parser.error("expected --train, --tfds or --prepared, got more than one")
+    if (args.train or args.prepared) and not args.dev:
+        parser.error("expected --dev SOURCE TARGET beside --train or --prepared")
+    if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
+    if args.prepared and (args.vocab_size or args.skip_bad_lines):
+        parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
     return args
 
@@ -57,28 +60,32 @@ def main(argv=None) -> None:
     tt = load_tensorflow()
     from tf_transformer.serving.export import Export
 
+    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    records = tt.records.Records(args.prepared) if args.prepared else None
+    if records:
+        args.vocab_size = records.tokenizer.vocab_size
     config, recipe, settings = choose(tt, args, RECIPES, "base")
-    settings["data"] |= {"train": args.train or args.tfds or "grammar"}
-    name = args.preset if args.train or args.tfds else "demo"
+    settings["data"] |= {"train": args.train or args.tfds or (records and str(records.folder)) or "grammar"}
+    name = args.preset if args.train or args.tfds or records else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
 
     # Everything a user gave is looked at before anything is written.
     pairs, sentences, count, dev, test = read_corpus(tt, args)
 
     def learn_tokenizer():
-        return tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
+        return records.tokenizer if records else tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
 
     def watch(model, tokenizer):
-        return tt.run.DevScore(
-            "BLEU", tt.Translator(model, tokenizer, beam_size=1), lambda *texts: tt.bleu.bleu(*texts).value, *dev
-        )
+        greedy = tt.Translator(model, tokenizer, beam_size=1)
+        score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
+        return tt.run.DevScore("BLEU", greedy, score, *dev, logs=run.path / "logs")
 
-    learned = learn(tt, args, config, recipe, run, settings, learn_tokenizer, pairs, count, dev, watch)
-    if not learned:
+    given = (learn_tokenizer, pairs, count, dev, watch)
+    if not learn(tt, args, strategy, config, recipe, run, settings, *given, records=records):
         return
 
-    # Section 6.1: beam search with length penalty.
-    translator = tt.Translator(*learned, args.beam_size, args.alpha)
+    # Section 6.1: average the last checkpoints, beam search with length penalty.
+    translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     translations = translator(test[0])
     bleu, chrf = tt.bleu.bleu(translations, test[1]), tt.bleu.chrf(translations, test[1])
     metrics = {
@@ -99,6 +106,9 @@ def main(argv=None) -> None:
 
 def read_corpus(tt, args):
     """Training pairs as a dataset of strings, a function that gives its sentences, their number, dev and test text."""
+    if args.prepared:
+        dev = tt.data.read_text_pairs(*args.dev)
+        return None, None, None, dev, tt.data.read_text_pairs(*args.test) if args.test else dev
     if args.train:
         count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
         dev = tt.data.read_text_pairs(*args.dev)

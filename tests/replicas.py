@@ -1,0 +1,55 @@
+"""Twenty steps of a small model on the devices and machines that are asked for: `python replicas.py OUT [DEVICES]`."""
+
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_transformer as tt
+from tf_transformer import distribution
+
+CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
+
+
+def batches():
+    """Of several shapes; rows of one and three tokens, so that parts of a batch have unequal numbers of them."""
+    rng, made = np.random.default_rng(2), []
+    for rows, S, T in zip([5, 2, 3, 7, 1, 4, 3], [3, 4, 5, 2, 7, 3, 6], [5, 3, 4, 6, 3, 2, 5], strict=True):
+        source, target = rng.integers(3, 19, (rows, S), "int32"), rng.integers(3, 19, (rows, T + 1), "int32")
+        for row in range(rows):
+            target[row, rng.integers(2, T + 2) :] = 0
+        made.append(((source, target[:, :-1]), target[:, 1:]))
+    ids = tf.TensorSpec((None, None), tf.int32)
+    return tf.data.Dataset.from_generator(lambda: iter(made), output_signature=((ids, ids), ids))
+
+
+def train(devices=None, **options):
+    """The trained model and its history; `options` are attributes of the model."""
+    strategy = distribution.strategy(devices)
+    with strategy.scope():
+        keras.utils.set_random_seed(5)
+        model = tt.Transformer(CONFIG)
+        model.build()
+        model.compile(
+            tt.Adam(tt.WarmupSchedule(12, 20, factor=0.1), 0.9, 0.98, 1e-9, global_clipnorm=0.5),
+            tt.SmoothedCrossEntropy(0.1),
+            metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
+        )
+        for name, value in options.items():
+            setattr(model, name, value)
+        data = tt.data.for_replicas(batches(), strategy.num_replicas_in_sync)
+        found = model.fit(data.repeat(), steps_per_epoch=10, epochs=2, shuffle=False, verbose=0, validation_data=data)
+    return model, {name: [float(value) for value in values] for name, values in found.history.items()}
+
+
+def save(path, model, history):
+    weights = {f"weight_{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(model.weights)}
+    np.savez(path, gradient_norm=model.gradient_norm.numpy(), **weights, **history)
+
+
+if __name__ == "__main__":
+    save(sys.argv[1], *train(*sys.argv[2:]))

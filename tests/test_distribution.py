@@ -1,0 +1,173 @@
+"""However many devices, machines and parts compute it: the same update, the same history."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import replicas
+import tensorflow as tf
+
+import tf_transformer as tt
+from tf_transformer import distribution
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("alone") / "trained.npz"
+    replicas.save(path, *replicas.train())
+    return np.load(path)
+
+
+def start(path, *devices, program="replicas.py", **environment):
+    command = [sys.executable, str(HERE / program), str(path), *devices]
+    return subprocess.Popen(command, cwd=HERE, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+
+
+def cluster(workers=2):
+    """TF_CONFIG of each worker on this machine."""
+    sockets = [socket.socket() for _ in range(workers)]
+    for free in sockets:
+        free.bind(("localhost", 0))
+    names = [f"localhost:{free.getsockname()[1]}" for free in sockets]
+    for free in sockets:
+        free.close()
+    return [json.dumps({"cluster": {"worker": names}, "task": {"type": "worker", "index": i}}) for i in range(workers)]
+
+
+def same(path, alone):
+    found = np.load(path)
+    assert set(found) == set(alone)
+    for name in found:
+        np.testing.assert_allclose(found[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_two_replicas_are_one(alone, tmp_path):
+    """On two logical devices; weights, metrics, the gradient's norm, clipped, of batches that two does not divide."""
+    process = start(tmp_path / "two.npz", "cpu:2")
+    assert process.wait() == 0, process.stderr.read()
+    same(tmp_path / "two.npz", alone)
+
+
+def test_two_workers_are_one(alone, tmp_path):
+    """Two processes, as on two machines, each with its own half of every batch."""
+    paths = [tmp_path / f"{i}.npz" for i in range(2)]
+    workers = [start(path, TF_CONFIG=config) for path, config in zip(paths, cluster(), strict=True)]
+    for worker, path in zip(workers, paths, strict=True):
+        assert worker.wait() == 0, worker.stderr.read()
+        same(path, alone)
+
+
+@pytest.mark.parametrize("parts", [3, 8])
+def test_a_batch_in_parts_is_the_batch(alone, tmp_path, parts):
+    """Of unequal numbers of tokens, and some without rows."""
+    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=parts))
+    same(tmp_path / "parts.npz", alone)
+
+
+def test_a_step_is_that_of_keras(alone, monkeypatch):
+    monkeypatch.setattr(tt.Transformer, "train_step", keras.Model.train_step)
+    model, history = replicas.train()
+    for i, weight in enumerate(model.weights):
+        np.testing.assert_allclose(weight, alone[f"weight_{i}"], rtol=1e-5, atol=1e-5, err_msg=weight.path)
+    np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)
+
+
+def test_an_update_that_is_not_finite_can_be_left_out():
+    batch = next(iter(replicas.batches()))
+    data = tf.data.Dataset.from_tensors(batch)
+    model, _ = replicas.train(skip_not_finite=True)
+    before = model.get_weights()
+    infinite = model.embedding.embeddings
+    infinite.assign(np.where(np.arange(19)[:, None] == batch[1][0, 0], np.nan, before[0]))
+    model.fit(data, verbose=0)
+    assert model.not_finite.numpy() == 1
+    assert np.isnan(model.gradient_norm.numpy())
+    assert all(np.isfinite(weight).all() for weight in model.get_weights()[1:])
+    model.skip_not_finite = False
+    model.make_train_function(force=True)
+    model.fit(data, verbose=0)
+    assert model.not_finite.numpy() == 1  # of this function
+    assert not np.isfinite(model.get_weights()[1]).any()
+
+
+def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
+    model = tt.Transformer(replicas.CONFIG, dtype="mixed_float16")
+    model.build()
+    model.compile(tt.Adam(0.01, global_clipnorm=0.5), tt.SmoothedCrossEntropy(0.1))
+    model.optimizer.build(model.trainable_variables)
+    data = replicas.batches().take(1)
+    model.fit(data, verbose=0)
+    norm, before = model.gradient_norm.numpy(), model.get_weights()
+    assert 0.1 < norm < 100  # without the scale, 2 ** 15
+    model.optimizer.dynamic_scale.assign(2.0**120)
+    model.fit(data, verbose=0)
+    assert model.optimizer.dynamic_scale == 2.0**119
+    assert model.not_finite.numpy() == 0 and int(model.optimizer.iterations) == 1
+    for found, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    model.optimizer.dynamic_scale.assign(2.0**10)
+    model.fit(data, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert any(np.any(found != expected) for found, expected in zip(model.get_weights(), before, strict=True))
+
+
+def test_devices_that_there_are_not():
+    for devices in ("gpu:7", "all", "cpu:0", "tpu"):
+        if not (devices == "all" and tf.config.list_physical_devices("GPU")):
+            with pytest.raises(tt.BadInput, match=f"devices: expected some of cpu:N.*; got '{devices}'"):
+                distribution.strategy(devices)
+
+
+def test_devices_beside_a_cluster(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", cluster()[0])
+    with pytest.raises(tt.BadInput, match="expected none beside TF_CONFIG"):
+        distribution.strategy("cpu:2")
+
+
+def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
+    """The trainer itself: the chief alone writes; the other stops and says why; both go on from the checkpoint."""
+    run = tmp_path / "run"
+    tt.grammar.write_corpus(tmp_path, train=300, dev=7, test=7)
+    sides = [str(tmp_path / f"{split}.{side}") for split in ("train", "dev") for side in ("en", "de")]
+    argv = ["--train", *sides[:2], "--dev", *sides[2:], "--run", str(run), "--export", str(tmp_path / "export")]
+    argv += ["--vocab-size", "350", "--batch-tokens", "512", "--eval-every", "3", "--average-last", "2"]
+
+    def launch(steps):
+        command = [sys.executable, "-m", "trainers.translation", *argv, "--steps", str(steps)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return [
+            subprocess.Popen(command, cwd=HERE.parent, env=os.environ | {"TF_CONFIG": config}, **pipes)
+            for config in cluster()
+        ]
+
+    chief, other = workers = launch(3000)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(run.glob("checkpoints/step-*")) and chief.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        other.send_signal(signal.SIGKILL)
+        assert chief.wait(120) == 3
+    finally:
+        for worker in workers:
+            worker.kill()
+    error = chief.communicate()[1]
+    assert "another worker has gone, or cannot be reached" in error and "start all workers again" in error
+
+    step = int(sorted(run.glob("checkpoints/step-*"))[-1].name.removeprefix("step-"))
+    workers = launch(step + 3)
+    for worker in workers:
+        output, error = worker.communicate()
+        assert worker.returncode == 0, error
+        assert f"going on from the checkpoint at step {step:,} of {step + 3:,}" in output
+    steps = [int(row.split(",")[0]) for row in (run / "history.csv").read_text().splitlines()[1:]]
+    assert steps == list(range(3, step + 4, 3))

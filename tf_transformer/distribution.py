@@ -1,0 +1,156 @@
+"""Several devices and several machines by `tf.distribute`: what Keras's `fit` needs for them on TensorFlow."""
+
+import json
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.masks import PAD_ID
+
+
+def strategy(devices: str | None = None) -> tf.distribute.Strategy:
+    """A strategy, to be made before TensorFlow computes anything.
+
+    Args:
+        devices: "all" (the GPUs that there are), names as "gpu:0,gpu:1", "cpu:2" (so many logical devices on the CPU,
+            to try things), or `None`: this process is one of those that the environment's TF_CONFIG names, which train
+            together, each on all of its GPUs; or, without TF_CONFIG, trains alone on one device.
+    """
+    if len(json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}).get("worker", [])) > 1:
+        if devices:
+            raise BadInput(f"devices: expected none beside TF_CONFIG, where each worker takes its own; got {devices!r}")
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if not devices:
+        return tf.distribute.get_strategy()
+    there = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
+    kind, _, number = devices.lower().partition(":")
+    if kind == "cpu" and number.isdecimal() and int(number) > 0:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(number))
+        names = [f"CPU:{i}" for i in range(int(number))]
+    else:
+        names = there if kind == "all" else devices.upper().split(",")
+        if not names or not set(names) <= set(there):
+            found = ", ".join(["cpu:N", *(name.lower() for name in there)]) + (" or all" if there else "")
+            raise BadInput(f"devices: expected some of {found}; got {devices!r}")
+    return tf.distribute.MirroredStrategy(names)
+
+
+def is_a_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process trains together with others."""
+    resolver = strategy.cluster_resolver
+    return resolver is not None and bool(resolver.task_type)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes what is written once: always, but for the workers after the first."""
+    return not is_a_worker(strategy) or strategy.cluster_resolver.task_id == 0
+
+
+def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+    """Go on when all workers have come here; an error if one of them has died."""
+    with strategy.scope():
+        strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))
+
+
+def over_replicas(values):
+    """The sum over all replicas of a tensor, or of each tensor of a list."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return values
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+
+class Model(keras.Model):
+    """A `keras.Model` of token ids, ((source, target), labels [B, T]), that `fit` trains under any strategy.
+
+    An update is that of the whole batch, however many replicas and parts compute it: the loss is a mean over all of its
+    real tokens, and gradients are summed before they are measured, clipped and applied.
+
+    Attributes:
+        parts: a replica computes its rows in so many parts, one after the other, which takes less memory.
+        skip_not_finite: an update with a NaN or an infinity counts as zero.
+        not_finite: how many there were since `compile`, a variable.
+        gradient_norm: of the last update, before clipping, a variable.
+    """
+
+    parts = 1
+    skip_not_finite = False
+
+    def make_train_function(self, force=False):
+        if self.train_function is None or force:
+            inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            self._sums_gradients = hasattr(inner, "sums_gradients")
+            if self._sums_gradients:  # others sum them after clipping, and after looking whether they are finite
+                inner.sums_gradients = False
+            first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+            with self.distribute_strategy.scope():
+                self.not_finite = tf.Variable(0, **first)
+                self.gradient_norm = tf.Variable(0.0, **first)
+        return super().make_train_function(force)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Keras learns sizes from the first batch's average over replicas, which need not be of one shape, and fails
+        # with several machines. None of our sizes comes from the input.
+        if self._distribute_strategy is not None:
+            ids = tf.ones((1, 2), tf.int32)
+            with self.distribute_strategy.scope():
+                self._symbolic_build(data_batch=((ids, ids), ids))
+
+    def train_step(self, data):
+        parts = [self._part(data, i) for i in range(self.parts)]
+        tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
+        shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
+        loss: tf.Tensor | float = 0.0
+        gradients: list[tf.Tensor] = []
+        for (x, y, sample_weight), share in zip(parts, tf.unstack(shares), strict=True):
+            with tf.control_dependencies(gradients), tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                part_loss = share * self.compute_loss(x, y, y_pred, sample_weight)
+                scaled = self.optimizer.scale_loss(part_loss)
+            found = tape.gradient(scaled, self.trainable_variables, unconnected_gradients="zero")
+            gradients = [tf.add_n(both) for both in zip(*filter(None, (gradients, found)), strict=True)]
+            loss += part_loss
+            self.compute_metrics(x, y, y_pred, sample_weight)
+        self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
+        return self._logs(loss, tf.reduce_sum(tokens))
+
+    def test_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        self.compute_metrics(x, y, y_pred, sample_weight)
+        return self._logs(loss, over_replicas(_count(y)))
+
+    def _part(self, data, i):
+        if self.parts > 1:
+            data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
+        return keras.utils.unpack_x_y_sample_weight(data)
+
+    def _update(self, loss, gradients):
+        norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
+        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are its everyday life
+        finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
+        if self.skip_not_finite and not scales:
+            gradients = [tf.where(finite, gradient, 0) for gradient in gradients]
+        self.gradient_norm.assign(norm)
+        self.not_finite.assign_add(tf.cast(~finite, tf.int32))
+        self.optimizer.apply(gradients, self.trainable_variables)
+
+    def _logs(self, loss, tokens):
+        """Metrics after a batch of so many tokens in all, and this replica's part of its loss."""
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
+        tokens = tf.where(kept, tokens, 0)
+        self._loss_tracker.update_state(tf.where(kept, loss, 0) * replicas, sample_weight=tokens / replicas)
+        logs = self.get_metrics_result()
+        if is_a_worker(self.distribute_strategy):  # Keras averages over the first axis, then
+            logs = {name: tf.reshape(value, (1,)) for name, value in logs.items()}
+        return logs
+
+
+def _count(labels):
+    return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

@@ -1,0 +1,49 @@
+"""Tokenize a large corpus once, into shards of TFRecords that trainers.translation --prepared reads.
+
+What is there already is kept: a program that was stopped goes on when started again with the same options.
+"""
+
+import time
+from pathlib import Path
+
+from trainers.command import load_tensorflow, options, run_program
+
+
+def main(argv=None) -> None:
+    parser = options("prepare", __doc__)
+    add = parser.add_argument
+    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
+    add("--to", type=Path, required=True, metavar="DIR", help="where the records go")
+    add("--vocab-size", type=int, default=37_000, metavar="N", help="of the shared vocabulary (37,000)")
+    add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
+    add(
+        "--sample",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="sentences to learn the vocabulary from (1,000,000)",
+    )
+    add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
+    args = parser.parse_args(argv)
+    print("loading TensorFlow ...", flush=True)
+    tt = load_tensorflow()
+
+    count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
+    if (args.to / "tokenizer.model").exists():
+        tokenizer = tt.Tokenizer.load(args.to / "tokenizer.model")
+    else:
+        print(f"{count:,} pairs; learning a vocabulary of {args.vocab_size:,}", flush=True)
+        texts = tt.tokenizer.sentences(args.train)
+        tokenizer = tt.Tokenizer.learn_from(texts, args.vocab_size, args.tokenizer, sample=args.sample)
+    began, tokens, skipped = time.perf_counter(), 0, 0
+    for shard in tt.records.write_records(tt.data.text_lines(*args.train, args.skip_bad_lines), tokenizer, args.to):
+        tokens, skipped = tokens + sum(shard["tokens"]), skipped + shard["skipped"]
+        rate = tokens / (time.perf_counter() - began)
+        print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {rate:,.0f} tokens/s", flush=True)
+    summary = tt.records.Records(args.to).summary(batch_tokens=25_000)
+    print(f"{args.to}: {summary.pairs:,} pairs, {summary.source_tokens:,} + {summary.target_tokens:,} tokens, ", end="")
+    print(f"{summary.skipped:,} too long or empty\nnow: python -m trainers.translation --prepared {args.to} --dev ...")
+
+
+if __name__ == "__main__":
+    run_program(main)
