@@ -24,7 +24,7 @@ def transformer(work, args):
         "attention_dropout_rate": 0.0,
         "intermediate_dropout": 0.0,
         "use_bias": False,
-        "norm_first": args.dtype == "bfloat16" and args.task == "translation",  # post-norm does not run there
+        "norm_first": args.dtype == "bfloat16",  # post-norm does not run there
     }
     model = models.Seq2SeqTransformer(
         vocab_size=work.vocab_size,
