@@ -60,7 +60,8 @@ def curves(rows, path: Path) -> None:
     series: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
         series.setdefault((row["task"], row["varied"]), []).append(row)
-    figure, axes = plt.subplots(-(-len(series) // 2), 2, figsize=(9, 2.6 * -(-len(series) // 2)), squeeze=False)
+    lines, columns = -(-len(series) // 2), min(len(series), 2)
+    figure, axes = plt.subplots(lines, columns, figsize=(4.5 * columns, 2.6 * lines), squeeze=False)
     for axis in axes.flat[len(series) :]:
         axis.set_visible(False)
     for axis, ((task, varied), points) in zip(axes.flat, series.items(), strict=False):
