@@ -21,7 +21,7 @@ def main(argv=None) -> dict:
     args.dtype = "int32"
     work = common.WORKS[args.config]
 
-    tf = common.prepare_tensorflow(args, inter_threads=args.threads)
+    common.prepare_tensorflow(args, inter_threads=args.threads)
     import tf_transformer as tt
 
     files = args.text or generated_files(work, args.lines, args.work)
@@ -29,13 +29,8 @@ def main(argv=None) -> dict:
     batches = iter(tt.data.text_pairs(*files, tokenizer, args.batch_tokens, repeat=True))
     began = time.perf_counter()
     next(batches)  # waits until the lines that are shuffled have been read
-    clock, cpu, source_tokens, target_tokens = common.Clock(), time.process_time(), 0, 0
-    clock.tick()
-    while not target_tokens or time.perf_counter() < clock.stamps[0] + args.seconds:
-        (source, _), target = next(batches)
-        source_tokens += int(tf.math.count_nonzero(source))
-        target_tokens += int(tf.math.count_nonzero(target))
-    clock.tick()
+    waited = time.perf_counter() - began
+    clock, cpu, source_tokens, target_tokens = read(batches, args.seconds)
     (seconds,) = clock.seconds()
     rate = target_tokens / seconds
     ratio = {"times_training": round(rate / args.training_rate, 1)} if args.training_rate else {}
@@ -46,8 +41,8 @@ def main(argv=None) -> dict:
         ["tf-transformer", "tensorflow", "tensorflow-text"],
         tokens_per_second=round(rate, 1),
         source_tokens_per_second=round(source_tokens / seconds, 1),
-        cpu_seconds_per_million=round((time.process_time() - cpu) * 1e6 / target_tokens, 2),
-        first_milliseconds=round((clock.stamps[0] - began) * 1e3, 1),
+        cpu_seconds_per_million=round(cpu * 1e6 / target_tokens, 2),
+        first_milliseconds=round(waited * 1e3, 1),
         others_cores=round(clock.others(), 2),
         text=[str(file) for file in files] if args.text else "generated",
         batch_tokens=args.batch_tokens,
@@ -55,15 +50,37 @@ def main(argv=None) -> dict:
     )
 
 
+def read(batches, seconds: float):
+    """Read batches for so long.
+
+    Returns:
+        a `common.Clock` that ticked before and after; seconds of the processor; source and target tokens.
+    """
+    import tensorflow as tf
+
+    clock, cpu, source_tokens, target_tokens = common.Clock(), time.process_time(), 0, 0
+    clock.tick()
+    while not target_tokens or time.perf_counter() < clock.stamps[0] + seconds:
+        (source, _), target = next(batches)
+        source_tokens += int(tf.math.count_nonzero(source))
+        target_tokens += int(tf.math.count_nonzero(target))
+    clock.tick()
+    return clock, time.process_time() - cpu, source_tokens, target_tokens
+
+
 def generated_files(work, lines: int, folder: Path) -> list[Path]:
-    """Parallel text that was generated: the second file has the first one's lines in reverse."""
+    """Parallel text, written line by line: the second file has the first one's lines in reverse."""
     paths = [folder / f"text-{work.vocab_size}-{lines}.{side}" for side in ("source", "target")]
     if not all(path.exists() for path in paths):
         print(f"generating {lines:,} pairs of sentences ...", file=sys.stderr)
-        text = list(common.generated_text(work.vocab_size, lines))
         folder.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text("\n".join(text) + "\n", encoding="utf-8")
-        paths[1].write_text("\n".join(" ".join(reversed(line.split())) for line in text) + "\n", encoding="utf-8")
+        halves = [path.with_name(f"{path.name}.half") for path in paths]
+        with open(halves[0], "w", encoding="utf-8") as source, open(halves[1], "w", encoding="utf-8") as target:
+            for line in common.generated_text(work.vocab_size, lines):
+                source.write(line + "\n")
+                target.write(" ".join(reversed(line.split())) + "\n")
+        for half, path in zip(halves, paths, strict=True):
+            half.rename(path)
     return paths
 
 

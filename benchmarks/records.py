@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks import common
+from benchmarks.input_pipeline import generated_files, read
 
 
 def main(argv=None) -> dict:
@@ -26,7 +27,7 @@ def main(argv=None) -> dict:
     subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=sys.stderr)
     preparing = time.perf_counter() - began
 
-    tf = common.prepare_tensorflow(args, inter_threads=args.threads)
+    common.prepare_tensorflow(args, inter_threads=args.threads)
     import tf_transformer as tt
 
     began = time.perf_counter()
@@ -34,21 +35,16 @@ def main(argv=None) -> dict:
     batches = iter(records.batches(args.batch_tokens, first=args.first))
     next(batches)
     first = time.perf_counter() - began
-    clock, cpu, source_tokens, target_tokens = common.Clock(), time.process_time(), 0, 0
-    clock.tick()
-    while not target_tokens or time.perf_counter() < clock.stamps[0] + args.seconds:
-        (source, _), target = next(batches)
-        source_tokens += int(tf.math.count_nonzero(source))
-        target_tokens += int(tf.math.count_nonzero(target))
-    clock.tick()
+    clock, cpu, source_tokens, target_tokens = read(batches, args.seconds)
     (seconds,) = clock.seconds()
+    tokens = source_tokens + target_tokens
     return common.say(
         "records",
         "tf_transformer",
         args,
         ["tf-transformer", "tensorflow", "tensorflow-text"],
-        tokens_per_second=round((source_tokens + target_tokens) / seconds, 1),
-        cpu_seconds_per_million=round((time.process_time() - cpu) * 1e6 / (source_tokens + target_tokens), 2),
+        tokens_per_second=round(tokens / seconds, 1),
+        cpu_seconds_per_million=round(cpu * 1e6 / tokens, 2),
         first_milliseconds=round(first * 1e3, 1),
         prepare_seconds=round(preparing, 1),
         others_cores=round(clock.others(), 2),
@@ -56,22 +52,6 @@ def main(argv=None) -> dict:
         bytes=sum(shard["bytes"] for shard in records.shards),
         batch_tokens=args.batch_tokens,
     )
-
-
-def generated_files(work, lines: int, folder: Path) -> list[Path]:
-    """Parallel text, written line by line: the second file has the first one's lines in reverse."""
-    paths = [folder / f"large-{work.vocab_size}-{lines}.{side}" for side in ("source", "target")]
-    if not all(path.exists() for path in paths):
-        print(f"generating {lines:,} pairs of sentences ...", file=sys.stderr)
-        folder.mkdir(parents=True, exist_ok=True)
-        halves = [path.with_name(f"{path.name}.half") for path in paths]
-        with open(halves[0], "w") as source, open(halves[1], "w") as target:
-            for line in common.generated_text(work.vocab_size, lines):
-                source.write(line + "\n")
-                target.write(" ".join(reversed(line.split())) + "\n")
-        for half, path in zip(halves, paths, strict=True):
-            half.rename(path)
-    return paths
 
 
 if __name__ == "__main__":
