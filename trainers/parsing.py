@@ -8,16 +8,8 @@ import itertools
 import time
 from pathlib import Path
 
-from trainers.command import (
-    add_training_options,
-    check_training_options,
-    choose,
-    learn,
-    load_tensorflow,
-    options,
-    publish,
-    run_program,
-)
+from trainers.command import load_tensorflow, options, run_program
+from trainers.learning import add_training_options, check_training_options, choose, learn, publish
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 0.8, "eval_every": 500},

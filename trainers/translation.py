@@ -8,17 +8,8 @@ import itertools
 import time
 from pathlib import Path
 
-from trainers.command import (
-    add_training_options,
-    check_training_options,
-    choose,
-    languages,
-    learn,
-    load_tensorflow,
-    options,
-    publish,
-    run_program,
-)
+from trainers.command import languages, load_tensorflow, options, run_program
+from trainers.learning import add_training_options, check_training_options, choose, learn, publish
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},

@@ -1,0 +1,201 @@
+"""What the programs that train have in common: their options, the training itself, and the SavedModel at its end."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def add_training_options(add, beam_size: int, alpha: float) -> None:
+    """The options of every program that trains; `add` is the parser's add_argument."""
+    add("--run", type=Path, metavar="DIR", help="the run's folder (runs/demo, or runs/PRESET)")
+    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+    add("--steps", type=int, help="updates (the preset's)")
+    add("--epochs", type=int, help="passes over the training text, instead of --steps")
+    add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
+    add("--vocab-size", type=int, metavar="N", help="of the vocabulary that source and target share (the preset's)")
+    add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
+    add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
+    add("--factor", type=float, help="multiplies equation (3)'s learning rate (the preset's)")
+    add("--dropout", type=float, help="P_drop (the preset's)")
+    add("--eval-every", type=int, metavar="STEPS", help="steps between checkpoints and looks at the dev text")
+    add("--average-last", type=int, default=5, metavar="N", help="checkpoints kept, and averaged at the end (5)")
+    add("--beam-size", type=int, default=beam_size, help=f"beams in the final search ({beam_size})")
+    add("--alpha", type=float, default=alpha, help=f"exponent of the length penalty ({alpha})")
+    add(
+        "--mixed-precision",
+        choices=["bfloat16", "float16"],
+        metavar="DTYPE",
+        help="bfloat16 or float16 to compute in, with weights in float32",
+    )
+    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 to try it (one device; the workers of TF_CONFIG)")
+    add("--parts", type=int, default=1, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
+    add("--clip-norm", type=float, metavar="NORM", help="longest gradient; longer ones are shortened (none)")
+    add("--on-nan", default="stop", choices=["stop", "skip"], metavar="DO", help="stop, or skip the update (stop)")
+    add("--seed", type=int, default=1)
+
+
+def check_training_options(parser, args) -> None:
+    whole = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "beam_size", "parts")
+    for name in (*whole, "clip_norm"):
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
+
+
+def choose(tt, args, recipes, default: str):
+    """The configuration and the recipe that the options describe, and what of it a run's config.json begins with."""
+    if args.preset not in tt.PRESETS:
+        raise tt.BadInput(f"--preset: expected one of {', '.join(tt.PRESETS)}; got {args.preset!r}")
+    changes = {name: getattr(args, name) for name in ("vocab_size", "dropout") if getattr(args, name) is not None}
+    config = dataclasses.replace(tt.PRESETS[args.preset], **changes)
+    recipe = dict(recipes.get(args.preset, recipes[default]))
+    recipe |= {name: getattr(args, name) for name in recipe if getattr(args, name) is not None}
+    settings = {
+        "model": {key: value for key, value in config.to_dict().items() if key != "train_steps"},
+        "training": {key: value for key, value in recipe.items() if key != "eval_every"}
+        | {"clip_norm": args.clip_norm},
+        "data": {"tokenizer": args.tokenizer, "seed": args.seed, "mixed_precision": args.mixed_precision},
+    }
+    return config, recipe, settings
+
+
+def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, train, count, dev, watch, **special):
+    """Train, from the run's last checkpoint if there is one.
+
+    Args:
+        strategy: where, from `distribution.strategy`.
+        args: what `add_training_options` gave.
+        run: its folder is begun with `settings` and the tokenizer.
+        learn_tokenizer: gives the tokenizer of a new run.
+        train: pairs of strings (source, target), a dataset of `count`.
+        dev: a list of sources and one of targets.
+        watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
+        special: `target_ids`, a function of the tokenizer, whose result is that of `data.token_batches`; `records`, a
+            `Records` to train on instead of `train`.
+
+    Returns:
+        a bool: whether this process is to score and export; not where the run was complete before, nor where another
+        writes.
+    """
+    import keras
+
+    target_ids, records = special.get("target_ids"), special.get("records")
+    chief, replicas = tt.distribution.is_chief(strategy), strategy.num_replicas_in_sync
+    run.writes = chief
+    is_there = run.exists(settings)
+    tt.distribution.wait_for_all(strategy)  # until then, what they find is the same
+    if chief and not is_there:
+        tokenizer = learn_tokenizer()
+    else:
+        if not is_there:
+            tt.distribution.wait_for_all(strategy)  # for the chief
+        tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
+
+    # Section 5.1: batches of sentences of similar length.
+    def batches_of(pairs, **options):
+        ids = target_ids and target_ids(tokenizer)
+        return tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], target_ids=ids, **options)
+
+    def batches(first, lines=False):
+        if records:
+            return records.batches(recipe["batch_tokens"], args.seed, first, lines)
+        given = tt.data.numbered(train) if lines else train
+        return batches_of(given, repeat=True, seed=args.seed).skip(first)
+
+    if records:
+        summary = records.summary(recipe["batch_tokens"], args.seed)
+    else:
+        summary = tt.data.summarize(batches_of(train, shuffle=False), count)
+    print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+    if not summary.pairs:
+        raise tt.BadInput(f"expected sentences of at most {tt.data.MAX_LENGTH} tokens to train on, got none")
+    dev_batches = batches_of(tt.data.in_memory(*dev), shuffle=False)
+    dev_summary = tt.data.summarize(dev_batches, len(dev[0]))
+    print(f"dev text: {dev_summary}")
+    if chief and not is_there:
+        tokenizer.save(run.path / "tokenizer.model")
+        run.begin(settings)
+        tt.distribution.wait_for_all(strategy)
+
+    # Sections 5.3 and 5.4: optimizer, schedule, regularization.
+    keras.utils.set_random_seed(args.seed)
+    if args.mixed_precision:
+        keras.config.set_dtype_policy(f"mixed_{args.mixed_precision}")
+    with strategy.scope():  # not around `fit`: what the chief alone makes there is not to be mirrored
+        model = tt.Transformer(config)
+        model.build()
+        model.parts, model.skip_not_finite = args.parts, args.on_nan == "skip"
+        schedule = tt.WarmupSchedule(config.d_model, recipe["warmup_steps"], recipe["factor"])
+        model.compile(
+            optimizer=tt.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=args.clip_norm),
+            loss=tt.SmoothedCrossEntropy(config.label_smoothing),
+            metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
+        )
+    print(f"model: {args.preset}, {model.count_params():,} parameters, {replicas} x; run: {run.path}")
+
+    with strategy.scope():
+        state = run.restore(model) or tt.run.START
+    steps = args.epochs * summary.batches if args.epochs else (args.steps or config.train_steps)
+    if state["step"]:
+        print(f"going on from the checkpoint at step {state['step']:,} of {steps:,}")
+    interval = -(-steps // max(1, round(steps / recipe["eval_every"])))
+    progress = tt.run.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
+    while progress.step < steps:
+        print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+        first, done = divmod(progress.step, interval)  # where it was stopped, an epoch may be partly done
+        callbacks = [tt.run.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
+        if chief:
+            board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
+            callbacks = [watch(model, tokenizer), *callbacks, board]
+        model.fit(
+            tt.data.for_replicas(batches(progress.step), replicas),
+            steps_per_epoch=interval - done,
+            initial_epoch=first,
+            epochs=first + 1 if done else -(-steps // interval),
+            validation_data=tt.data.for_replicas(dev_batches, replicas),
+            validation_steps=dev_summary.batches,
+            shuffle=False,  # the batches are
+            callbacks=callbacks,
+        )
+    if chief and state["step"] >= steps and (run.path / "metrics.json").exists():
+        print(f"this run is complete: {(run.path / 'metrics.json')} says")
+        print((run.path / "metrics.json").read_text())
+        print(f"Give more --steps to train on, or another --run to start anew (this one did {state['step']:,}).")
+        return False
+    if chief:
+        count = len(run.weights(args.average_last))
+        print(f"averaging the last {count} checkpoints; beam search with {args.beam_size} beams", flush=True)
+    return chief
+
+
+def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:
+    """Write the SavedModel, checked, and metrics.json, with what the last checkpoint says; show that it answers.
+
+    Args:
+        export: the root of the SavedModel.
+        metrics: what was measured.
+        examples: texts for a fresh process to give to the SavedModel.
+    """
+    from tf_transformer.serving.publish import next_version, save_export
+
+    print("writing the SavedModel, and checking that it can be served", flush=True)
+    saved = next_version(args.export or Path("savedmodels") / run.path.name)
+    state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
+    export.describe(step=state["step"])
+    save_export(export, saved, checked=True)
+    metrics = metrics | {
+        "steps": state["step"],
+        "target_tokens": state["target_tokens"],
+        "seconds": round(state["seconds"], 1),
+        "parameters": export.facts["parameters"],
+    }
+    tt.run.write_json(run.path / "metrics.json", metrics)
+    print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
+    command = [sys.executable, "-m", "trainers.translate", str(saved)]
+    answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")
+    if answer.returncode:
+        sys.exit(f"the SavedModel did not answer:\n{answer.stderr}")
+    for source, output in zip(examples, answer.stdout.splitlines(), strict=True):
+        print(f"  {source}\n    -> {output}")
+    return saved
