@@ -24,7 +24,7 @@ def main(argv=None) -> dict:
     prepare = ["--train", *map(str, files), "--to", str(folder), "--vocab-size", str(work.vocab_size)]
     began = time.perf_counter()
     command = [sys.executable, "-m", "trainers.prepare", *prepare, "--sample", "200000"]
-    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=sys.stderr)
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=2)  # standard error
     preparing = time.perf_counter() - began
 
     common.prepare_tensorflow(args, inter_threads=args.threads)
