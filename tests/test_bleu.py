@@ -1,6 +1,7 @@
 """Scores against cases worked by hand."""
 
 import math
+import random
 
 import pytest
 
@@ -52,3 +53,55 @@ def test_chrf():
     # Character 1-grams of 'ab' and 'ac' agree by one half, the 2-gram does not: F2 of (1/2 + 0) / 2 on both sides.
     assert bleu.chrf(["ab"], ["ac"]).value == pytest.approx(25)
     assert bleu.chrf(["ab"], ["ac"]).signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
+
+
+GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
+
+
+def test_lower_cased():
+    assert bleu.bleu(["A B c d e"], ["a b c d e"]).value < 100
+    (found,) = bleu.compare({"": ["A B c d e"]}, ["a b c d e"], samples=2)["BLEU 13a lower-cased"].values()
+    assert found.value == pytest.approx(100)
+    assert "case:lc" in found.signature
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "others"),
+    [
+        ("Er mag 寿司 sehr gern, und zwar jeden Tag.", "13a", {"intl", "13a lower-cased", "13a, compounds split"}),
+        ("我 喜欢它。", "zh", {"char"}),
+        ("나는 그것을 좋아한다", "char", set()),
+    ],
+)
+def test_scripts_without_spaces_are_tokenized_as_they_need(text, usual, others):
+    assert set(bleu.flavours([text])) == {"chrF", *(f"BLEU {name}" for name in {usual} | others)}
+    assert f"tok:{usual}|" in bleu.bleu([text], [text]).signature
+
+
+def test_japanese_is_told_from_chinese():
+    assert set(bleu.flavours(["彼は寿司が好きだ。"])) - {"BLEU ja-mecab"} == {"BLEU char", "chrF"}
+
+
+def test_every_flavour_is_what_it_is_alone():
+    texts = ["Der Hund sieht eine rot-blaue Tür .", "Die Frau trinkt Tee ."]
+    scores = bleu.compare({"only": texts}, GERMAN, samples=7)
+    alone = {"BLEU 13a": bleu.bleu, "BLEU 13a, compounds split": bleu.paper_bleu, "chrF": bleu.chrf}
+    for flavour, metric in alone.items():
+        found = scores[flavour]["only"]
+        assert found.value == pytest.approx(metric(texts, GERMAN).value)
+        assert found.signature == metric(texts, GERMAN).signature.replace("nrefs:1|", "nrefs:1|bs:7|seed:12345|")
+        assert found.p_value is None
+
+
+def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
+    """Of single words, one a sentence, chrF is nearly the share of right ones, whose error statistics gives."""
+    chance = random.Random(3)
+    words = ["".join(chance.choices("abcdefgh", k=5)) for _ in range(401)]
+
+    def right(share):
+        return [word if chance.random() < share else "zzzzz" for word in words]
+
+    scores = bleu.compare({"good": right(0.8), "same": right(0.8), "bad": right(0.6)}, words)["chrF"]
+    assert scores["good"].value == pytest.approx(80, abs=5)
+    assert scores["good"].interval == pytest.approx(100 * 1.96 * math.sqrt(0.8 * 0.2 / 401), rel=0.15)
+    assert scores["bad"].p_value < 0.01 < 0.1 < scores["same"].p_value

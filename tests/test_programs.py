@@ -102,11 +102,13 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     assert len(output.read_text().splitlines()) == 19
     evaluate.main(["--translations", str(output), "--reference", str(text / "test.de")])
     scored = capsys.readouterr().out
-    assert f"BLEU {metrics['test_bleu']:.2f}" in scored
-    assert f"chrF {metrics['test_chrf']:.2f}" in scored
+    assert re.search(rf"BLEU 13a +{metrics['test_bleu']:.2f} ± .* nrefs:1\|bs:1000\|seed:12345\|case:mixed", scored)
+    assert re.search(rf"chrF +{metrics['test_chrf']:.2f} ± ", scored)
     argv_model = ["--model", str(export / "1"), "--source", str(text / "test.en"), "--reference", str(text / "test.de")]
-    evaluate.main(argv_model)
-    assert capsys.readouterr().out == scored
+    evaluate.main([*argv_model, "--translations", str(text / "test.de")])
+    _, perfect, model = capsys.readouterr().out.split("\n\n")
+    assert "100.00 ± 0.00  nrefs" in perfect
+    assert re.sub(r"  p = \d.\d{3}", "", model).splitlines()[1:] == scored.splitlines()[3:]
 
     publish_again(tmp_path, text, run, metrics, capsys)
     assert checked == ["1"]

@@ -1,10 +1,13 @@
 """Scores of translations, all through sacreBLEU (Post 2018)."""
 
+import importlib.util
 import re
 from typing import NamedTuple
 
+from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 
@@ -13,11 +16,13 @@ class Score(NamedTuple):
 
     value: float
     signature: str
+    interval: float | None = None  # value ± this is the 95 % confidence interval, by bootstrap
+    p_value: float | None = None  # that a difference from the first system as large as this one is chance
 
 
 def bleu(translations: list[str], references: list[str]) -> Score:
-    """Cased BLEU on detokenised text, tokenised by 13a: 0 to 100."""
-    return _score(BLEU(), translations, references)
+    """Cased BLEU on detokenised text, 0 to 100: tokenised by 13a, or as scripts without spaces between words need it."""
+    return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
 
 
 def paper_bleu(translations: list[str], references: list[str]) -> Score:
@@ -25,19 +30,71 @@ def paper_bleu(translations: list[str], references: list[str]) -> Score:
 
     On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses, this does with 13a.
     """
-    tokenize = Tokenizer13a()
-
-    def split_compounds(text: str) -> str:
-        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenize(text))
-
-    texts, wanted = ([split_compounds(text) for text in side] for side in (translations, references))
-    value, signature = _score(BLEU(tokenize="none", force=True), texts, wanted)
-    return Score(value, signature.replace("tok:none", "tok:13a+compounds-split"))
+    return _score(_paper_metric(), translations, references)
 
 
 def chrf(translations: list[str], references: list[str]) -> Score:
     """chrF2 (Popovic 2015): 0 to 100."""
     return _score(CHRF(), translations, references)
+
+
+def flavours(references: list[str]) -> dict[str, Metric]:
+    """The metrics that people report for such a text, by name; BLEU is cased if nothing else is said."""
+    metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
+    if "BLEU 13a" in metrics:  # there are spaces between words
+        metrics |= {
+            "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # the Multi30k literature's
+            "BLEU 13a, compounds split": _paper_metric(),
+            "BLEU intl": BLEU(tokenize="intl"),
+        }
+    return metrics | {"chrF": CHRF()}
+
+
+def compare(systems: dict[str, list[str]], references: list[str], samples: int = 1_000) -> dict[str, dict[str, Score]]:
+    """Every flavour of every system, with confidence intervals; beside the first one by paired bootstrap (Koehn 2004).
+
+    Args:
+        systems: translations of the same sentences by name.
+        references: their translations.
+        samples: drawn from the sentences, with SACREBLEU_SEED or 12345 as the seed.
+
+    Returns:
+        Scores by flavour and by name; those of the systems after the first have a p-value.
+    """
+    scores = {}
+    for flavour, metric in flavours(references).items():
+        signatures, results = PairedTest(list(systems.items()), {flavour: metric}, [references], "bs", samples)()
+        ((kind, signature),) = signatures.items()
+        found = zip(systems, results[kind], strict=True)
+        scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
+    return scores
+
+
+class _CompoundsSplit(Tokenizer13a):
+    def __call__(self, line):
+        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", super().__call__(line))
+
+    def signature(self):
+        return "13a+compounds-split"
+
+
+def _paper_metric() -> BLEU:
+    metric = BLEU(tokenize="13a")
+    metric.tokenizer = _CompoundsSplit()
+    metric.tokenizer_signature = metric.tokenizer.signature()
+    return metric
+
+
+def _tokenizers(references: list[str]) -> list[str]:
+    """sacreBLEU's tokenizers for a text, the usual one first: it tells Japanese, Chinese and Korean by their scripts."""
+    text = "".join(references)
+    kana, han, hangul = (
+        len(re.findall(script, text)) > len(text) / 10
+        for script in ("[\u3040-\u30ff]", "[\u4e00-\u9fff]", "[\uac00-\ud7af]")
+    )
+    if kana:
+        return ["ja-mecab", "char"] if importlib.util.find_spec("MeCab") else ["char"]
+    return ["zh", "char"] if han else ["char"] if hangul else ["13a"]
 
 
 def _score(metric, translations: list[str], references: list[str]) -> Score:

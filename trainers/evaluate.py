@@ -1,30 +1,47 @@
-"""Score translations against references: BLEU and chrF, each with its full sacreBLEU signature."""
+"""Score translations against references: BLEU in its flavours and chrF, each with its sacreBLEU signature.
+
+Of several, each after the first is compared with the first by paired bootstrap.
+"""
 
 from trainers.command import load_tensorflow, options, run_program
 
 
 def main(argv=None) -> None:
     parser = options("evaluate", __doc__)
-    parser.add_argument("--reference", required=True, help="the reference translations, a sentence a line")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--translations", metavar="FILE", help="translations to score, line by line")
-    what.add_argument("--model", metavar="DIR", help="a SavedModel to translate --source with, e.g. savedmodels/demo/1")
-    parser.add_argument("--source", help="the text to translate, with --model")
-    parser.add_argument("--output", metavar="FILE", help="where to write the model's translations")
+    add = parser.add_argument
+    add("--reference", required=True, help="the reference translations, a sentence a line")
+    add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
+    add("--model", nargs="+", default=[], metavar="DIR", help="SavedModels to translate --source with")
+    add("--source", help="the text to translate, with --model")
+    add("--output", metavar="FILE", help="where to write the translations of one model")
+    add("--samples", type=int, default=1_000, metavar="N", help="for the confidence intervals (1000)")
     args = parser.parse_args(argv)
+    if not (args.model or args.translations):
+        parser.error("expected --translations or --model")
     if args.model and not args.source:
         parser.error("expected --source beside --model")
+    if args.output and len(args.model) != 1:
+        parser.error(f"--output: expected one --model, got {len(args.model)}")
+    if args.samples <= 0:
+        parser.error(f"--samples: expected a positive number, got {args.samples}")
 
     tt = load_tensorflow()
-    given = args.source if args.model else args.translations
-    texts, references = tt.data.read_text_pairs(given, args.reference, empty_lines=True)
-    if args.model:
-        texts = tt.SavedTranslator(args.model)(texts)
+    systems = {}
+    for name in args.translations:
+        systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
+    for name in args.model:
+        source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
+        systems[name] = tt.SavedTranslator(name)(source)
         if args.output:
-            tt.run.write_text(args.output, "".join(f"{text}\n" for text in texts))
-    for name, metric in (("BLEU", tt.bleu.bleu), ("chrF", tt.bleu.chrf)):
-        score = metric(texts, references)
-        print(f"{name} {score.value:.2f}  {score.signature}")
+            tt.run.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
+    scores = tt.bleu.compare(systems, references, args.samples)
+    print(f"{len(references):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
+    for name in systems:
+        print(f"\n{name}")
+        for flavour, found in scores.items():
+            score = found[name]
+            chance = "" if score.p_value is None else f"  p = {score.p_value:.3f}"
+            print(f"  {flavour:27}{score.value:6.2f} ± {score.interval:.2f}{chance}  {score.signature}")
 
 
 if __name__ == "__main__":
