@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "grammar", "bleu", "serving", "serving.wire"},
-    {"treebank"},
+    {"treebank", "costs"},
     {"evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
@@ -21,7 +21,8 @@ FLOORS = [  # a file imports from lower floors only
     {"parsing"},
     {""},
 ]
-BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "bleu", "grammar", "treebank", "evalb"]
+BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run"]
+BACKEND_NEUTRAL += ["bleu", "costs", "grammar", "treebank", "evalb"]
 
 
 def modules():

@@ -234,12 +234,19 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     with pytest.raises(tt.BadInput, match="expected one of the splits .*; got 'dev'"):
         load("dev")
 
-    args = translation.arguments(["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)])
+    argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
+    args = translation.arguments(argv)
     pairs, sentences, count, dev, test = translation.read_corpus(tt, args)
     assert count == len(list(pairs)) == 300
     assert sorted(sentences()) == sorted(text for pair in corpus["train"] for text in pair)
     assert sorted(zip(*dev, strict=True)) == sorted(corpus["dev"])
     assert sorted(zip(*test, strict=True)) == sorted(corpus["test"])
+
+    prepare.main([*argv, "--to", str(tmp_path / "records"), "--vocab-size", "400"])
+    assert "300 pairs, " in capsys.readouterr().out
+    assert tt.records.Records(tmp_path / "records").tokenizer.vocab_size == 400
+    args = translation.arguments([*argv, "--prepared", str(tmp_path / "records")])
+    assert translation.read_corpus(tt, args)[3:] == (dev, test)
 
 
 def with_line(folder, name, number, line):
@@ -278,7 +285,10 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
         (["--steps", "0"], "--steps: expected a positive number, got 0"),
-        (["--tfds", "wmt14_translate/de-en"], "expected --train, --tfds or --prepared, got more than one"),
+        (["--tfds", "wmt14_translate/de-en"], "expected --train, or --tfds, or --prepared; got --train and another"),
+        (["--dry-run", "3xAbacus"], "devices: expected such as 8xP100, of K80, K40"),
+        (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
+        (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
     ],
@@ -286,6 +296,14 @@ def test_bad_text(text, tmp_path, capsys, line, message):
 def test_bad_options(text, tmp_path, capsys, change, message):
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
+    translation.main(["--preset", "big", "--dry-run", "--run", str(tmp_path / "run"), "--average-last", "20"])
+    printed = capsys.readouterr().out
+    for said in ("214,171,648", "steps: 300,000 of 25,000 source", "8 x P100", "one every 600 steps; the last 20"):
+        assert said in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -336,5 +354,5 @@ def test_help_fits_a_screen():
     for program in ("translation", "parsing", "prepare", "evaluate", "translate", "export"):
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert len(lines) <= 40
+        assert len(lines) <= 42
         assert max(map(len, lines)) <= 120

@@ -23,6 +23,7 @@ from tf_transformer.version import __version__
 _LAZY = {
     "bleu": ("bleu", None),
     "data": ("data", None),
+    "costs": ("costs", None),
     "distribution": ("distribution", None),
     "ctranslate2": ("ctranslate2", None),
     "grammar": ("grammar", None),

@@ -21,7 +21,7 @@ class Score(NamedTuple):
 
 
 def bleu(translations: list[str], references: list[str]) -> Score:
-    """Cased BLEU on detokenised text, 0 to 100: tokenised by 13a, or as scripts without spaces between words need it."""
+    """Cased BLEU on detokenised text, 0 to 100; tokenised by 13a, or as a script without spaces between words needs."""
     return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
 
 
@@ -86,7 +86,7 @@ def _paper_metric() -> BLEU:
 
 
 def _tokenizers(references: list[str]) -> list[str]:
-    """sacreBLEU's tokenizers for a text, the usual one first: it tells Japanese, Chinese and Korean by their scripts."""
+    """Names of tokenizers for a text, the usual one first; Japanese, Chinese and Korean are told by their scripts."""
     text = "".join(references)
     kana, han, hangul = (
         len(re.findall(script, text)) > len(text) / 10

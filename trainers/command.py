@@ -40,6 +40,13 @@ def load_tensorflow():
     return tf_transformer
 
 
+def add_tfds_options(add) -> None:
+    """A corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
+    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
+    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
+    add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
+
+
 def languages(settings, given=None) -> dict:
     """Source and target as the names of the training files end, train.en and train.de, if not given."""
     train = settings["data"]["train"]

@@ -34,6 +34,13 @@ def add_training_options(add, beam_size: int, alpha: float) -> None:
     add("--clip-norm", type=float, metavar="NORM", help="longest gradient; longer ones are shortened (none)")
     add("--on-nan", default="stop", choices=["stop", "skip"], metavar="DO", help="stop, or skip the update (stop)")
     add("--seed", type=int, default=1)
+    add(
+        "--dry-run",
+        nargs="?",
+        const="8xP100",
+        metavar="DEVICES",
+        help="say what it would take on 8xP100, and stop",
+    )
 
 
 def check_training_options(parser, args) -> None:
@@ -58,6 +65,17 @@ def choose(tt, args, recipes, default: str):
         "data": {"tokenizer": args.tokenizer, "seed": args.seed, "mixed_precision": args.mixed_precision},
     }
     return config, recipe, settings
+
+
+def show_plan(tt, args, config, recipe) -> None:
+    """What the training would take, instead of it (--dry-run)."""
+    if args.epochs:
+        raise tt.BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
+    steps = args.steps or config.train_steps
+    half = bool(args.mixed_precision)
+    print(f"{args.preset}: {json.dumps(config.to_dict())}")
+    print(tt.costs.plan(config, steps, recipe["batch_tokens"], args.dry_run, half, args.parts))
+    print(f"checkpoints: one every {recipe['eval_every']:,} steps; the last {args.average_last} are kept, and averaged")
 
 
 def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, train, count, dev, watch, **special):

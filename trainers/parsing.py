@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, choose, learn, publish
+from trainers.learning import add_training_options, check_training_options, choose, learn, publish, show_plan
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 0.8, "eval_every": 500},
@@ -54,6 +54,8 @@ def main(argv=None) -> None:
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe, settings = choose(tt, args, RECIPES, "parsing_wsj")
+    if args.dry_run:
+        return show_plan(tt, args, config, recipe)
     settings["data"] |= {"train": args.wsj or args.train, "tags": args.tags}
     if args.extra:
         settings["data"] |= {"extra": args.extra, "extra_ratio": args.extra_ratio}

@@ -8,13 +8,15 @@ import itertools
 import time
 from pathlib import Path
 
-from trainers.command import languages, load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, choose, learn, publish
+from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
+from trainers.learning import add_training_options, check_training_options, choose, learn, publish, show_plan
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500},
-    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_000},
+    # Ten minutes between checkpoints, as the paper has them on 8 P100.
+    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500},
+    "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600},
 }
 
 
@@ -27,15 +29,15 @@ def arguments(argv) -> argparse.Namespace:
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
     add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
-    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
-    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
-    add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
+    add_tfds_options(add)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
-    if sum(map(bool, (args.train, args.tfds, args.prepared))) > 1:
-        parser.error("expected --train, --tfds or --prepared, got more than one")
-    if (args.train or args.prepared) and not args.dev:
-        parser.error("expected --dev SOURCE TARGET beside --train or --prepared")
+    if args.train and (args.tfds or args.prepared):
+        parser.error("expected --train, or --tfds, or --prepared; got --train and another")
+    if args.tfds and args.dev:
+        parser.error("expected --dev or --tfds, which has a dev text, got both")
+    if (args.train or args.prepared) and not (args.dev or args.tfds):
+        parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
@@ -56,7 +58,9 @@ def main(argv=None) -> None:
     if records:
         args.vocab_size = records.tokenizer.vocab_size
     config, recipe, settings = choose(tt, args, RECIPES, "base")
-    settings["data"] |= {"train": args.train or args.tfds or (records and str(records.folder)) or "grammar"}
+    if args.dry_run:
+        return show_plan(tt, args, config, recipe)
+    settings["data"] |= {"train": (records and str(records.folder)) or args.train or args.tfds or "grammar"}
     name = args.preset if args.train or args.tfds or records else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
 
@@ -96,23 +100,25 @@ def main(argv=None) -> None:
 
 
 def read_corpus(tt, args):
-    """Training pairs as a dataset of strings, a function that gives its sentences, their number, dev and test text."""
-    if args.prepared:
-        dev = tt.data.read_text_pairs(*args.dev)
-        return None, None, None, dev, tt.data.read_text_pairs(*args.test) if args.test else dev
-    if args.train:
-        count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
-        dev = tt.data.read_text_pairs(*args.dev)
-        test = tt.data.read_text_pairs(*args.test) if args.test else dev
-        train = tt.data.text_lines(*args.train, args.skip_bad_lines)
-        return train, lambda: tt.tokenizer.sentences(args.train), count, dev, test
+    """Training pairs as a dataset of strings, a function that gives its sentences, their number, dev and test text.
+
+    The first three are not used where there are records.
+    """
     if args.tfds:
-        train, *rest = (
+        train, dev, test = (
             tt.data.tfds_pairs(args.tfds, split, tuple(args.languages), args.tfds_dir)
             for split in ("train", "validation", "test")
         )
-        dev, test = (tt.data.to_lists(pairs) for pairs in rest)
+        dev, test = tt.data.to_lists(dev), tt.data.to_lists(test)
         return train, lambda: tt.data.each_sentence(train), int(train.cardinality()), dev, test
+    if args.dev:
+        dev = tt.data.read_text_pairs(*args.dev)
+        test = tt.data.read_text_pairs(*args.test) if args.test else dev
+        if args.prepared:
+            return None, None, None, dev, test
+        count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
+        train = tt.data.text_lines(*args.train, args.skip_bad_lines)
+        return train, lambda: tt.tokenizer.sentences(args.train), count, dev, test
     corpus = tt.grammar.corpus(seed=args.seed)
     train, dev, test = (tuple(map(list, zip(*corpus[split], strict=True))) for split in ("train", "dev", "test"))
     return tt.data.in_memory(*train), lambda: itertools.chain(*train), len(train[0]), dev, test

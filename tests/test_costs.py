@@ -1,0 +1,52 @@
+"""Costs against the paper's Table 2, against the products in the model's graph, and against the models themselves."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+import tf_transformer as tt
+from tf_transformer import costs
+
+ODD = tt.TransformerConfig(2, 14, 34, 7, d_k=3, d_v=5, vocab_size=53)
+
+
+def test_table_2():
+    """3.3e18 and 2.3e19, from 12 hours and 3.5 days on 8 P100 of 9.5 TFLOP/s."""
+    assert f"{costs.training_cost(12, 8, 9.5):.1e}" == "3.3e+18"
+    assert f"{costs.training_cost(3.5 * 24, 8, 9.5):.1e}" == "2.3e+19"
+    assert {name: f"{cost:.1e}" for name, cost in costs.PAPER.items()} == {"base": "3.3e+18", "big": "2.3e+19"}
+
+
+@pytest.mark.parametrize("name", ["base", "big", "A_h16", "B_dk16", "C_N4", "E_learned"])
+def test_parameters_are_the_model_s(name):
+    """At a hundredth of the size, every row in its proportions."""
+    config = tt.PRESETS[name]
+    sizes = {"d_model": config.d_model // 16, "d_ff": config.d_ff // 16, "max_length": 31, "vocab_size": 101}
+    config = dataclasses.replace(config, d_k=config.d_k and config.d_k // 16, **sizes)
+    model = tt.Transformer(config)
+    model.build()
+    assert costs.parameters(config) == model.count_params()
+
+
+def test_base_has_the_paper_s_parameters():
+    assert costs.parameters(dataclasses.replace(tt.PRESETS["base"], vocab_size=40_960)) == pytest.approx(65e6, rel=0.01)
+    assert costs.parameters(tt.PRESETS["big"]) == pytest.approx(213e6, rel=0.01)
+
+
+@pytest.mark.parametrize("config", [ODD, dataclasses.replace(ODD, d_k=None, d_v=None, num_layers=3)])
+def test_operations_are_those_of_the_graph(config):
+    """The products of the model's graph, for one pair of 11 and 13 tokens."""
+    model = tt.Transformer(config)
+    model.build()
+    ids = [tf.TensorSpec([1, length], tf.int32) for length in (11, 13)]
+    graph = tf.function(lambda source, target: model((source, target))).get_concrete_function(*ids).graph
+    counted = 0
+    for operation in graph.get_operations():
+        if operation.type in ("MatMul", "BatchMatMulV2"):
+            left = operation.inputs[0].shape
+            turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+            inner = left[-2] if turned else left[-1]
+            rows = operation.outputs[0].shape.num_elements()
+            counted += 2 * rows * inner
+    assert counted == costs.forward_flops(config, 11, 13)

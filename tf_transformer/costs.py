@@ -1,0 +1,147 @@
+"""What training costs in floating point operations (section 6.1, Table 2): by the paper's method, and by counting.
+
+`python -m tf_transformer.costs` prints both for the paper's two models.
+"""
+
+import re
+from typing import NamedTuple
+
+from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+
+
+class Device(NamedTuple):
+    """TFLOP/s of one device."""
+
+    single: float  # in float32
+    half: float | None = None  # in bfloat16 or float16, products by matrix units
+
+
+# The first four are the paper's estimates of what is sustained (footnote 5). The others are the most there can be, by
+# their makers' data sheets: SXM where there are several forms, without sparsity; TPUs by chip.
+DEVICES = {
+    "K80": Device(2.8),
+    "K40": Device(3.7),
+    "M40": Device(6.0),
+    "P100": Device(9.5),
+    "V100": Device(15.7, 125),
+    "T4": Device(8.1, 65),
+    "A100": Device(19.5, 312),
+    "L4": Device(30.3, 121),
+    "L40S": Device(91.6, 362),
+    "H100": Device(67, 989),
+    "H200": Device(67, 989),
+    "TPUv3": Device(0, 123),
+    "TPUv4": Device(0, 275),
+    "TPUv5e": Device(0, 197),
+    "TPUv5p": Device(0, 459),
+    "TPUv6e": Device(0, 918),
+}
+HOURS = {"base": 12, "big": 3.5 * 24}  # on 8 P100 (section 5.2)
+LENGTH = 32  # tokens a sentence, where nothing is known; WMT 2014 has about as many
+
+
+def training_cost(hours: float, devices: int, tflops: float) -> float:
+    """Floating point operations by the paper's method: time x devices x what each sustains."""
+    return hours * 3600 * devices * tflops * 1e12
+
+
+def parameters(config: TransformerConfig) -> int:
+    """How many a `Transformer` has."""
+    embeddings = config.vocab_size * config.d_model
+    if config.positions == "learned":
+        embeddings += config.max_length * config.d_model
+    biases = config.d_ff + config.d_model
+    norm = 2 * config.d_model
+    encoder = _attention(config) + _feed_forward(config) + biases + 2 * norm
+    decoder = 2 * _attention(config) + _feed_forward(config) + biases + 3 * norm
+    return embeddings + config.num_layers * (encoder + decoder)
+
+
+def _attention(config) -> int:
+    """Weights of the four projections."""
+    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
+    return 2 * config.d_model * config.num_heads * (d_k + d_v)
+
+
+def _feed_forward(config) -> int:
+    return 2 * config.d_model * config.d_ff
+
+
+def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
+    """Floating point operations of one pair of sentences through the model: those of the products, two a weight.
+
+    Args:
+        source: S, tokens.
+        target: T, tokens.
+    """
+    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
+    attended = config.num_heads * (d_k + d_v)  # products of a query and a key, and of a weight and a value
+    half = _attention(config) // 2  # query and output, or key and value
+    encoder = source * (_attention(config) + _feed_forward(config)) + source * source * attended
+    decoder = target * (_attention(config) + half + _feed_forward(config)) + source * half
+    decoder += target * (target + source) * attended
+    return 2 * (config.num_layers * (encoder + decoder) + target * config.d_model * config.vocab_size)
+
+
+def training_flops(config: TransformerConfig, pairs: float, source: int = LENGTH, target: int = LENGTH) -> float:
+    """Floating point operations of training on so many pairs: backward takes twice what forward takes."""
+    return 3.0 * pairs * forward_flops(config, source, target)
+
+
+def activations(config: TransformerConfig, source: int, target: int) -> int:
+    """Numbers that a pair of sentences keeps for the backward pass, at least."""
+    d, h = config.d_model, config.num_heads
+    heads = 2 * sum(size or d // h for size in (config.d_k, config.d_v)) * h  # query, key, value, and what is joined
+    scores = h * (1 + bool(config.attention_dropout))
+    encoder = source * (heads + 5 * d + config.d_ff + scores * source)
+    decoder = target * (2 * heads + 8 * d + config.d_ff + scores * (target + source)) + source * heads // 2
+    return config.num_layers * (encoder + decoder) + 2 * target * config.vocab_size
+
+
+def plan(
+    config: TransformerConfig, steps: int, batch_tokens: int, devices: str, half: bool = False, parts: int = 1
+) -> str:
+    """What a training would take, in some lines for a reader.
+
+    Args:
+        batch_tokens: source tokens, and target tokens, of a batch.
+        devices: how many of which, e.g. "8xP100".
+        half: most numbers have 16 bits.
+        parts: a replica computes a batch in so many.
+    """
+    count, device = _devices(devices)
+    speed = DEVICES[device].half if half else DEVICES[device].single
+    if not speed:
+        raise BadInput(f"{device}: expected {'float32' if half else 'bfloat16'}, which it has products for")
+    flops = training_flops(config, steps * batch_tokens / LENGTH)
+    kept = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / parts * (2 if half else 4)
+    hours = flops / (count * speed * 3600e12)
+    share = training_flops(PRESETS["base"], 100_000 * 25_000 / LENGTH) / PAPER["base"]
+    return f"""parameters: {parameters(config):,}
+steps: {steps:,} of {batch_tokens:,} source and {batch_tokens:,} target tokens, {steps * batch_tokens:.1e} of each
+operations: {flops:.1e} FLOP, with sentences of {LENGTH} tokens
+memory of a device: {parameters(config) * 16 / 1e9:.2f} GB for weights, gradients and Adam's two moments; \
+{kept / 1e9:.2f} GB at least for activations
+time on {count} x {device}: {hours:,.1f} hours if each did {speed:g} TFLOP/s all the time; \
+{hours / share:,.1f} with the {share:.0%} that the paper's base model got"""
+
+
+def _devices(text: str) -> tuple[int, str]:
+    found = re.fullmatch(r"(?:(\d+) ?x ?)?(.+)", text.strip())
+    if not found or found[2] not in DEVICES or found[1] == "0":
+        raise BadInput(f"devices: expected such as 8xP100, of {', '.join(DEVICES)}; got {text!r}")
+    return int(found[1] or 1), found[2]
+
+
+PAPER = {name: training_cost(hours, 8, DEVICES["P100"].single) for name, hours in HOURS.items()}
+
+
+def main() -> None:
+    print("training cost (Table 2)      paper's method    counted    share")
+    for name, cost in PAPER.items():
+        counted = training_flops(PRESETS[name], PRESETS[name].train_steps * 25_000 / LENGTH)
+        print(f"Transformer ({name})".ljust(29) + f"{cost:14.1e} {counted:10.1e} {counted / cost:8.0%}")
+
+
+if __name__ == "__main__":
+    main()
