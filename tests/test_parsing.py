@@ -1,5 +1,7 @@
 """Words in, a tree over these words out: the grammar against all trees that there are, the parser on hostile rows."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 import tf_transformer as tt
-from tf_transformer.parsing import Grammar, Parser, target_ids
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID
+from tf_transformer.parsing import Grammar, Parser, pair_ids
+from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.treebank import as_line, linearised, read_tree, to_tree, words_of
 
 TREES = [
@@ -55,14 +57,14 @@ def parser():
 
 
 def forests(words, room, labels=("A", "B")):
-    """All lines of symbols over so many words, of at most `room` symbols, as grammar rules make them."""
+    """All lines over so many words "w", of at most `room` symbols, as grammar rules make them."""
     if words == 0:
         yield ()
-    if words and room:
-        for rest in forests(words - 1, room - 1, labels):
-            yield ("t", *rest)
+    if words and room > 1:
+        for rest in forests(words - 1, room - 2, labels):
+            yield ("t", "w", *rest)
     for inside in range(1, words + 1):
-        for size in range(inside, room - 1):
+        for size in range(2 * inside, room - 1):
             for label in labels:
                 for inner in forests(inside, size, labels):
                     if len(inner) == size:
@@ -70,13 +72,16 @@ def forests(words, room, labels=("A", "B")):
                             yield (f"({label}", *inner, f"){label}", *rest)
 
 
-@pytest.mark.parametrize("words, max_length", [(0, 1), (1, 2), (1, 6), (2, 3), (2, 7), (3, 6)])
+@pytest.mark.parametrize("words, max_length", [(0, 1), (1, 3), (1, 7), (2, 5), (2, 9), (3, 9)])
 def test_the_grammar_makes_all_trees_and_nothing_else(words, max_length):
     """Step by step whatever is allowed, beside the rules: the same lines, and no way that does not end."""
     symbols = ["(A", "(B", ")A", ")B", "t"]
     names = dict(enumerate(symbols, FIRST_ID))
     grammar = Grammar(symbols, 13)  # with ids that are no symbols
-    allowed = grammar.allowed(tf.constant([99, words]), tf.constant([999, max_length]))
+    firsts = [11, UNKNOWN_ID, 11][:words]
+    allowed = grammar.allowed(
+        tf.constant([[9] * 3, firsts + [0] * (3 - words)]), tf.constant([3, words]), tf.constant([999, max_length])
+    )
     lines, ended = [()], []
     for position in range(max_length):
         ids = np.zeros([1, len(lines), max_length], "int32")
@@ -90,7 +95,8 @@ def test_the_grammar_makes_all_trees_and_nothing_else(words, max_length):
         if not lines:
             break
     assert not lines
-    found = [tuple(names[id] for id in line) for line in ended]
+    assert {tuple(id for id in line if id not in names) for line in ended} == {tuple(firsts)}
+    found = [tuple(names.get(id, "w") for id in line) for line in ended]
     assert len(set(found)) == len(found)
     assert set(found) == set(forests(words, max_length - 1))
 
@@ -103,12 +109,13 @@ def test_symbols_without_their_other_half_are_refused():
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_row_of_opening_brackets_has_an_end(extra):
-    grammar = Grammar(["(A", ")A", "t"], 7)
+    grammar = Grammar(["(A", ")A", "t"], 11)
     most = 16
     ids = np.zeros([1, 1, 40], "int32")
     ids[0, 0, : most - 1 + extra] = FIRST_ID
-    may = grammar.allowed(tf.constant([3]), tf.constant([99]))(tf.constant(ids), most - 1 + extra, tf.constant([0]))
-    assert may.numpy()[0, 0].tolist() == [False] * 4 + [extra == 0, False, True]
+    allowed = grammar.allowed(tf.constant([[7, 8, 9]]), tf.constant([3]), tf.constant([99]))
+    may = allowed(tf.constant(ids), most - 1 + extra, tf.constant([0])).numpy()[0, 0]
+    assert np.flatnonzero(may).tolist() == [FIRST_ID] * (extra == 0) + [FIRST_ID + 2]
 
 
 def test_every_text_gives_a_tree_over_its_words(parser):
@@ -145,7 +152,7 @@ def test_the_score_is_the_lines_own(parser):
     text = TEXTS[0]
     (parsed,) = parser.parses([text])
     line = " ".join(linearised(read_tree(parsed.tree)))
-    target = tf.concat([target_ids(parser.tokenizer)([line]), [[EOS_ID]]], axis=1).to_tensor()
+    target = tf.concat([pair_ids(parser.tokenizer)([text], [line])[1], [[EOS_ID]]], axis=1).to_tensor()
     log_probs, _ = parser.translator.force(parser.source([text]).ids, target)
     expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
     assert parsed.score == pytest.approx(expected, rel=1e-4)
@@ -165,8 +172,47 @@ def test_the_source_is_what_the_model_was_trained_on(parser):
 @given(st.sampled_from(TREES))
 def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
     tree = read_tree(tree)
-    ids = tf.concat([target_ids(parser.tokenizer)([" ".join(linearised(tree))]), [[EOS_ID, 0]]], axis=1).to_tensor()
-    assert parser.trees(ids, parser.source([" ".join(words_of(tree))])).numpy() == [as_line(tree).encode()]
+    text = " ".join(words_of(tree))
+    _, ids = pair_ids(parser.tokenizer)([text], [" ".join(linearised(tree))])
+    ids = tf.concat([ids, [[EOS_ID, 0]]], axis=1).to_tensor()
+    assert parser.trees(ids, parser.source([text])).numpy() == [as_line(tree).encode()]
+
+
+def test_after_the_symbol_of_a_word_comes_its_first_piece(parser):
+    """Of several texts, and of a word without pieces (a zero-width space)."""
+    tokenizer = parser.tokenizer
+    texts, lines = ["He slept .", "Doors \u200b"], ["(S (NP PRP )NP (VP VBD )VP . )S", "(NP NNS )NP CD"]
+    sources, targets = pair_ids(tokenizer)(texts, lines)
+    names = dict(enumerate(tokenizer.symbols, FIRST_ID))
+    for text, line, source, target in zip(texts, lines, sources.numpy(), targets.numpy(), strict=True):
+        pieces = [tokenizer.tokenize([word])[0].numpy().tolist() for word in text.split()]
+        assert source.tolist() == list(itertools.chain(*pieces))
+        assert [names[id] for id in target if id in names] == line.split()
+        assert [id for id in target if id not in names] == [([*ids, UNKNOWN_ID])[0] for ids in pieces]
+        assert [names[before] for before, id in itertools.pairwise(target) if id not in names] == [
+            symbol for symbol in line.split() if symbol[0] not in "()"
+        ]
+
+
+def test_what_is_found_without_the_grammar_must_name_the_words_in_their_order(parser):
+    He, slept = (int(parser.tokenizer.tokenize([word])[0][0]) for word in ("He", "slept"))
+    tag, end = (FIRST_ID + parser.tokenizer.symbols.index(symbol) for symbol in ("PRP", ")NP"))
+    assert parser._line([tag, He, tag, slept, end], [He, slept]) == ["PRP", "PRP", ")NP"]
+    for ids in ([tag, slept, tag, He], [tag, He, slept], [tag], [He], [tag, end], [tag, He, tag, He], [tag, tag, He]):
+        assert ")" in parser._line(ids, [He, slept]), ids
+
+
+def test_with_learned_positions_no_output_is_longer(parser):
+    config = tt.TransformerConfig(
+        1, 12, 17, 3, positions="learned", max_length=31, vocab_size=parser.tokenizer.vocab_size
+    )
+    keras.utils.set_random_seed(5)
+    model = tt.Transformer(config)
+    model.build()
+    (parsed,) = Parser(tt.Translator(model, parser.tokenizer, 2, extra_length=300)).parses(["a " * 40])
+    pieces = len(parser.tokenizer.tokenize(["a"])[0])
+    assert parsed.truncated and parsed.tree.count("(XX ") == 40 - 15 // pieces
+    assert Tree.fromstring(parsed.tree).leaves() == ["a"] * 40
 
 
 def test_without_the_grammar_anything_comes_and_is_repaired(parser):

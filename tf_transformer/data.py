@@ -206,20 +206,23 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
-    target_ids: Callable | None = None,
+    pair_ids: Callable | None = None,
 ) -> tf.data.Dataset:
     """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped.
 
     What more there is to a pair, a number, is batched with it.
 
     Args:
-        target_ids: strings [B] to ids, ragged int32 [B, None], if the target is no text for the tokenizer.
+        max_length: pairs with a side of more tokens, EOS included, are skipped.
+        pair_ids: source and target, strings [B], to their ids, ragged int32 [B, None], if they are not texts for the
+            tokenizer.
     """
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
     def tokenize(source, target, *more):
-        return tokenizer.tokenize(source), (target_ids or tokenizer.tokenize)(target), *more
+        ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize(target))
+        return *ids, *more
 
     def fits(source, target, *more):
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))

@@ -1,7 +1,9 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
 The target is the tree as a line of symbols (`treebank.linearised`); these are the tokenizer's `symbols`, which no text
-is made of. Words are what white space separates in the text; "(" and "-LRB-" are the same word there.
+is made of. After the symbol of a word comes the word's first piece: so the decoder knows which word it has reached,
+which it would otherwise have to count, and learns it from ten thousand trees. Words are what white space separates in
+the text; "(" and "-LRB-" are the same word there.
 """
 
 from collections.abc import Callable
@@ -14,24 +16,54 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.search import Hypotheses, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID, Tokenizer, valid_text
+from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
 from tf_transformer.translator import Translator, by_batch
 from tf_transformer.treebank import BRACKETS, NO_TAG, ROOT
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
-OTHER, LEAF, OPEN, CLOSE, END = range(5)  # kinds of symbols
+MAX_LENGTH = 512  # tokens a side to train on, EOS included
+OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
-def target_ids(tokenizer: Tokenizer) -> Callable:
-    """For `data.token_batches`: linearised trees, symbols with spaces between them, [B] to ragged ids [B, None]."""
-    return lambda lines: tokenizer.ids(tf.strings.join([" ", tf.strings.split(lines)]))
+def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
+    # White space and control characters of all kinds separate words, as they do where trees are read.
+    words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
+    plain = words.flat_values
+    for name, bracket in BRACKETS.items():
+        plain = tf.strings.regex_replace(plain, f"^{name}$", bracket)
+    return words, words.with_flat_values(tokenizer.tokenize(plain))
+
+
+def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Of the pieces of words, ids [B, None, None], the first of each, or the unknown id: [B, None]."""
+    by_word = pieces.values
+    unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
+    return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
+
+
+def pair_ids(tokenizer: Tokenizer) -> Callable:
+    """For `data.token_batches`: texts [B] and their linearised trees [B], symbols with spaces between them."""
+
+    def ids(texts, lines):
+        _, pieces = word_pieces(tokenizer, texts)
+        symbols = tf.strings.split(lines)
+        is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
+        place = tf.maximum(tf.cumsum(_count(is_leaf)) - 1, 0)
+        firsts = tf.concat([first_pieces(pieces).flat_values, [UNKNOWN_ID]], axis=0)
+        word = tf.where(is_leaf, tf.gather(firsts, place), -1)
+        symbol = tokenizer.ids(tf.strings.join([" ", symbols.flat_values]))
+        both = symbols.with_flat_values(tf.stack([symbol, word], axis=1)).merge_dims(1, 2)
+        return pieces.merge_dims(1, 2), tf.ragged.boolean_mask(both, both >= 0)
+
+    return ids
 
 
 class Grammar:
-    """Which lines of symbols are trees over n words: it knows what may follow the beginning of one.
+    """Which lines of ids are trees over given words: it knows what may follow the beginning of one.
 
-    A closing bracket closes the innermost open constituent, which is not empty and has its label; as many leaves as
-    words; nothing is open at the end, and there is always room to reach it.
+    After a word's symbol comes the word, in its place, as its first piece; a closing bracket closes the innermost open
+    constituent, which is not empty and has its label; nothing is open at the end, and there is always room to reach it.
 
     Args:
         symbols: of the tokenizer.
@@ -40,7 +72,7 @@ class Grammar:
 
     def __init__(self, symbols: list[str], vocab_size: int):
         ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
-        kinds = [OTHER] * vocab_size
+        kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
         closing = [-1] * vocab_size  # by opening bracket
         kinds[EOS_ID] = END
         for symbol, id in ids.items():
@@ -51,36 +83,46 @@ class Grammar:
             raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
         self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
 
-    def allowed(self, words, max_length) -> Callable:
+    def allowed(self, firsts, count, max_length) -> Callable:
         """For `search.beam_search(allowed=...)`.
 
         Args:
-            words: int32 [B], how many there are in each row.
-            max_length: int32 [B], more than `words` where there are words.
+            firsts: int32 [B, N], the first piece of each word.
+            count: int32 [B], how many words there are in each row.
+            max_length: int32 [B], more than twice the number of words where there are any.
         """
+        firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
         def allowed(ids, position, row):
             kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
             depth = depths[:, :, -1]  # [B, K]
-            leaves = tf.reduce_sum(_count(kinds == LEAF), axis=2)
+            words = tf.reduce_sum(_count(kinds == WORD), axis=2)
+            now = tf.reduce_sum(_count(kinds == LEAF), axis=2) > words  # comes the word of the newest symbol
             innermost = _last(opens & (depths == depth[:, :, tf.newaxis]))  # place of the innermost open bracket
             closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
-            left = tf.gather(words, row)[:, tf.newaxis] - leaves
-            room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after the symbol that comes now
+            left = tf.gather(count, row)[:, tf.newaxis] - words
+            room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
+            never = tf.zeros_like(now)
             may = {
-                OTHER: tf.zeros_like(left, tf.bool),
-                LEAF: left > 0,
-                OPEN: (left > 0) & (newest < MOST_OPEN) & (left + depth + 2 <= room),
-                CLOSE: tf.zeros_like(left, tf.bool),  # but one
-                END: (left == 0) & (depth == 0),
+                OTHER: never,
+                WORD: never,  # but one
+                LEAF: ~now & (left > 0),
+                OPEN: ~now & (left > 0) & (newest < MOST_OPEN) & (2 * left + depth + 2 <= room),
+                CLOSE: never,  # but one
+                END: ~now & (left == 0) & (depth == 0),
             }
             may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
-            may_close = ((depth > 0) & (newest == 0))[:, :, tf.newaxis]
-            this = tf.range(tf.size(self.kinds)) == closing[:, :, tf.newaxis]  # [B, K, V]
-            return may_follow | (may_close & this)
+            first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
+
+            def only(id, condition):
+                return condition[:, :, tf.newaxis] & (
+                    tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
+                )  # [B, K, V]
+
+            return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
 
         return allowed
 
@@ -103,6 +145,7 @@ class Source(NamedTuple):
 
     words: tf.RaggedTensor  # string [B, None], all of them
     count: tf.Tensor  # int32 [B], the words that are parsed, the first ones
+    firsts: tf.Tensor  # int32 [B, N], the first piece of each word
     ids: tf.Tensor  # int32 [B, S], of these words, EOS at the end
     length: tf.Tensor  # int32 [B], how many ids, without EOS; at least one a word
     truncated: tf.Tensor  # bool [B], there are more words
@@ -126,6 +169,8 @@ class Parser:
     def __init__(self, translator: Translator):
         self.translator = translator
         self.tokenizer = translator.tokenizer
+        config = translator.model.config
+        self.max_length: int = config.max_length if config.positions == "learned" else tf.int32.max
         self.grammar = Grammar(self.tokenizer.symbols, self.tokenizer.vocab_size)
         names = self.tokenizer.symbols
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in names]
@@ -154,35 +199,38 @@ class Parser:
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
         """What is found for each text without the grammar: a line of symbols that may be no tree."""
+        rows = by_batch(self._free, [texts], self.translator.batch_size)
+        return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
+
+    def _line(self, ids, firsts) -> list[str]:
+        """The symbols of ids; for what breaks the order of symbols and words, a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
-        # A piece of text closes nothing: that is ill-formed, and is left out by the repair.
-        return [
-            [names.get(id, ")") for id in ids[: length - finished]]
-            for ids, length, finished in by_batch(self._free, [texts], self.translator.batch_size)
-        ]
+        line, expected, now = [], iter(firsts), False
+        for id in ids:
+            if now != (id not in names) or (now and id != next(expected, None)):
+                line.append(")")
+            now = id in names and names[id][0] not in "()"
+            line += [names[id]] if id in names else []
+        return line + [")"] * now
 
     def _search_freely(self, text):
-        _, start = self._start(text)
+        source, start = self._start(text)
         found = self._search(start)
-        return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0]
+        return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
 
     def source(self, text) -> Source:
         """Texts [B] as words and as the encoder reads them. Words whose pieces are too many in all are left out."""
-        # White space and control characters of all kinds separate words, as they do where trees are read.
-        words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
-        plain = words.flat_values
-        for name, bracket in BRACKETS.items():
-            plain = tf.strings.regex_replace(plain, f"^{name}$", bracket)
-        pieces = words.with_flat_values(self.tokenizer.tokenize(plain))  # [B, None, None]
+        words, pieces = word_pieces(self.tokenizer, text)
         sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
         before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
         ends = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis]
-        fits = ends <= self.translator.max_source_length
+        fits = ends <= min(self.translator.max_source_length, (self.max_length - 1) // 2)
         count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
         ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
         return Source(
             words=words,
             count=count,
+            firsts=first_pieces(pieces).to_tensor(),
             ids=tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID),
             length=tf.reduce_sum(tf.ragged.boolean_mask(words.with_flat_values(sizes), fits), axis=1),
             truncated=count < tf.cast(words.row_lengths(), tf.int32),
@@ -191,13 +239,15 @@ class Parser:
     def parse(self, text):
         """Texts [B] to trees string [B], scores float32 [B] and truncated bool [B]; of no words, "" and 0."""
         source, start = self._start(text)
-        allowed = self.grammar.allowed(source.count, start["max_length"])
+        allowed = self.grammar.allowed(source.firsts, source.count, start["max_length"])
         found = self._search(start, allowed)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
     def _start(self, text):
         source = self.source(text)
-        return source, self.translator.start(source.ids, source.length, tf.int32.max)
+        start = self.translator.start(source.ids, source.length, tf.int32.max)
+        most = tf.minimum(start["max_length"] + source.count, self.max_length)  # the words themselves do not count
+        return source, start | {"max_length": most}
 
     def _search(self, start, allowed=None) -> Hypotheses:
         return beam_search(**start, beam_size=self.translator.beam_size, alpha=self.translator.alpha, allowed=allowed)

@@ -10,7 +10,6 @@ from pathlib import Path
 def add_training_options(add, beam_size: int, alpha: float) -> None:
     """The options of every program that trains; `add` is the parser's add_argument."""
     add("--run", type=Path, metavar="DIR", help="the run's folder (runs/demo, or runs/PRESET)")
-    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     add("--steps", type=int, help="updates (the preset's)")
     add("--epochs", type=int, help="passes over the training text, instead of --steps")
     add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
@@ -89,8 +88,8 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
         train: pairs of strings (source, target), a dataset of `count`.
         dev: a list of sources and one of targets.
         watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
-        special: `target_ids`, a function of the tokenizer, whose result is that of `data.token_batches`; `records`, a
-            `Records` to train on instead of `train`.
+        special: `pair_ids`, a function of the tokenizer that gives the one of `data.token_batches`, and `max_length`,
+            tokens a side; `records`, a `Records` to train on instead of `train`.
 
     Returns:
         a bool: whether this process is to score and export; not where the run was complete before, nor where another
@@ -98,7 +97,8 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
     """
     import keras
 
-    target_ids, records = special.get("target_ids"), special.get("records")
+    pair_ids, records = special.get("pair_ids"), special.get("records")
+    max_length = special.get("max_length", tt.data.MAX_LENGTH)
     chief, replicas = tt.distribution.is_chief(strategy), strategy.num_replicas_in_sync
     run.writes = chief
     is_there = run.exists(settings)
@@ -112,8 +112,8 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
 
     # Section 5.1: batches of sentences of similar length.
     def batches_of(pairs, **options):
-        ids = target_ids and target_ids(tokenizer)
-        return tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], target_ids=ids, **options)
+        ids = pair_ids and pair_ids(tokenizer)
+        return tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], max_length, pair_ids=ids, **options)
 
     def batches(first, lines=False):
         if records:
@@ -127,7 +127,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
         summary = tt.data.summarize(batches_of(train, shuffle=False), count)
     print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
     if not summary.pairs:
-        raise tt.BadInput(f"expected sentences of at most {tt.data.MAX_LENGTH} tokens to train on, got none")
+        raise tt.BadInput(f"expected sentences of at most {max_length} tokens to train on, got none")
     dev_batches = batches_of(tt.data.in_memory(*dev), shuffle=False)
     dev_summary = tt.data.summarize(dev_batches, len(dev[0]))
     print(f"dev text: {dev_summary}")

@@ -30,6 +30,7 @@ def arguments(argv) -> argparse.Namespace:
     add("--extra-ratio", type=float, default=1.0, metavar="R", help="so many of them for each of --train (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add("--tune", action="store_true", help="choose beams and alpha by the dev trees, before the test")
+    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     add_training_options(add, beam_size=4, alpha=0.3)
     args = parser.parse_args(argv)
     if bool(args.wsj) == bool(args.train):
@@ -94,7 +95,8 @@ def main(argv=None) -> None:
 
     data = tt.data.in_memory(*train_pairs)
     given = (learn_tokenizer, data, len(train), pairs(dev), watch)
-    if not learn(tt, args, strategy, config, recipe, run, settings, *given, target_ids=parsing.target_ids):
+    special = {"pair_ids": parsing.pair_ids, "max_length": parsing.MAX_LENGTH}
+    if not learn(tt, args, strategy, config, recipe, run, settings, *given, **special):
         return
     learned = tt.Translator.from_run(run.path, args.average_last)
     model, tokenizer = learned.model, learned.tokenizer
