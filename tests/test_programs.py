@@ -351,7 +351,7 @@ def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
 
 
 def test_help_fits_a_screen():
-    for program in ("translation", "parsing", "prepare", "evaluate", "translate", "export"):
+    for program in ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export"):
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 42

@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
@@ -65,13 +65,13 @@ def compare(systems: dict[str, list[str]], references: list[str], samples: int =
     for flavour, metric in flavours(references).items():
         signatures, results = PairedTest(list(systems.items()), {flavour: metric}, [references], "bs", samples)()
         ((kind, signature),) = signatures.items()
-        found = zip(systems, results[kind], strict=True)
+        found: Any = zip(systems, results[kind], strict=True)
         scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
     return scores
 
 
 class _CompoundsSplit(Tokenizer13a):
-    def __call__(self, line):
+    def __call__(self, line):  # type: ignore[override]
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", super().__call__(line))
 
     def signature(self):

@@ -30,6 +30,7 @@ def arguments(argv) -> argparse.Namespace:
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
     add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
     add_tfds_options(add)
+    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):

@@ -1,0 +1,64 @@
+"""Table 3's rows, at another size and by the program."""
+
+import csv
+
+import pytest
+
+import tf_transformer as tt
+from tests.test_config import TABLE_3
+from trainers import variations
+
+BASE = tt.PRESETS["base"]
+
+
+def test_all_rows_of_the_paper_are_there():
+    assert set(variations.PAPER) == set(TABLE_3)
+    assert len(variations.PAPER) == 20
+
+
+@pytest.mark.parametrize("row", variations.PAPER)
+def test_a_row_keeps_its_ratio_to_base(row):
+    assert variations.scaled(row, "paper") == tt.PRESETS[row]
+    config, base = variations.scaled(row, "multi30k").to_dict(), variations.scaled("base", "multi30k").to_dict()
+    assert {name for name in config if config[name] != base[name]} == set(TABLE_3[row])
+    for name, value in TABLE_3[row].items():
+        if name == "d_k":
+            assert config["d_k"] / (base["d_model"] / base["num_heads"]) == value / 64
+        elif isinstance(value, int):
+            assert config[name] / base[name] == value / getattr(BASE, name)
+        else:
+            assert config[name] == value
+
+
+def test_rows_are_chosen_by_name_and_by_group():
+    assert variations.chosen("all") == list(variations.PAPER)
+    assert variations.chosen("B, big,D_ls0") == ["B_dk16", "B_dk32", "D_ls0", "big"]
+    with pytest.raises(tt.BadInput, match="--rows: expected all, A to E, or base, .* got F, dk16"):
+        variations.chosen("base,F,dk16")
+
+
+def test_two_rows(tmp_path, capsys):
+    tt.grammar.write_corpus(tmp_path, train=200, dev=11)
+    sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
+    argv = ["--rows", "base,C_N2", "--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path / "run")]
+    argv += ["--vocab-size", "400", "--batch-tokens", "512", "--eval-every", "2", "--beam-size", "2"]
+    variations.main([*argv, "--steps", "2"])
+    for name in ("table3.csv", "table3.md", "table3.png"):
+        assert (tmp_path / "run" / name).stat().st_size > 100
+    with open(tmp_path / "run" / "table3.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["row"] for line in lines] == ["base", "C_N2"]
+    assert [line["what differs"] for line in lines] == ["", "num_layers 1"]
+    assert [line["steps"] for line in lines] == ["2", "2"]
+    assert [line["paper's BLEU"] for line in lines] == ["25.8", "23.7"]
+    for line in lines:
+        history = (tmp_path / "run" / line["row"] / "history.csv").read_text().splitlines()
+        last = dict(zip(*(row.split(",") for row in (history[0], history[-1])), strict=True))
+        assert float(line["perplexity"]) == pytest.approx(float(last["val_perplexity"]), abs=1e-3)
+    by_parameters = [int(line["parameters"]) for line in lines]
+    assert by_parameters[0] - by_parameters[1] == 2 * 461_312  # two layers of both stacks, each of 128 and 512
+    table = (tmp_path / "run" / "table3.md").read_text()
+    capsys.readouterr()
+    variations.main([*argv, "--steps", "2"])
+    assert capsys.readouterr().out.count("this run is complete") == 2
+    assert (tmp_path / "run" / "table3.md").read_text() == table
