@@ -245,6 +245,10 @@ def test_a_savedmodel_parses(parser, tmp_path):
         b"97.0",
         b"41",
     ]
+    again = Parser(tt.Translator.from_saved_model(path))
+    assert again.tokenizer.symbols == parser.tokenizer.symbols
+    assert again.translator.extra_length == 23
+    assert again(texts[0]) == parser(texts[0])
 
 
 @pytest.mark.slow

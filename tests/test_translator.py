@@ -1,11 +1,16 @@
 """Text in, text out, in Python; tests/test_export.py has the same from a SavedModel."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
+from tf_transformer.serving.export import Root
+from tf_transformer.serving.publish import save_export
 
 
 def test_a_batch_answers_as_its_sentences_alone(translator):
@@ -119,3 +124,55 @@ def test_called_from_python(translator, saved):
     assert tt.SavedTranslator(saved, batch_size=2)(TEXTS) == translator(TEXTS)
     with pytest.raises(tt.BadInput, match="found no saved_model.pb"):
         tt.SavedTranslator(saved.parent)
+
+
+def test_a_translator_from_its_savedmodel(translator, saved):
+    """Weights, tokenizer and defaults come back."""
+    again = tt.Translator.from_saved_model(saved)
+    for name in ("beam_size", "alpha", "extra_length", "max_source_length"):
+        assert getattr(again, name) == getattr(translator, name), name
+    assert again.model.config == translator.model.config
+    assert again.tokenizer.model == translator.tokenizer.model
+    for found, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert tt.Translator.from_saved_model(saved, beam_size=1).beam_size == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
+    model = translator.astype(dtype).model
+    save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
+    again = tt.Translator.from_saved_model(tmp_path / "1")
+    assert (again.beam_size, again.alpha, again.extra_length) == (5, 0.3, 50)
+    assert {weight.dtype for weight in again.model.weights} == {dtype}
+    for found, expected in zip(again.model.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+
+
+def test_savedmodels_that_cannot_be_read(saved, tmp_path):
+    def refuses(message):
+        with pytest.raises(tt.BadInput, match=message):
+            tt.Translator.from_saved_model(tmp_path / "1")
+
+    def facts(**changes):
+        described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
+        (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(described))
+
+    refuses("found no saved_model.pb in")
+    shutil.copytree(saved, tmp_path / "1")
+    config = json.loads((saved / "assets.extra/tf_transformer.json").read_text())["config"]
+    facts(config=config | {"d_ff": 29})
+    refuses("expected an export that this version can read, got another: .*29")
+    facts(config=config | {"colour": "red"})
+    refuses("expected an export that this version can read, got another: .*colour")
+    facts(tokenizer="0" * 64)
+    refuses("expected a whole SavedModel of this package, got something else")
+    facts()
+    (tmp_path / "1/saved_model.pb").write_bytes((saved / "saved_model.pb").read_bytes()[:-7])
+    refuses("expected a whole SavedModel of this package, got something else")
+    shutil.copy(saved / "saved_model.pb", tmp_path / "1")
+    tt.Translator.from_saved_model(tmp_path / "1")
+    shutil.rmtree(tmp_path / "1/variables")
+    refuses("expected a whole SavedModel of this package, got something else")
+    (tmp_path / "1/assets.extra/tf_transformer.json").unlink()
+    refuses("expected a SavedModel of this package, found no assets.extra/tf_transformer.json")

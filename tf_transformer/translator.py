@@ -1,6 +1,5 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from tf_transformer.run import Run
 from tf_transformer.sampling import sample
 from tf_transformer.search import Hypotheses, beam_search, begins_with
 from tf_transformer.serving.export import Export
-from tf_transformer.serving.publish import save_export
+from tf_transformer.serving.publish import check_saved_model, read_export, save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.training import average_weights
 
@@ -91,6 +90,29 @@ class Translator:
         model.build()
         average_weights(model, weights)
         return cls(model, Tokenizer.load(run.path / "tokenizer.model"), **options)
+
+    @classmethod
+    def from_saved_model(cls, path, **options) -> "Translator":
+        """Of what `save` wrote: its weights, in the dtype they are stored in, its tokenizer and its defaults. That of a
+        `Parser` has symbols in its tokenizer.
+
+        Args:
+            path: <name>/<integer version>.
+            options: of `Translator`.
+
+        Raises:
+            BadInput: the folder holds something else.
+        """
+        facts, tokenizer, weights = read_export(path)
+        try:
+            stored = {"beam_size": facts["beam_size"], "alpha": facts["length_penalty"]}
+            stored |= {name: facts[name] for name in ("extra_length", "max_source_length") if name in facts}
+            model = Transformer(TransformerConfig(**facts["config"]), dtype=facts["dtype"])
+            model.build()
+            model.set_weights(weights)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
+        return cls(model, Tokenizer(tokenizer), **(stored | options))
 
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
@@ -257,8 +279,7 @@ class SavedTranslator:
     def __init__(self, path, batch_size: int = 32):
         import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 
-        if not (Path(path) / "saved_model.pb").is_file():
-            raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+        check_saved_model(path)
         self._model = tf.saved_model.load(str(path))
         self.batch_size = batch_size
 

@@ -63,7 +63,7 @@ def _finding(message: str, wrong, level: str = "FAIL") -> Finding:
     return Finding(level, f"{message}, but: {', '.join(map(str, sorted(wrong)))}"[:500])
 
 
-def _graph(path: Path):
+def graph_of(path: Path):
     """The only MetaGraphDef tagged "serve", or `None`."""
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -72,14 +72,14 @@ def _graph(path: Path):
     return found[0] if len(found) == 1 else None
 
 
-def _nodes(graph) -> list:
+def nodes_of(graph) -> list:
     return [*graph.graph_def.node, *(node for f in graph.graph_def.library.function for node in f.node_def)]
 
 
 def _read(path: Path) -> Iterator[Finding]:
     """What the files say."""
     yield _finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
-    graph = _graph(path)
+    graph = graph_of(path)
     if graph is None:
         yield Finding("FAIL", 'expected one graph with the tag "serve" alone')
         return
@@ -96,7 +96,7 @@ def _read(path: Path) -> Iterator[Finding]:
 def _ops(graph) -> Iterator[Finding]:
     from tensorflow.python.framework import op_def_registry
 
-    functions, nodes = graph.graph_def.library.function, _nodes(graph)
+    functions, nodes = graph.graph_def.library.function, nodes_of(graph)
     ops = {node.op for node in nodes} - {function.signature.name for function in functions}
     foreign = {op for op in ops if op_def_registry.get(op) is None and not op.startswith(TEXT_OPS)}
     yield _finding("every op is TensorFlow's or tensorflow-text's", foreign)
@@ -112,7 +112,7 @@ def _variables(path: Path, graph) -> Iterator[Finding]:
     import numpy as np
     import tensorflow as tf
 
-    names = [node.attr["shared_name"].s.decode() for node in _nodes(graph) if node.op == "VarHandleOp"]
+    names = [node.attr["shared_name"].s.decode() for node in nodes_of(graph) if node.op == "VarHandleOp"]
     if not names:
         yield Finding("ok", "there are no variables")
         return
@@ -143,7 +143,7 @@ def _variables(path: Path, graph) -> Iterator[Finding]:
 
 
 def _paths(path: Path, graph) -> Iterator[Finding]:
-    names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in _nodes(graph)}
+    names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
     found = {name for name in names if re.search(r"(^|_)/\w+/", name)}
     content = (path / "saved_model.pb").read_bytes()
     here = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
@@ -201,8 +201,8 @@ def _call(path: Path) -> Iterator[Finding]:
     """What happens when it is called, in a process of its own without Python's TensorFlow."""
     import tensorflow as tf
 
-    graph = _graph(path)
-    variables = [node for node in _nodes(graph) if node.op == "VarHandleOp"] if graph else []
+    graph = graph_of(path)
+    variables = [node for node in nodes_of(graph) if node.op == "VarHandleOp"] if graph else []
     half = {node.attr["dtype"].type for node in variables} & {tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum}
     tolerance = HALF_TOLERANCE if half else TOLERANCE
     command = [sys.executable, str(Path(__file__).with_name("probe.py")), str(path), str(tolerance)]

@@ -185,6 +185,7 @@ class Export(Root):
             **defaults,
             max_beam_size=max_beam_size,
             n_best=n_best,
+            extra_length=translator.extra_length,
             max_source_length=translator.max_source_length,
         )
 

@@ -2,16 +2,20 @@
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from tf_transformer.config import BadInput
-from tf_transformer.serving.check import check, failures
+from tf_transformer.serving.check import check, failures, graph_of, nodes_of
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
 
@@ -56,6 +60,42 @@ def save_export(export: Root, path, checked: bool = False) -> None:
             if failed:
                 listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+
+
+def check_saved_model(path) -> None:
+    """
+    Raises:
+        BadInput: the folder holds no SavedModel.
+    """
+    if not (Path(path) / "saved_model.pb").is_file():
+        raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+
+
+def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
+    """What `save_export` wrote, as values: nothing of the graph is loaded or run.
+
+    Returns:
+        assets.extra/tf_transformer.json; the SentencePiece model; the weights, in the order of `Transformer.weights`.
+
+    Raises:
+        BadInput: the folder holds something else.
+    """
+    check_saved_model(path)
+    path = Path(path)
+    described = path / "assets.extra" / "tf_transformer.json"
+    if not described.is_file():
+        raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
+    try:
+        facts = json.loads(described.read_text())
+        nodes = nodes_of(graph_of(path))
+        models = [node.attr["model"].s for node in nodes if node.op == "SentencepieceOp"]
+        (tokenizer,) = {model for model in models if hashlib.sha256(model).hexdigest() == facts["tokenizer"]}
+        stored = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+        names = [name for name in stored.get_variable_to_shape_map() if name.startswith("weights/")]
+        names.sort(key=lambda name: int(name.split("/")[1]))
+        return facts, tokenizer, [stored.get_tensor(name) for name in names]
+    except (AttributeError, DecodeError, KeyError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
 @contextlib.contextmanager
