@@ -251,6 +251,29 @@ def test_a_savedmodel_parses(parser, tmp_path):
     assert again(texts[0]) == parser(texts[0])
 
 
+def test_attention_of_a_tree(parser):
+    """Rows are the symbols of the tree that the search finds, or of a given one."""
+    found = parser.attention(TEXTS[0])
+    symbols = [token for token in found.target if token in parser.tokenizer.symbols]
+    assert symbols == linearised(read_tree(parser(TEXTS[0]))) and found.target[-1] == "</s>"
+    pieces = parser.tokenizer.pieces(parser.tokenizer.tokenize(TEXTS[:1]))[0].numpy()
+    assert found.source == [*(piece.decode() for piece in pieces), "</s>"]
+    assert found.scores.cross[0].shape == (1, 3, len(found.target), len(found.source))
+    given = parser.attention("He slept .", TREES[0])
+    he, slept, dot = (parser.tokenizer.pieces(parser.tokenizer.tokenize([word]))[0, 0] for word in ("He", "slept", "."))
+    tokens = ["(S", "(NP", "PRP", he, ")NP", "(VP", "VBD", slept, ")VP", ".", dot, ")S", "</s>"]
+    assert given.target == [token if isinstance(token, str) else token.numpy().decode() for token in tokens]
+    for text, tree, message in [
+        ("", None, "expected a sentence, got an empty text"),
+        ("cat " * 50, None, "expected a sentence of at most 41 tokens, got more"),
+        ("He slept .", "(S (NP", r"expected a tree in brackets, got '\(S \(NP'"),
+        ("He slept .", "(S (NP (PRP He)))", "expected a tree over 3 words, got one over 1"),
+        ("He slept", "(S (QP (PRP He)) (VBD slept))", r"symbols that the parser knows, got \(QP, \)QP"),
+    ]:
+        with pytest.raises(tt.BadInput, match=message):
+            parser.attention(text, tree)
+
+
 @pytest.mark.slow
 def test_a_parser_passes_the_checks_of_serving(parser, tmp_path):
     parser.save(tmp_path / "parser" / "1", checked=True)

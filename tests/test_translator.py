@@ -126,6 +126,39 @@ def test_called_from_python(translator, saved):
         tt.SavedTranslator(saved.parent)
 
 
+def test_attention_is_the_models_own(translator):
+    """Of a given translation, and of the one that the search finds, symbol by symbol."""
+    tokens = [translator.tokenizer.tokenize([text])[0].numpy() for text in (TEXTS[0], "Zwei Türen.")]
+    pieces = [[piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()] for ids in tokens]
+    given = translator.attention(TEXTS[0], "Zwei Türen.")
+    assert (given.source, given.target) == tuple([*row, "</s>"] for row in pieces)
+    source, target = tf.constant([[*tokens[0], 2]]), tf.constant([[1, *tokens[1]]])
+    _, expected = translator.model((source, target), return_attention_scores=True)
+    for found, scores in ((given.scores, expected), (translator.attention_scores(TEXTS[0], "Zwei Türen."), expected)):
+        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(scores), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+    found = translator.attention(TEXTS[0])
+    best = translator.search(*translator.source(tf.constant(TEXTS[:1]))[:2], 3, 0.6, 999, 1)
+    ids = best.ids[0, 0, : int(best.lengths[0, 0])]
+    assert found.target == [piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()]
+    assert found.scores.cross[-1].shape == (1, 3, len(ids), len(found.source))
+
+
+def test_what_attention_refuses(translator):
+    for text in TEXTS[1:4]:
+        with pytest.raises(tt.BadInput, match="expected a sentence, got an empty text"):
+            translator.attention(text)
+    assert len(translator.attention("a " * 41, "b").source) == 42
+    with pytest.raises(tt.BadInput, match="expected a sentence of at most 41 tokens, got 42"):
+        translator.attention("a " * 42)
+    with pytest.raises(tt.BadInput, match="expected a translation, got an empty text"):
+        translator.attention("a", " ")
+    with pytest.raises(tt.BadInput, match="expected a translation of at most 47 tokens, got 48"):
+        translator.attention("a", "a " * 48)
+    assert translator.attention_scores("door " * 50, "a").encoder[0].shape[-1] == 42  # while training goes on
+
+
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
     again = tt.Translator.from_saved_model(saved)

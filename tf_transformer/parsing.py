@@ -17,8 +17,8 @@ from tf_transformer.search import Hypotheses, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
-from tf_transformer.translator import Translator, by_batch
-from tf_transformer.treebank import BRACKETS, NO_TAG, ROOT
+from tf_transformer.translator import Attention, Translator, by_batch, check_length
+from tf_transformer.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
@@ -217,6 +217,37 @@ class Parser:
         source, start = self._start(text)
         found = self._search(start)
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
+
+    def attention(self, source: str, target: str | None = None) -> Attention:
+        """What attends to what while a text is parsed.
+
+        Args:
+            source: words.
+            target: a tree in brackets; `None` for the one that the search finds.
+
+        Raises:
+            BadInput: there are no words, or too many; or the tree has symbols that are not the tokenizer's.
+        """
+        read, start = self._start(tf.constant([source]))
+        if read.truncated[0]:
+            raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
+        check_length("sentence", int(read.length[0]), self.translator.max_source_length)
+        if target is None:
+            found = self._search(start, self.grammar.allowed(read.firsts, read.count, start["max_length"]))
+            return self.translator.attention_of(read.ids, found.ids[:, 0, : int(found.lengths[0, 0])])
+        tags = {symbol for symbol in self.tokenizer.symbols if symbol[0] not in "()"}
+        try:
+            tree = read_tree(target)
+        except ValueError as error:
+            raise BadInput(f"expected a tree in brackets, got {target!r}") from error
+        if len(tree.leaves()) != read.count[0]:
+            raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
+        symbols = linearised(tree, tags != {NO_TAG})
+        unknown = set(symbols) - set(self.tokenizer.symbols)
+        if unknown:
+            raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
+        _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])
+        return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
     def source(self, text) -> Source:
         """Texts [B] as words and as the encoder reads them. Words whose pieces are too many in all are left out."""

@@ -26,6 +26,14 @@ class Translation(NamedTuple):
     finished: bool  # the end symbol was reached
 
 
+class Attention(NamedTuple):
+    """What attends to what in one pair of sentences; `visualize` draws it."""
+
+    source: list[str]  # S tokens as the encoder reads them, the end symbol last
+    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
+    scores: AttentionScores
+
+
 class Translator:
     """translator(["Hello world."]) -> ["Hallo Welt."], the very function that `save` puts into a SavedModel.
 
@@ -244,12 +252,49 @@ class Translator:
         log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
         return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
 
+    def attention(self, source: str, target: str | None = None) -> Attention:
+        """What attends to what while a sentence is translated.
+
+        Args:
+            source: a sentence.
+            target: its translation; `None` for the best one that the search finds.
+
+        Raises:
+            BadInput: there are no tokens, or too many.
+        """
+        ids, length, _ = self.source(tf.constant([source]))
+        check_length("sentence", int(length[0]), self.max_source_length)
+        if target is None:
+            found = self.search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
+            return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
+        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
+
     def attention_scores(self, source: str, target: str) -> AttentionScores:
-        """The attention weights of one pair of sentences."""
+        """The attention weights of one pair of sentences, of a long source's first max_source_length tokens."""
         ids, *_ = self.source(tf.constant([source]))
-        tokens = self.tokenizer.tokenize([target]).to_tensor()
-        shifted = tf.pad(tokens, [(0, 0), (1, 0)], constant_values=BOS_ID)
-        return self.model((ids, shifted), return_attention_scores=True)[1]
+        return self.attention_of(ids, _ended(self.tokenizer.tokenize([target]))).scores
+
+    def attention_of(self, source, output) -> Attention:
+        """What attends to what while ids [1, S] are decoded to ids [1, T], both with EOS if they have one."""
+        shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+        scores = self.model((source, shifted), return_attention_scores=True)[1]
+        return Attention(self._pieces(source), self._pieces(output), scores)
+
+    def _pieces(self, ids) -> list[str]:
+        """Ids [1, N] as tokens; the names of symbols without their space."""
+        return [piece.decode().strip() for piece in self.tokenizer.pieces(ids).numpy()[0]]
+
+    def ended(self, name: str, ids) -> tf.Tensor:
+        """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
+
+        Raises:
+            BadInput: there are none, or more than the longest source may have; `name` says what they are.
+        """
+        most = self.max_source_length + self.extra_length
+        if self.model.config.positions == "learned":
+            most = min(most, self.model.config.max_length)
+        check_length(name, ids.flat_values.shape[0], most - 1)
+        return _ended(ids)
 
     def texts(self, ids) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
@@ -289,6 +334,21 @@ class SavedTranslator:
             return [output for output in outputs.values() if output.dtype == tf.string]
 
         return [text.decode() for (text,) in by_batch(answer, [texts], self.batch_size)]
+
+
+def _ended(ids):
+    return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
+
+
+def check_length(name: str, tokens: int, most: int) -> None:
+    """
+    Raises:
+        BadInput: a text has no tokens, or more than `most`.
+    """
+    if tokens < 1:
+        raise BadInput(f"expected a {name}, got an empty text")
+    if tokens > most:
+        raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
 def by_batch(function, columns, batch_size: int) -> list[tuple]:
