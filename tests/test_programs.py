@@ -1,6 +1,7 @@
 """The programs, as a user runs them: a whole run that is killed on the way, and everything a user can get wrong."""
 
 import csv
+import io
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from tf_transformer import grammar
 from tf_transformer.run import Stopped
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
-from trainers import evaluate, export, prepare, translate, translation
+from trainers import attention, evaluate, export, prepare, translate, translation
 from trainers.command import languages, run_program
 
 ROOT = Path(__file__).parents[1]
@@ -194,6 +195,16 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
 
+    pictures = tmp_path / "pictures"
+    attention.main(["--model", str(path), "Two doors.", "--html", str(pictures / "page.html")])
+    source, target = capsys.readouterr().out.splitlines()[0].split(" -> ")
+    given = ["--target", "Zwei Türen.", "--target", target, "--png", str(pictures / "a.png"), "--head", "2", "1"]
+    attention.main(["--run", str(run), "The dog sleeps.", "Two doors.", *given])
+    assert sorted(file.name for file in pictures.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
+    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in (
+        pictures / "page.html"
+    ).read_text().replace(" ", "")
+
     wrong = mock.patch.object(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with wrong, mock.patch.object(publish.tf.saved_model, "save"):
         assert fails(export, argv, capsys) == "  FAIL 2 is wrong"
@@ -340,6 +351,30 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
+def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
+    argv = ["--model", saved, "--html", tmp_path / "page.html"]
+    for more, message in [
+        ([""], "sentence 1: expected a sentence, got an empty text"),
+        (["a", "door " * 99], "sentence 2: expected a sentence of at most 41 tokens, got "),
+        (["a", "b", "--target", "c"], "--target: expected one for each of 2 sentences, got 1"),
+        (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "3"], "--layer: expected 1 to 2, got 3"),
+        (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
+        (["a", "--head", "0"], "--head: expected a positive number, got 0"),
+        (["a", "--layer", "1"], "expected --png FILE beside them"),
+        (["a", "--run", "runs/demo"], "--run: not allowed with argument --model"),
+    ]:
+        assert message in fails(attention, [*argv, *more], capsys)
+    assert "found no saved_model.pb" in fails(attention, ["--model", tmp_path, "a"], capsys)
+    assert "found no config.json" in fails(attention, ["--run", tmp_path, "a"], capsys)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "expected a sentence, got none" in fails(attention, argv, capsys)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nTwo doors.\n"))
+    attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
 def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
     def stopped():
         raise Stopped("stopped after saving step 7")
@@ -351,7 +386,8 @@ def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
 
 
 def test_help_fits_a_screen():
-    for program in ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export"):
+    programs = ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export", "attention")
+    for program in programs:
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 42

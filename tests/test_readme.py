@@ -20,7 +20,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), names)
     assert names["classifier"](names["source"]).shape == (names["source"].shape[0], 3)
     assert (tmp_path / "savedmodels/mine/1/saved_model.pb").exists()
-    assert (tmp_path / "attention.png").exists()
+    assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
 
 
 def test_the_file_tree_is_true():

@@ -38,6 +38,7 @@ _LAZY = {
     "run": ("run", None),
     "SavedTranslator": ("translator", "SavedTranslator"),
     "Translator": ("translator", "Translator"),
+    "visualize": ("visualize", None),
 }
 
 __all__ = [

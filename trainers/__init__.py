@@ -1,1 +1,1 @@
-"""Programs: python -m trainers.translation, .evaluate, .translate, .export. Each has --help."""
+"""Programs: python -m trainers.translation, .evaluate, .translate, .export, .attention. Each has --help."""

@@ -1,0 +1,202 @@
+"""The pictures of attention: the page's data is the model's, no text gets out of it, nothing is fetched; figures."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+import tf_transformer as tt
+from tf_transformer.visualize import attention_figure, attention_page
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'`\\",
+    "&lt;&quot;",
+    "\u2028\u202e",
+    "/*DATA*/",
+    "</SCRIPT >",
+    "$x$ ${x}",
+    "\ud800",
+    "\x00\n\x1b\x7f\x85",
+    "",
+]
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements, their attributes, and the text of scripts."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.scripts, self.attributes = [], [], []
+        self.feed(html)
+        self.close()
+        self.data = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.elements and self.elements[-1] == "script":
+            self.scripts[-1] += data
+
+
+def pair_of(source, target, layers=2, heads=3):
+    """Tokens, and random weights whose rows sum to 1; the decoder's look at nothing that is still to come."""
+    random, S, T = np.random.default_rng(0), len(source), len(target)
+
+    def weights(rows, columns, causal=False):
+        drawn = np.tril(random.random((layers, 1, heads, rows, columns)) ** 5, 0 if causal else columns)
+        return list(drawn / drawn.sum(-1, keepdims=True))
+
+    return source, target, tt.AttentionScores(weights(S, S), weights(T, T, True), weights(T, S))
+
+
+def test_the_page_says_what_the_model_says(translator):
+    pairs = [translator.attention("The old woman opens the red door."), translator.attention("Two doors.", "Zwei")]
+    data = Page(attention_page(pairs)).data
+    assert list(data["kinds"]) == list(tt.AttentionScores._fields)
+    assert len(data["pairs"]) == 2
+    for pair, written in zip(pairs, data["pairs"], strict=True):
+        assert (written["encoder"]["rows"], written["encoder"]["columns"]) == (pair.source, pair.source)
+        assert (written["decoder"]["rows"], written["decoder"]["columns"]) == (pair.target, ["<s>", *pair.target[:-1]])
+        assert (written["cross"]["rows"], written["cross"]["columns"]) == (pair.target, pair.source)
+        for kind, scores in pair.scores._asdict().items():
+            assert len(written[kind]["layers"]) == len(scores) == 2
+            for layer, expected in zip(written[kind]["layers"], scores, strict=True):
+                assert len(layer) == expected.shape[1] == 3
+                columns = len(written[kind]["columns"])
+                full = np.array([[row + [0] * (columns - len(row)) for row in head] for head in layer]) / 1000
+                np.testing.assert_allclose(full, expected[0], atol=0.000501)
+                np.testing.assert_allclose(full.sum(-1), 1, atol=0.0005 * columns)
+
+
+def test_no_token_gets_out_of_the_data():
+    plain = Page(attention_page([pair_of(["a"] * 12, ["b"])]))
+    page = Page(attention_page([pair_of(HOSTILE, HOSTILE[::-1])]))
+    assert page.elements == plain.elements
+    assert page.scripts[1] == plain.scripts[1]
+    shown = [*HOSTILE[:-2], "\u2400\u240a\u241b\u2421\ufffd", ""]  # what cannot be seen is seen
+    assert page.data["pairs"][0]["encoder"]["rows"] == shown
+    assert page.data["pairs"][0]["decoder"]["rows"] == shown[::-1]
+
+
+@given(st.lists(st.text() | st.sampled_from(HOSTILE[:-2]), min_size=1, max_size=5))
+def test_every_text_comes_back(tokens):
+    page = Page(attention_page([pair_of(tokens, ["x"])]))
+    visible = [re.sub(r"[\x00-\x1f\x7f-\x9f]", "", token) for token in tokens]
+    found = [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in page.data["pairs"][0]["cross"]["columns"]]
+    assert found == [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in visible]
+    assert page.elements.count("script") == 2
+
+
+def test_the_page_asks_the_network_for_nothing():
+    html = attention_page([pair_of(["a"], ["b"])])
+    page = Page(html)
+    assert [value for name, value in page.attributes if name in ("src", "href", "action", "srcset", "data")] == [
+        "data:,"
+    ]
+    assert not re.search(
+        r"https?:|//\w|url\(|@import|\bimport\b|fetch\(|XMLHttp|Socket|Beacon|EventSource|Worker", html
+    )
+    assert dict(page.attributes)["content"].startswith("default-src 'none'; script-src 'unsafe-inline'; style-src")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "expected a pair of sentences to draw, got none"),
+        (
+            [(["a", "b"], ["c"], pair_of(["a"], ["c"])[2])],
+            r"encoder .* of layer 0: expected weights \(1, 3, 2, 2\)",
+        ),
+        ([(["a"], ["c"], tt.AttentionScores([np.ones((1, 1))], [], []))], r"\(1, 'heads', 1, 1\), got \(1, 1\)"),
+    ],
+)
+def test_weights_that_are_not_the_tokens(pairs, message):
+    with pytest.raises(tt.BadInput, match=message):
+        attention_page(pairs)
+
+
+def test_a_figure_is_a_matrix_a_head(tmp_path):
+    pair = pair_of(HOSTILE[:9], ["$", "a", "b", "c", "$_$"])
+    figure = attention_figure(pair, "cross", layer=0, heads=[2, 0])
+    figure.savefig(tmp_path / "figure.png")  # nothing is taken for mathematics
+    drawn = [plot for plot in figure.axes if plot.images]
+    assert [plot.get_title() for plot in drawn] == ["head 3", "head 1"]
+    for plot, head in zip(drawn, (2, 0), strict=True):
+        np.testing.assert_array_equal(plot.images[0].get_array(), pair[2].cross[0][0, head])
+        assert [label.get_text() for label in plot.get_xticklabels()] == HOSTILE[:9]
+        assert [label.get_text() for label in plot.get_yticklabels()] == pair[1]
+    assert figure.get_suptitle() == "cross-attention, layer 1 of 2"
+    assert len([plot for plot in attention_figure(pair, "decoder").axes if plot.images]) == 3
+
+
+def test_a_figure_grows_with_its_tokens():
+    """As many pixels a token, however many there are, so that labels do not overlap."""
+    tokens = [f"token{i}" for i in range(61)]
+    figure = attention_figure(pair_of(tokens, tokens[:7], layers=1, heads=1), "encoder")
+    (plot,) = [plot for plot in figure.axes if plot.images]
+    figure.draw_without_rendering()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [label.get_window_extent(renderer) for label in plot.get_yticklabels()]
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
+    boxes = [label.get_window_extent(renderer) for label in plot.get_xticklabels()]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_what_a_figure_refuses(monkeypatch):
+    pair = pair_of(["a"], ["b"])
+    for wrong, message in [
+        ({"kind": "self"}, "expected one of encoder, decoder, cross; got 'self'"),
+        ({"layer": 2}, "layer: expected one of 2, 0 to 1, got 2"),
+        ({"heads": [0, 3]}, r"heads: expected some of 3, 0 to 2, got \[0, 3\]"),
+        ({"heads": []}, r"got \[\]"),
+    ]:
+        with pytest.raises(tt.BadInput, match=message):
+            attention_figure(pair, **wrong)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(tt.BadInput, match="pip install matplotlib"):
+        attention_figure(pair)
+
+
+def test_the_page_is_in_the_package_that_is_installed(tmp_path):
+    for name in ("setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "tf_transformer", tmp_path / "tf_transformer", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py", "--build-lib", "built"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    built = tmp_path / "built" / "tf_transformer"
+    assert (built / "attention.html").read_bytes() == (ROOT / "tf_transformer" / "attention.html").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
+def test_in_a_browser(tmp_path):
+    """The page's program runs to its end, over hostile tokens too."""
+    pairs = [pair_of(HOSTILE[:9], ["▁Two", "</s>"], heads=11), pair_of(["x"], ["y"])]
+    (tmp_path / "page.html").write_text(attention_page(pairs), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/browser", "--dump-dom"]
+    command += [(tmp_path / "page.html").as_uri()]
+    html = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    shown = html.split("<script")[0]
+    assert shown.count("<li ") == 2 + 9  # cross-attention: target and source
+    assert shown.count('name="head"') == 11
+    assert "▁Two <small>1</small>" in shown
+    assert "1 of 2" in shown
+    assert "<img" not in shown.replace("&lt;img", "")

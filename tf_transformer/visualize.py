@@ -1,0 +1,133 @@
+"""Attention weights as pictures, as in the paper's appendix: an interactive HTML page, and figures of matplotlib.
+
+Tokens and weights come as arguments, one pair of sentences as (source, target, scores): S source tokens, T target
+tokens, and the `AttentionScores` of this pair alone, B = 1. `Translator.attention` gives such. A row of the decoder's
+weights belongs to the token that is written then; what self-attention reads are those before it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.model import AttentionScores
+
+KINDS = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+Pair = tuple[Sequence[str], Sequence[str], AttentionScores]
+
+MARKER = "/*DATA*/"  # in attention.html
+BEGIN = "<s>"  # what the decoder reads before it has written anything
+# Characters that cannot be seen, as their pictures (Unicode's block Control Pictures).
+CONTROLS = {code: 0x2400 + code for code in range(32)} | {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
+CELL = 0.15  # inches of a figure for a token
+FONT = 7.0  # points
+
+
+def attention_page(pairs: Iterable[Pair]) -> str:
+    """One HTML page in which to choose a pair, the kind of attention, the layer and heads, and to point at tokens.
+
+    It stands alone: style, program and data are inside, and it asks the network for nothing. Weights are written in
+    thousandths, about 2.5 bytes each: 0.1 MB for `base` and 30 tokens a side, 10 MB for 200.
+
+    Args:
+        pairs: see above, at least one.
+
+    Raises:
+        BadInput: there is none, or the weights of one are not those of its tokens.
+    """
+    data = [{kind: _written(*parts) for kind, parts in _parts(pair).items()} for pair in pairs]
+    if not data:
+        raise BadInput("expected a pair of sentences to draw, got none")
+    text = json.dumps({"kinds": KINDS, "pairs": data}, separators=(",", ":"))
+    # Inside a script element only "<" can end or begin something; the other two are for those who read it otherwise.
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Path(__file__).with_name("attention.html").read_text(encoding="utf-8").replace(MARKER, text)
+
+
+def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: Iterable[int] | None = None) -> Any:
+    """A `matplotlib.figure.Figure`, one matrix a head: rows attend, columns are attended to. It grows with the tokens.
+
+    Args:
+        pair: see above.
+        kind: "encoder", "decoder" or "cross".
+        layer: from 0, or from the last, -1.
+        heads: from 0; `None` for all.
+
+    Raises:
+        BadInput: there is no such kind, layer or head; the weights are not those of the tokens; matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BadInput(f"a figure needs the package matplotlib: pip install matplotlib ({error})") from error
+
+    if kind not in KINDS:
+        raise BadInput(f"kind of attention: expected one of {', '.join(KINDS)}; got {kind!r}")
+    rows, columns, layers = _parts(pair)[kind]
+    if not -len(layers) <= layer < len(layers):
+        raise BadInput(f"layer: expected one of {len(layers)}, 0 to {len(layers) - 1}, got {layer}")
+    weights = layers[layer]
+    chosen = range(len(weights)) if heads is None else list(heads)
+    if not chosen or not all(0 <= head < len(weights) for head in chosen):
+        raise BadInput(f"heads: expected some of {len(weights)}, 0 to {len(weights) - 1}, got {list(chosen)}")
+
+    strongest = weights[list(chosen)].max()
+    longest = [max(map(len, tokens)) * FONT / 110 + 0.15 for tokens in (columns, rows)]  # inches of labels
+    width, height = CELL * len(columns) + longest[1], CELL * len(rows) + longest[0] + 0.25
+    across = min(len(chosen), max(1, round((len(chosen) * height / width) ** 0.5)))
+    down = -(-len(chosen) // across)
+    size = max(3.2, across * width + 0.6), down * height + 0.4
+    figure = Figure(figsize=size, dpi=150 if max(size) < 30 else 100, layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for plot in axes:
+        plot.set_axis_off()
+    for plot, head in zip(axes, chosen, strict=False):
+        plot.set_axis_on()
+        image = plot.imshow(weights[head], vmin=0, vmax=strongest, cmap="Blues")
+        plot.set_title(f"head {head + 1}", fontsize=FONT + 1)
+        label = {"fontsize": FONT, "parse_math": False}
+        plot.set_xticks(range(len(columns)), columns, rotation=90, **label)
+        plot.set_yticks(range(len(rows)), rows, **label)
+        plot.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 1.5 / size[1]), aspect=12)
+    bar.ax.tick_params(labelsize=FONT)
+    figure.suptitle(f"{KINDS[kind]}, layer {layer % len(layers) + 1} of {len(layers)}", fontsize=FONT + 2)
+    return figure
+
+
+def _parts(pair: Pair) -> dict[str, tuple[list[str], list[str], list[np.ndarray]]]:
+    """For each kind the tokens that attend, those they attend to, and the weights by layer [h, rows, columns]."""
+    source, target = ([token.translate(CONTROLS) for token in tokens] for tokens in pair[:2])
+    sides = {"encoder": (source, source), "decoder": (target, [BEGIN, *target[:-1]]), "cross": (target, source)}
+    parts = {}
+    for kind, (rows, columns) in sides.items():
+        layers = [np.asarray(keras.ops.convert_to_numpy(weights)) for weights in getattr(pair[2], kind)]
+        for number, weights in enumerate(layers):
+            expected = (1, weights.shape[1] if weights.ndim == 4 else "heads", len(rows), len(columns))
+            if weights.shape != expected:
+                raise BadInput(f"{KINDS[kind]} of layer {number}: expected weights {expected}, got {weights.shape}")
+        parts[kind] = rows, columns, [weights[0] for weights in layers]
+    return parts
+
+
+def _written(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
+    """As the page reads it: weights in thousandths, zeros at the end of a row left out."""
+    return {
+        "rows": rows,
+        "columns": columns,
+        "layers": [[[_trimmed(row) for row in head] for head in layer] for layer in layers],
+    }
+
+
+def _trimmed(row: np.ndarray) -> list[int]:
+    thousandths = np.rint(1000 * row.astype("float64")).astype(int)
+    return np.trim_zeros(thousandths, "b").tolist()
