@@ -78,6 +78,11 @@ def causal(T):
     return [[s <= t for s in range(T)] for t in range(T)]
 
 
+def near(T, window, causal=False):
+    """4: "considering only a neighborhood of size r ... centered around the respective output position"."""
+    return [[abs(s - t) <= window // 2 and not (causal and s > t) for s in range(T)] for t in range(T)]
+
+
 # 3.3 Position-wise feed-forward networks
 
 
@@ -124,19 +129,20 @@ def add_and_norm(x, sublayer_output, weights):
     return np.array(rows)
 
 
-def encoder_layer(x, weights, num_heads, mask=None):
+def encoder_layer(x, weights, num_heads, mask=None, window=None):
     """x [S, d] under its padding mask [S] -> [S, d], weights [h, S, S]."""
-    allowed = None if mask is None else [mask] * len(x)
+    allowed = near(len(x), window or 2 * len(x)) & np.array([True] * len(x) if mask is None else mask)
     attended, scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, allowed)
     x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
     x = add_and_norm(x, feed_forward(x, part(weights, "feed_forward")), part(weights, "feed_forward_norm"))
     return x, scores
 
 
-def decoder_layer(x, memory, weights, num_heads, memory_mask=None):
+def decoder_layer(x, memory, weights, num_heads, memory_mask=None, window=None):
     """x [T, d], memory [S, d] under its padding mask [S] -> [T, d], weights [h, T, T] and [h, T, S]."""
     T = len(x)
-    attended, self_scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, causal(T))
+    before = causal(T) if window is None else near(T, window, causal=True)
+    attended, self_scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, before)
     x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
     allowed = None if memory_mask is None else [memory_mask] * T
     attended, cross_scores = multi_head_attention(x, memory, part(weights, "cross_attention"), num_heads, allowed)
@@ -145,7 +151,7 @@ def decoder_layer(x, memory, weights, num_heads, memory_mask=None):
     return x, self_scores, cross_scores
 
 
-def transformer(source, target, weights, num_layers, num_heads):
+def transformer(source, target, weights, num_layers, num_heads, window=None):
     """Figure 1: source ids [S], target ids [T] -> logits [T, V] and the attention weights of every layer.
 
     3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax linear transformation".
@@ -154,11 +160,11 @@ def transformer(source, target, weights, num_layers, num_heads):
     mask = [symbol != PAD_ID for symbol in source]
     memory, scores = embed(source, table, positions), {"encoder": [], "decoder": [], "cross": []}
     for i in range(num_layers):
-        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask)
+        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, window)
         scores["encoder"].append(of_encoder)
     x = embed(target, table, positions)
     for i in range(num_layers):
-        x, of_decoder, of_cross = decoder_layer(x, memory, part(weights, f"decoder_{i}"), num_heads, mask)
+        x, of_decoder, of_cross = decoder_layer(x, memory, part(weights, f"decoder_{i}"), num_heads, mask, window)
         scores["decoder"].append(of_decoder)
         scores["cross"].append(of_cross)
     return x @ table.T, scores

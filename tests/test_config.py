@@ -69,6 +69,7 @@ def test_a_config_is_frozen_and_can_be_replaced():
         ("train_steps", 0),
         ("d_k", 0),
         ("d_v", -1),
+        ("attention_window", 0),
         ("dropout", 1.0),
         ("attention_dropout", -0.1),
         ("label_smoothing", 1.5),

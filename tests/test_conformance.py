@@ -22,6 +22,7 @@ import tf_transformer as tt
 B, T, S, D, V = 2, 5, 4, 7, 307
 SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
 RATES = {"dropout": 0.3, "attention_dropout": 0.2}
+WINDOW = 3
 CONFIG = tt.TransformerConfig(num_layers=2, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
@@ -40,6 +41,7 @@ class Case:
     of_ids: bool = False  # inputs are [B, length], not [B, length, D]
     mixes: bool = False  # what stands at one position changes the output at others
     scores: bool = False  # takes return_attention_scores
+    slow: bool = False  # like another of the list
     output_shape: tuple[int, ...] = (B, T, D)
 
     def call(self, layer, inputs, **kwargs):
@@ -113,6 +115,14 @@ def decoder(**kwargs):
     return tt.layers.DecoderLayer(d_ff=17, **SIZES, **RATES, **kwargs)
 
 
+def restricted_encoder(**kwargs):
+    return encoder(attention_window=WINDOW, **kwargs)
+
+
+def restricted_decoder(**kwargs):
+    return decoder(attention_window=WINDOW, **kwargs)
+
+
 def transformer(**kwargs):
     return tt.Transformer(CONFIG, **kwargs)
 
@@ -126,12 +136,14 @@ LAYERS = [
     Case("add_and_norm", add_and_norm, (T, T)),
     Case("encoder", encoder, mixes=True, scores=True),
     Case("decoder", decoder, (T, S), mixes=True, scores=True),
+    Case("restricted_encoder", restricted_encoder, mixes=True, scores=True, slow=True),
+    Case("restricted_decoder", restricted_decoder, (T, S), mixes=True, scores=True),
 ]
 MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]
 
 
 def promise(cases):
-    return pytest.mark.parametrize("case", cases, ids=str)
+    return pytest.mark.parametrize("case", [pytest.param(x, marks=[pytest.mark.slow] * x.slow) for x in cases], ids=str)
 
 
 every_case = promise(LAYERS + MODELS)
@@ -178,7 +190,7 @@ def test_every_argument_is_an_attribute_and_in_the_config(case):
     config = layer.get_config()
     for argument in arguments:
         attribute = getattr(layer, argument.name)
-        if case.name != "sinusoidal":  # the list gives every argument another value than the default
+        if case.name not in ("sinusoidal", "encoder", "decoder"):  # another value than the default is given elsewhere
             assert attribute != argument.default, argument.name
         plain = attribute.to_dict() if isinstance(attribute, tt.TransformerConfig) else attribute
         assert config[argument.name] == plain, argument.name
@@ -432,7 +444,8 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
     model = randomized(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
 
     def answer(ids):
-        keys = ids[0] if case.name == "decoder" else ids[-1]  # a decoder's attention_mask is for its self-attention
+        of_self = case.name.endswith("decoder")  # whose attention_mask is for its self-attention
+        keys = ids[0] if of_self else ids[-1]
         return array(model([*ids, np.ones((1, ids[0].shape[1], keys.shape[1]), "bool")]))
 
     assert_close(answer(padded(case, ids))[:, 2 : 2 + T], answer(ids))

@@ -73,6 +73,14 @@ class Both:
         return self.pieces.encode(texts, out_type=str)
 
 
+def test_restricted_self_attention_cannot_be_saved(tokenizer, tmp_path):
+    model = tt.Transformer(tt.TransformerConfig(1, 8, 16, 2, attention_window=5, vocab_size=tokenizer.vocab_size))
+    model.build()
+    with pytest.raises(tt.BadInput, match="attention_window: expected None.*got 5"):
+        save(tt.Translator(model, tokenizer), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def both(request, tokenizer, tmp_path_factory):
     model = random_model(tokenizer.vocab_size, *MODELS[request.param])

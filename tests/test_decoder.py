@@ -119,6 +119,71 @@ def test_columns_may_be_beams_when_the_mask_says_so():
         close(output[:, beam], LAYER(x[:, beam::2], memory)[:, 1])
 
 
+# Restricted self-attention (section 4)
+
+WINDOW, LENGTH = 7, 37  # three blocks of 16
+RESTRICTED = built(attention_window=WINDOW)
+
+
+def test_a_restricted_layer():
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    output, *scores = RESTRICTED(x, memory, memory_mask=MEMORY_MASK, return_attention_scores=True)
+    close(RESTRICTED(x, memory, memory_mask=MEMORY_MASK), output)  # in blocks
+    for b in range(B):
+        expected = oracle.decoder_layer(x[b], memory[b], weights_of(RESTRICTED), h, MEMORY_MASK[b], WINDOW)
+        for found, wanted in zip((output, *scores), expected, strict=True):
+            close(found[b], wanted)
+
+
+@pytest.mark.parametrize("first", [1, 15, 16, 30])
+def test_what_a_restricted_layer_sees(first):
+    """A token depends on itself and on the window // 2 before it; whether weights are asked for or not."""
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    changed = x.copy()
+    changed[:, first] += 1
+    for asked in (False, True):
+        outputs = [RESTRICTED(x, memory, return_attention_scores=asked) for x in (x, changed)]
+        before, after = (array(output[0] if asked else output) for output in outputs)
+        moved = np.abs(after - before).max(axis=(0, 2)) > 1e-4
+        assert np.where(moved)[0].tolist() == list(range(first, min(first + WINDOW // 2 + 1, LENGTH)))
+
+
+@pytest.mark.parametrize("x_mask", [None, np.arange(LENGTH) % 5 != np.array([[0], [3]])], ids=["whole", "padded"])
+def test_a_restricted_layer_under_masks(x_mask):
+    """In blocks or, with a mask of one's own, not: the same. What padding holds does not matter."""
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    causal = np.tri(LENGTH, dtype=bool)[np.newaxis]
+    close(RESTRICTED(x, memory, x_mask=x_mask), RESTRICTED(x, memory, x_mask=x_mask, attention_mask=causal))
+    if x_mask is not None:
+        padding = np.where(x_mask[:, :, np.newaxis], x, 100 * normal(B, LENGTH, d, seed=1))
+        found, expected = (array(RESTRICTED(x, memory, x_mask=x_mask))[x_mask] for x in (padding, x))
+        close(found, expected)
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 99])
+def test_cached_is_the_whole_restricted_sequence(window):
+    layer = built(attention_window=window)
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    expected, cache, slot = layer(x, memory), layer.init_cache(ops.array(memory), LENGTH + 3), 0
+    for size in (1, 1, 5, 2, 17, 8, 3):
+        output, cache = layer(x[:, slot : slot + size], cache=cache, slot=slot)
+        close(output, expected[:, slot : slot + size])
+        slot += size
+    assert slot == LENGTH
+
+
+def test_restricted_columns_may_be_beams():
+    """Each of two beams sees the newest of its own ancestors, which stand in every second slot."""
+    x, memory = normal(B, 12, d), normal(B, S, d)
+    cache = RESTRICTED.init_cache(ops.array(memory), 12)
+    own = np.arange(12) % 2 == np.array([[0], [1]])
+    for slot in range(0, 12, 2):
+        seen = own & (np.arange(12) < slot + 2)
+        output, cache = RESTRICTED(x[:, slot : slot + 2], attention_mask=seen[np.newaxis], cache=cache, slot=slot)
+    for beam in range(2):
+        close(output[:, beam], RESTRICTED(x[:, beam::2], memory)[:, -1])
+
+
 @pytest.mark.parametrize("mode", COMPILERS)
 def test_graph_and_jit_compute_what_eager_does(mode):
     x, memory = ops.array(normal(B, T, d)), ops.array(normal(B, S, d))

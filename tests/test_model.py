@@ -50,6 +50,20 @@ def test_logits_and_attention_weights(positions):
             close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])
 
 
+def test_restricted_self_attention_in_both_stacks():
+    config = TransformerConfig(num_layers=N, attention_window=3, **SIZES)
+    model = built(config)
+    logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
+    close(model((SOURCE, TARGET)), logits, atol=1e-5)
+    for b in range(B):
+        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, window=3)
+        real = np.sum(TARGET[b] != 0)
+        close(logits[b, :real], expected[:real], atol=1e-5)
+        for i in range(N):
+            close(scores.encoder[i][b], expected_scores["encoder"][i])
+            close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])  # whole
+
+
 # Parameters
 
 

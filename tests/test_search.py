@@ -398,9 +398,20 @@ def search_without_cache(model, source, max_length, favour, **options):
     return beam_search(step, cache, grow, tf.fill([len(source)], BOS), max_length, END, **options)
 
 
-@pytest.mark.parametrize("K, alpha", [(1, 0.6), (4, 0.0), (4, 1.0)])
-def test_search_through_the_cache_is_search_without_one(K, alpha):
-    model = draw_weights(tiny(13, num_layers=2, d_model=11, d_ff=19, num_heads=3, d_k=5, d_v=7))
+@pytest.mark.parametrize(
+    "K, alpha, window",
+    [
+        (1, 0.6, None),
+        (4, 0.0, None),
+        (4, 1.0, None),
+        (4, 0.6, 4),
+        pytest.param(1, 0.6, 4, marks=pytest.mark.slow),
+        pytest.param(3, 1.0, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_search_through_the_cache_is_search_without_one(K, alpha, window):
+    sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
+    model = draw_weights(tiny(13, **sizes, attention_window=window))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
     # A random Transformer repeats itself: chance at each place makes beams part and meet before they end. Never id 0,
     # though, which a whole target would hide as padding.
@@ -420,14 +431,15 @@ def test_search_through_the_cache_is_search_without_one(K, alpha):
     weights = weights_of(model)
     for b, k in np.argwhere(found.lengths):
         ids = found.ids[b, k, : found.lengths[b, k]].numpy()
-        logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3)
+        logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3, window)
         log_probs = (
             oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
         )
         close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
 
 
-def test_a_copy_task_is_learned_and_decoded_exactly():
+@pytest.mark.parametrize("window", [None, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_copy_task_is_learned_and_decoded_exactly(window):
     """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""
     V, L, place = 11, 6, np.arange(6)
     random = np.random.default_rng(0)
@@ -437,7 +449,7 @@ def test_a_copy_task_is_learned_and_decoded_exactly():
         symbols = random.integers(BOS + 1, V, (count, L))
         return np.where(place < lengths, symbols, np.where(place == lengths, END, 0))  # [B, L]
 
-    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4)
+    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4, attention_window=window)
     model.compile(
         optimizer=keras.optimizers.Adam(WarmupSchedule(32, warmup_steps=200), beta_1=0.9, beta_2=0.98, epsilon=1e-9),
         loss=SmoothedCrossEntropy(0.1),

@@ -26,6 +26,8 @@ class TransformerConfig:
         train_steps: number of updates.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: rows of the table of learned positions; unused when sinusoidal.
+        attention_window: r of restricted self-attention (section 4): positions attend to those at most r // 2 away,
+            in the decoder to those before; `None` means to all, as in the paper's models.
         vocab_size: V, shared by source and target, control symbols included.
     """
 
@@ -41,15 +43,17 @@ class TransformerConfig:
     train_steps: int = 100_000
     positions: str = "sinusoidal"
     max_length: int = 1024
+    attention_window: int | None = None
     vocab_size: int = 37_000
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "d_ff", "num_heads", "train_steps", "max_length", "vocab_size"):
             _require(self, name, getattr(self, name) > 0, "a positive number")
-        for name in ("d_k", "d_v"):
+        for name in ("d_k", "d_v", "attention_window"):
             size = getattr(self, name)
             _require(self, name, size is None or size > 0, "a positive number or None")
-            if size is None and self.d_model % self.num_heads:
+        for name in ("d_k", "d_v"):
+            if getattr(self, name) is None and self.d_model % self.num_heads:
                 raise BadInput(
                     f"{name}=None means d_model / num_heads, but d_model={self.d_model} is not a multiple "
                     f"of num_heads={self.num_heads}; give {name} a number"

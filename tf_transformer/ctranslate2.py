@@ -116,6 +116,8 @@ def transformer_spec(model, dtype: str = "float32"):
         norm(spec.layer_norm, residual)
 
     config = model.config
+    if config.attention_window:
+        raise BadInput(f"attention_window: expected None, since CTranslate2 has it not, got {config.attention_window}")
     spec = TransformerSpec.from_config(
         config.num_layers,
         config.num_heads,

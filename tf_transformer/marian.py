@@ -204,9 +204,10 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def encode(self, source, mask=None):
+    def encode(self, source, mask=None, return_attention_scores=False):
         """As `Transformer.encode`; padding is `pad_id`."""
-        return super().encode(source, ops.not_equal(source, self.config.pad_id) if mask is None else mask)
+        mask = ops.not_equal(source, self.config.pad_id) if mask is None else mask
+        return super().encode(source, mask, return_attention_scores)
 
     def search(self, source, max_length, beam_size=4, alpha=0.6, n_best: int = 1):
         """Beam search (section 6.1), under TensorFlow; `beam_size=1` is greedy search. Padding is never an output.

@@ -22,6 +22,18 @@ def causal_mask(queries, keys=None, first=0):
     return ops.expand_dims(ops.arange(queries if keys is None else keys) <= own, 0)
 
 
+def near_mask(length, window):
+    """Every position may attend to those at most window // 2 away from it (section 4): bool [1, T, T]."""
+    place = ops.arange(length)
+    return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
+
+
+def newest(mask, count):
+    """Of the slots that an attention mask [B, T, C] allows, the last `count`."""
+    number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
+    return ops.logical_and(mask, number > number[..., -1:] - count)
+
+
 def over_queries(mask):
     """A padding mask of the keys [B, S] as an attention mask [B, 1, S], the same for every query; None stays None."""
     return None if mask is None else ops.expand_dims(ops.cast(mask, "bool"), 1)

@@ -45,6 +45,7 @@ class Transformer(Model):
             "d_v": config.d_v,
             "dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
+            "attention_window": config.attention_window,
         }
         self.embedding = PositionalEmbedding(
             config.vocab_size,
@@ -68,32 +69,38 @@ class Transformer(Model):
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
 
-    def encode(self, source, mask=None):
+    def encode(self, source, mask=None, return_attention_scores=False):
         """Encode source ids [B, S]; their padding mask [B, S] is made of them if not given.
 
         Returns:
-            memory [B, S, d], its padding mask [B, S] and the attention weights of each layer [B, h, S, S].
+            memory [B, S, d], its padding mask [B, S] and, if asked for, the attention weights of each layer
+            [B, h, S, S].
         """
         mask = padding_mask(source) if mask is None else mask
         x, scores = self.embedding.embed(source), []
         for layer in self.encoder_layers:
-            x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
-            scores.append(layer_scores)
+            if return_attention_scores:
+                x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
+                scores.append(layer_scores)
+            else:
+                x = layer(x, mask=mask)
         return x, mask, scores
 
-    def decode(self, target, memory, memory_mask):
+    def decode(self, target, memory, memory_mask, return_attention_scores=False):
         """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
 
         Returns:
-            logits [B, T, V] and the weights of self-attention [B, h, T, T] and cross-attention [B, h, T, S] by layer.
+            logits [B, T, V] and, if asked for, the weights of self-attention [B, h, T, T] and of cross-attention
+            [B, h, T, S] by layer.
         """
         x, self_scores, cross_scores = self.embedding.embed(target), [], []
         for layer in self.decoder_layers:
-            x, layer_self_scores, layer_cross_scores = layer(
-                x, memory, memory_mask=memory_mask, return_attention_scores=True
-            )
-            self_scores.append(layer_self_scores)
-            cross_scores.append(layer_cross_scores)
+            if return_attention_scores:
+                x, of_self, of_cross = layer(x, memory, memory_mask=memory_mask, return_attention_scores=True)
+                self_scores.append(of_self)
+                cross_scores.append(of_cross)
+            else:
+                x = layer(x, memory, memory_mask=memory_mask)
         return self.embedding.logits(x), self_scores, cross_scores
 
     def init_cache(self, memory, slots=0) -> list[DecoderCache]:
@@ -133,8 +140,9 @@ class Transformer(Model):
 
     def call(self, inputs, return_attention_scores=False, training=None):
         source, target = inputs
-        memory, memory_mask, encoder_scores = self.encode(source)
-        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask)
+        asked = {"return_attention_scores": return_attention_scores}
+        memory, memory_mask, encoder_scores = self.encode(source, **asked)
+        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **asked)
         if return_attention_scores:
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
         return logits

@@ -248,7 +248,7 @@ class Translator:
         """
         memory, memory_mask, _ = self.model.encode(source)
         shifted = tf.pad(target, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask)
+        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
         log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
         return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
 

@@ -1,6 +1,6 @@
 """The layers of Figure 1, each at home in any Keras model."""
 
-from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
 from tf_transformer.layers.embedding import PositionalEmbedding, sinusoids
 from tf_transformer.layers.encoder import EncoderLayer
@@ -16,5 +16,6 @@ __all__ = [
     "MultiHeadAttention",
     "PositionalEmbedding",
     "attention",
+    "restricted_attention",
     "sinusoids",
 ]

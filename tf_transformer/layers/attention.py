@@ -7,6 +7,8 @@ from keras import ops
 
 from tf_transformer.masks import both, over_queries
 
+SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
+
 
 class KeyValue(NamedTuple):
     """Projected keys and values, one slot for every position that may be attended."""
@@ -55,6 +57,48 @@ def attention(query, key, value, mask=None, dropout=None):
     weights = ops.cast(scores, value.dtype)
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
     return output, scores
+
+
+def restricted_attention(query, key, value, mask=None, dropout=None, *, window, causal=False):
+    """Restricted self-attention (section 4, Table 1): `attention` of each position to those at most window // 2 away.
+
+    It is computed in blocks of positions, each of which meets itself and its neighbours alone, so that time and memory
+    grow with T * window, not with T * T.
+
+    Args:
+        query: [B, h, T, d_k].
+        key: [B, h, T, d_k].
+        value: [B, h, T, d_v].
+        mask: bool, broadcastable to [B, 1, T]; True = may be attended.
+        dropout: as in `attention`.
+        window: r, the size of the neighbourhood around each position.
+        causal: only itself and what came before is attended.
+
+    Returns:
+        The output [B, h, T, d_v] in value's dtype and the weights in float32, by block: [B, h, N, b, 3b] of N blocks of
+        b positions to the block before, themselves and the block after; [B, h, N, b, 2b] if causal.
+    """
+    reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
+    b = max(reach, SMALLEST_BLOCK)
+    b = min(b, T + 1) if isinstance(T, int) else ops.minimum(b, T + 1)  # little for a sequence shorter than the window
+    N = -(-T // b)
+
+    def blocks(x, before=0, after=0):
+        x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
+        return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
+
+    def neighbours(x):  # [B, h, T, d] -> [B, h, N, 3b, d]
+        x = blocks(x, 1, after)
+        return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
+
+    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], how far
+    near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
+    there = ops.ones((1, 1, T), "bool") if mask is None else mask
+    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], not beyond the ends
+    mask = ops.logical_and(near, there)
+    output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
+    B, h = ops.shape(query)[0], ops.shape(query)[1]
+    return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -113,8 +157,8 @@ class MultiHeadAttention(keras.layers.Layer):
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
         return KeyValue(self._split_heads(self.key_projection(value)), self._split_heads(self.value_projection(value)))
 
-    def attend(self, query, kv: KeyValue, attention_mask=None):
-        """Attend from query [B, T, d] to projected keys and values.
+    def attend(self, query, kv: KeyValue, attention_mask=None, attention=attention):
+        """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
 
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].

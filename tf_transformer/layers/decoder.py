@@ -1,13 +1,14 @@
 """The decoder's layer: the right half of Figure 1 (section 3.1)."""
 
+import functools
 from typing import NamedTuple
 
 import keras
 from keras import ops
 
-from tf_transformer.layers.attention import KeyValue, MultiHeadAttention
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import both, causal_mask, over_queries
+from tf_transformer.masks import both, causal_mask, near_mask, newest, over_queries
 
 
 class DecoderCache(NamedTuple):
@@ -32,9 +33,21 @@ class DecoderLayer(keras.layers.Layer):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
+        attention_window: r; self-attention is to itself and the r // 2 tokens before alone (section 4); `None` means
+            to all before.
     """
 
-    def __init__(self, num_heads=8, d_ff=2048, d_k=None, d_v=None, dropout=0.1, attention_dropout=0.0, **kwargs):
+    def __init__(
+        self,
+        num_heads=8,
+        d_ff=2048,
+        d_k=None,
+        d_v=None,
+        dropout=0.1,
+        attention_dropout=0.0,
+        attention_window=None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_ff = d_ff
@@ -42,6 +55,7 @@ class DecoderLayer(keras.layers.Layer):
         self.d_v = d_v
         self.dropout = dropout
         self.attention_dropout = attention_dropout
+        self.attention_window = attention_window
         self.supports_masking = True
 
     def build(self, x_shape, memory_shape=None):
@@ -90,6 +104,8 @@ class DecoderLayer(keras.layers.Layer):
                 causality hides it.
             memory_mask: padding mask of memory [B, S].
             attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before.
+                A window restricts it further: to positions not too far away, or with a cache, whose slots need not
+                be positions, to the newest r // 2 + 1 slots that it allows.
             cache: `DecoderCache` with C slots; x goes into the slots slot .. slot + T - 1.
             slot: where in the cache the first column of x goes.
             return_attention_scores: also return the weights of self-attention [B, h, T, C] and of cross-attention
@@ -104,12 +120,20 @@ class DecoderLayer(keras.layers.Layer):
         else:
             target, kv = cache.target.write(slot, target), cache.memory
             cache = DecoderCache(target, kv)
-        if attention_mask is None:
-            attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], slot)
-        if cache is None:
-            attention_mask = both(attention_mask, over_queries(x_mask))
+        window, T, attend = self.attention_window, ops.shape(x)[1], attention
+        if window and cache is None and attention_mask is None and not return_attention_scores:
+            attention_mask = over_queries(x_mask)
+            attend = functools.partial(restricted_attention, window=window, causal=True)
+        else:
+            if attention_mask is None:
+                attention_mask = causal_mask(T, ops.shape(target.key)[2], slot)
+            if cache is None:
+                attention_mask = both(attention_mask, over_queries(x_mask))
+                attention_mask = both(attention_mask, near_mask(T, window) if window else None)
+            elif window:
+                attention_mask = newest(attention_mask, window // 2 + 1)
 
-        attended, self_scores = self.self_attention.attend(x, target, attention_mask)
+        attended, self_scores = self.self_attention.attend(x, target, attention_mask, attend)
         x = self.self_attention_norm(x, attended)
         attended, cross_scores = self.cross_attention.attend(x, kv, over_queries(memory_mask))
         x = self.cross_attention_norm(x, attended)
@@ -127,5 +151,5 @@ class DecoderLayer(keras.layers.Layer):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def get_config(self):
-        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout")
+        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return super().get_config() | {name: getattr(self, name) for name in names}

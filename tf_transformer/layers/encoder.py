@@ -1,10 +1,13 @@
 """The encoder's layer: the left half of Figure 1 (section 3.1)."""
 
-import keras
+import functools
 
-from tf_transformer.layers.attention import MultiHeadAttention
+import keras
+from keras import ops
+
+from tf_transformer.layers.attention import MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import over_queries
+from tf_transformer.masks import both, near_mask, over_queries
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -18,9 +21,20 @@ class EncoderLayer(keras.layers.Layer):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
+        attention_window: r; self-attention is to positions at most r // 2 away alone (section 4); `None` means to all.
     """
 
-    def __init__(self, num_heads=8, d_ff=2048, d_k=None, d_v=None, dropout=0.1, attention_dropout=0.0, **kwargs):
+    def __init__(
+        self,
+        num_heads=8,
+        d_ff=2048,
+        d_k=None,
+        d_v=None,
+        dropout=0.1,
+        attention_dropout=0.0,
+        attention_window=None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_ff = d_ff
@@ -28,6 +42,7 @@ class EncoderLayer(keras.layers.Layer):
         self.d_v = d_v
         self.dropout = dropout
         self.attention_dropout = attention_dropout
+        self.attention_window = attention_window
         self.supports_masking = True
 
     def build(self, x_shape):
@@ -48,7 +63,12 @@ class EncoderLayer(keras.layers.Layer):
             [B, S, d]; with `return_attention_scores` also the attention weights [B, h, S, S].
         """
         kv = self.self_attention.project(x)
-        attended, scores = self.self_attention.attend(x, kv, over_queries(mask))
+        mask, attend = over_queries(mask), attention
+        if self.attention_window and return_attention_scores:  # which take n * n, so that blocks would save nothing
+            mask = both(mask, near_mask(ops.shape(x)[1], self.attention_window))
+        elif self.attention_window:
+            attend = functools.partial(restricted_attention, window=self.attention_window)
+        attended, scores = self.self_attention.attend(x, kv, mask, attend)
         x = self.self_attention_norm(x, attended)
         x = self.feed_forward_norm(x, self.feed_forward(x))
         return (x, scores) if return_attention_scores else x
@@ -60,5 +80,5 @@ class EncoderLayer(keras.layers.Layer):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def get_config(self):
-        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout")
+        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return super().get_config() | {name: getattr(self, name) for name in names}
