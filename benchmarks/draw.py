@@ -79,6 +79,27 @@ def curves(rows, path: Path) -> None:
     _save(figure, path)
 
 
+def layer_types(rows, labels: dict[str, str], path: Path) -> None:
+    """Time and memory against length and width, all logarithmic: the rows of `benchmarks.layer_types`, by layer."""
+    from benchmarks.layer_types import series
+
+    plt = _pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(10, 8))
+    units = {"milliseconds": "ms", "mib": "MiB"}
+    for column, varied in zip(axes.T, ("n", "d"), strict=True):
+        for axis, (measured, unit) in zip(column, units.items(), strict=True):
+            for layer, label in labels.items():
+                points = [point for point in series(rows, layer, varied, measured) if point[1]]
+                axis.loglog([size for size, _ in points], [value for _, value in points], ".-", base=2, label=label)
+            fixed = {row["d" if varied == "n" else "n"] for row in rows if row["varied"] == varied}
+            axis.set_title(f"{'d' if varied == 'n' else 'n'} = {', '.join(map(str, fixed))}", loc="left", fontsize=10)
+            axis.set_xlabel(varied)
+            axis.set_ylabel(unit)
+            axis.grid(alpha=0.3)
+    axes[0, 1].legend(fontsize=8, loc="upper left")
+    _save(figure, path)
+
+
 def losses(histories: dict[str, list[dict]], path: Path) -> None:
     """The training loss, and that of the dev text, against the step: the history.csv of each run."""
     plt = _pyplot()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import common, compare, draw, growth, input_pipeline, records, training, translation
+from benchmarks import common, compare, draw, growth, input_pipeline, layer_types, records, training, translation
 
 TINY = common.WORKS["tiny"]
 
@@ -69,6 +69,34 @@ def test_growth_writes_a_table_and_its_picture(folder, capsys):
     rows = table.read_text().splitlines()
     assert line["points"] == len(rows) - 1 == 12  # a search of 13 steps has 12 times between them
     assert line["step_10_milliseconds"] > 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_layer_types_have_the_exponents_of_what_was_measured(folder, capsys):
+    rows = []
+    for layer, n_power, d_power in (("self-attention", 2, 1), ("recurrent", 1, 2)):
+        sizes = [("n", n, 16) for n in (3, 32, 64, 128, 256)] + [("d", 64, d) for d in (5, 16, 32, 64, 128)]
+        for varied, n, d in sizes:
+            unsettled = 1000 * (min(n, d) < 16)  # what is small does not count
+            time, memory = n**n_power * d**d_power / 7 + unsettled, 3 * n * d + unsettled
+            row = {"layer": layer, "varied": varied, "n": n, "d": d, "milliseconds": time, "mib": memory}
+            rows += [row, row | {"milliseconds": time * n}]  # once more, when others disturbed it
+    rows += [{"layer": "convolutional", "varied": "n", "n": n, "d": 16, "milliseconds": n, "mib": 0.0} for n in (2, 4)]
+    found = layer_types.exponents(rows)
+    assert found.pop("convolutional") == {"time, n": 1, "memory, n": None}
+    assert found["self-attention"] == {"time, n": 2, "memory, n": 1, "time, d": 1, "memory, d": 1}
+    assert found["recurrent"] == {"time, n": 1, "memory, n": 1, "time, d": 2, "memory, d": 1}
+    lines = layer_types.table(found).splitlines()
+    assert lines[2] == "| self-attention | O(n² d) | O(1) | O(1) | 2.0 | 1.0 | 1.0 | 1.0 |"
+
+
+@pytest.mark.slow
+def test_layer_types(folder, capsys):
+    """All but self-attention, whose weights take more than the memory that is given."""
+    options = ("--longest", 256, "--length", 32, "--window", 4, "--rounds", 2, "--most-mib", 0)
+    picture = folder / "layers.png"
+    line = one_line(capsys, layer_types, *options, "--picture", picture)
+    assert line["points"] == 4 * (8 + 4) and set(line["exponents"]) == set(layer_types.TYPES) - {"self-attention"}
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -1,0 +1,147 @@
+"""Table 1: time and memory of one layer of each type against the sequence's length n and the width d, and the exponents
+by which they grow, beside the paper's formulas. Forward, one sequence; stock Keras where it is not attention."""
+
+import functools
+import json
+from pathlib import Path
+
+from benchmarks import common
+
+# The paper's columns: complexity per layer, sequential operations, maximum path length.
+TYPES = {
+    "self-attention": ("n² d", "1", "1"),
+    "recurrent": ("n d²", "n", "n"),
+    "convolutional": ("k n d²", "1", "log_k n"),
+    "separable convolution": ("k n d + n d²", "1", "log_k n"),
+    "restricted self-attention": ("r n d", "1", "n / r"),
+}
+LARGE = 4  # points of a series, its largest, that an exponent is fitted to
+
+
+def main(argv=None) -> dict:
+    parser = common.parser("layer_types", __doc__)
+    add = parser.add_argument
+    add("--layers", nargs="+", default=list(TYPES), choices=TYPES, metavar="TYPE", help=f"(all of {', '.join(TYPES)})")
+    add("--longest", type=int, default=32_768, metavar="N", help="the largest n, of eight, each twice the last (32768)")
+    add("--length", type=int, default=2_048, metavar="N", help="n where d varies, from d_model / 4 to 4 d_model (2048)")
+    add("--window", type=int, default=128, metavar="R", help="r of restricted self-attention (128)")
+    add("--kernel", type=int, default=3, metavar="K", help="k of the convolutions (3)")
+    add(
+        "--most-mib", type=int, default=1_024, metavar="MIB", help="of attention weights [h, n, n]; longer: none (1024)"
+    )
+    add("--rounds", type=int, default=4, help="times that all points are measured, one after the other (4)")
+    add("--repeats", type=int, default=3, help="calls that are timed each time; the fastest of all counts (3)")
+    add("--warmup", type=int, default=1, help="calls before that (1)")
+    add("--picture", type=Path, metavar="FILE", help="draw it")
+    args = parser.parse_args(argv)
+    work = common.WORKS[args.config]
+    common.prepare_tensorflow(args)
+    head = work.d_model // work.num_heads  # the same in layers of every width
+    lengths = [max(args.longest >> i, 1) for i in reversed(range(8))]
+    widths = sorted({head * max(work.num_heads * factor // 4, 1) for factor in (1, 2, 4, 8, 16)})
+    points = [("n", n, work.d_model) for n in lengths] + [("d", args.length, d) for d in widths]
+    calls = [
+        (layer, varied, n, d, prepared(layer, n, d, head, args))
+        for layer in args.layers
+        for varied, n, d in points
+        if layer != "self-attention" or d // head * n * n * 4 <= args.most_mib * 2**20
+    ]
+    rows = [measure(*point, args) for _ in range(args.rounds) for point in calls]
+    found = exponents(rows)
+    print(table(found))
+    if args.picture:
+        from benchmarks.draw import layer_types
+
+        layer_types(rows, {name: f"{name}, O({TYPES[name][0]})" for name in args.layers}, args.picture)
+    packages = ["tf-transformer", "tensorflow", "keras"]
+    return common.say("layer_types", "tf_transformer", args, packages, points=len(calls), exponents=found)
+
+
+def prepared(layer: str, n: int, d: int, head: int, args):
+    """One layer's forward pass on x [1, n, d], compiled."""
+    import tensorflow as tf
+
+    function = tf.function(made(layer, d, head, args), autograph=False)
+    x = tf.cast(tf.random.stateless_normal([1, n, d], [common.SEED, n]), args.dtype)
+    return lambda: function(x)[0, -1].numpy()
+
+
+def measure(layer: str, varied: str, n: int, d: int, call, args) -> dict:
+    """The fastest time, and what it takes besides x and weights."""
+    clock = common.timed(call, args.repeats, args.warmup)
+    row = {
+        "layer": layer,
+        "varied": varied,
+        "n": n,
+        "d": d,
+        "milliseconds": round(min(clock.seconds(args.warmup)) * 1e3, 3),
+        "mib": round(common.request_mib(call), 3),
+        "others_cores": round(clock.others(args.warmup), 2),
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def made(layer: str, d: int, head: int, args):
+    """A layer of the type, as a function of x [1, n, d]."""
+    import keras
+
+    from tf_transformer.layers import MultiHeadAttention, restricted_attention
+
+    if layer == "recurrent":
+        return keras.layers.LSTM(d, return_sequences=True, dtype=args.dtype)
+    if layer == "convolutional":
+        return keras.layers.Conv1D(d, args.kernel, padding="same", dtype=args.dtype)
+    if layer == "separable convolution":
+        return keras.layers.SeparableConv1D(d, args.kernel, padding="same", dtype=args.dtype)
+    attention = MultiHeadAttention(d // head, dtype=args.dtype)
+    if layer == "self-attention":
+        return attention
+    attention.build((None, None, d))
+    near = functools.partial(restricted_attention, window=args.window)
+    return lambda x: attention.attend(x, attention.project(x), attention=near)[0]
+
+
+def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
+    """Of each layer, by what power time and memory grow: least squares through the logarithms of its largest points.
+
+    Where a point was measured several times the fastest counts, since other work only makes it slower.
+
+    `None` where there are fewer than two, or where TensorFlow's allocator counted nothing.
+    """
+    import numpy as np
+
+    found: dict[str, dict[str, float | None]] = {}
+    for layer, varied in dict.fromkeys((row["layer"], row["varied"]) for row in rows):
+        for name, measured in (("time", "milliseconds"), ("memory", "mib")):
+            points = np.array(series(rows, layer, varied, measured)[-LARGE:])
+            fits = len(points) > 1 and points.min() > 0
+            slope = round(float(np.polyfit(*np.log(points).T, 1)[0]), 2) if fits else None
+            found.setdefault(layer, {})[f"{name}, {varied}"] = slope
+    return found
+
+
+def series(rows: list[dict], layer: str, varied: str, measured: str) -> list[tuple]:
+    """Pairs of size and least value, by size."""
+    least: dict[int, float] = {}
+    for row in rows:
+        if (row["layer"], row["varied"]) == (layer, varied):
+            least[row[varied]] = min(row[measured], least.get(row[varied], row[measured]))
+    return sorted(least.items())
+
+
+def table(found: dict[str, dict[str, float | None]]) -> str:
+    """Markdown: the paper's Table 1, and what was measured."""
+    columns = ["time, n", "time, d", "memory, n", "memory, d"]
+    lines = [
+        "| layer | complexity | sequential operations | longest path | " + " | ".join(columns) + " |",
+        "|---|---|---|---|" + "---|" * len(columns),
+    ]
+    for layer, powers in found.items():
+        theory = " | ".join(f"O({formula})" for formula in TYPES[layer])
+        lines.append(f"| {layer} | {theory} | " + " | ".join(str(powers[column]) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
