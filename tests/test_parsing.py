@@ -57,19 +57,29 @@ def parser():
 
 
 def forests(words, room, labels=("A", "B")):
-    """All lines over so many words "w", of at most `room` symbols, as grammar rules make them."""
+    """All lines of symbols over so many words, of at most `room` symbols, as grammar rules make them."""
     if words == 0:
         yield ()
-    if words and room > 1:
-        for rest in forests(words - 1, room - 2, labels):
-            yield ("t", "w", *rest)
+    if words and room:
+        for rest in forests(words - 1, room - 1, labels):
+            yield ("t", *rest)
     for inside in range(1, words + 1):
-        for size in range(2 * inside, room - 1):
+        for size in range(inside, room - 1):
             for label in labels:
                 for inner in forests(inside, size, labels):
                     if len(inner) == size:
                         for rest in forests(words - inside, room - size - 2, labels):
                             yield (f"({label}", *inner, f"){label}", *rest)
+
+
+def with_words(line, firsts):
+    """A line of symbols with the words in their places: one at the beginning, and one after each tag but the last."""
+    ids, words = firsts[:1], firsts[1:]
+    for symbol in line:
+        ids = [*ids, symbol]
+        if symbol[0] not in "()":
+            ids, words = ids + words[:1], words[1:]
+    return tuple(ids)
 
 
 @pytest.mark.parametrize("words, max_length", [(0, 1), (1, 3), (1, 7), (2, 5), (2, 9), (3, 9)])
@@ -95,10 +105,9 @@ def test_the_grammar_makes_all_trees_and_nothing_else(words, max_length):
         if not lines:
             break
     assert not lines
-    assert {tuple(id for id in line if id not in names) for line in ended} == {tuple(firsts)}
-    found = [tuple(names.get(id, "w") for id in line) for line in ended]
-    assert len(set(found)) == len(found)
-    assert set(found) == set(forests(words, max_length - 1))
+    assert len(set(ended)) == len(ended)
+    wanted = {with_words(line, firsts) for line in forests(words, max_length - 1 - words)}
+    assert {tuple(names.get(id, id) for id in line) for line in ended} == wanted
 
 
 def test_symbols_without_their_other_half_are_refused():
@@ -112,9 +121,9 @@ def test_a_row_of_opening_brackets_has_an_end(extra):
     grammar = Grammar(["(A", ")A", "t"], 11)
     most = 16
     ids = np.zeros([1, 1, 40], "int32")
-    ids[0, 0, : most - 1 + extra] = FIRST_ID
+    ids[0, 0, : most + extra] = [7] + [FIRST_ID] * (most - 1 + extra)
     allowed = grammar.allowed(tf.constant([[7, 8, 9]]), tf.constant([3]), tf.constant([99]))
-    may = allowed(tf.constant(ids), most - 1 + extra, tf.constant([0])).numpy()[0, 0]
+    may = allowed(tf.constant(ids), most + extra, tf.constant([0])).numpy()[0, 0]
     assert np.flatnonzero(may).tolist() == [FIRST_ID] * (extra == 0) + [FIRST_ID + 2]
 
 
@@ -178,8 +187,8 @@ def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
     assert parser.trees(ids, parser.source([text])).numpy() == [as_line(tree).encode()]
 
 
-def test_after_the_symbol_of_a_word_comes_its_first_piece(parser):
-    """Of several texts, and of a word without pieces (a zero-width space)."""
+def test_a_word_comes_before_what_is_said_of_it(parser):
+    """As its first piece; in several texts, and one without any (a zero-width space)."""
     tokenizer = parser.tokenizer
     texts, lines = ["He slept .", "Doors \u200b"], ["(S (NP PRP )NP (VP VBD )VP . )S", "(NP NNS )NP CD"]
     sources, targets = pair_ids(tokenizer)(texts, lines)
@@ -187,18 +196,15 @@ def test_after_the_symbol_of_a_word_comes_its_first_piece(parser):
     for text, line, source, target in zip(texts, lines, sources.numpy(), targets.numpy(), strict=True):
         pieces = [tokenizer.tokenize([word])[0].numpy().tolist() for word in text.split()]
         assert source.tolist() == list(itertools.chain(*pieces))
-        assert [names[id] for id in target if id in names] == line.split()
-        assert [id for id in target if id not in names] == [([*ids, UNKNOWN_ID])[0] for ids in pieces]
-        assert [names[before] for before, id in itertools.pairwise(target) if id not in names] == [
-            symbol for symbol in line.split() if symbol[0] not in "()"
-        ]
+        firsts = [[*ids, UNKNOWN_ID][0] for ids in pieces]
+        assert tuple(names.get(id, id) for id in target.tolist()) == with_words(line.split(), firsts)
 
 
 def test_what_is_found_without_the_grammar_must_name_the_words_in_their_order(parser):
     He, slept = (int(parser.tokenizer.tokenize([word])[0][0]) for word in ("He", "slept"))
     tag, end = (FIRST_ID + parser.tokenizer.symbols.index(symbol) for symbol in ("PRP", ")NP"))
-    assert parser._line([tag, He, tag, slept, end], [He, slept]) == ["PRP", "PRP", ")NP"]
-    for ids in ([tag, slept, tag, He], [tag, He, slept], [tag], [He], [tag, end], [tag, He, tag, He], [tag, tag, He]):
+    assert parser._line([He, tag, slept, tag, end], [He, slept]) == ["PRP", "PRP", ")NP"]
+    for ids in ([slept, tag, He, tag], [He, slept, tag], [tag], [He, tag, end], [He, tag, He, tag], [He, He, tag]):
         assert ")" in parser._line(ids, [He, slept]), ids
 
 
@@ -261,7 +267,7 @@ def test_attention_of_a_tree(parser):
     assert found.scores.cross[0].shape == (1, 3, len(found.target), len(found.source))
     given = parser.attention("He slept .", TREES[0])
     he, slept, dot = (parser.tokenizer.pieces(parser.tokenizer.tokenize([word]))[0, 0] for word in ("He", "slept", "."))
-    tokens = ["(S", "(NP", "PRP", he, ")NP", "(VP", "VBD", slept, ")VP", ".", dot, ")S", "</s>"]
+    tokens = [he, "(S", "(NP", "PRP", slept, ")NP", "(VP", "VBD", dot, ")VP", ".", ")S", "</s>"]
     assert given.target == [token if isinstance(token, str) else token.numpy().decode() for token in tokens]
     for text, tree, message in [
         ("", None, "expected a sentence, got an empty text"),

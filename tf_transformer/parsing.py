@@ -1,9 +1,9 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
 The target is the tree as a line of symbols (`treebank.linearised`); these are the tokenizer's `symbols`, which no text
-is made of. After the symbol of a word comes the word's first piece: so the decoder knows which word it has reached,
-which it would otherwise have to count, and learns it from ten thousand trees. Words are what white space separates in
-the text; "(" and "-LRB-" are the same word there.
+is made of. Before what there is to say of a word, brackets and then its symbol, comes the word's first piece: so the
+decoder knows which word it has reached, which it would otherwise have to count, and what it is. Words are what white
+space separates in the text; "(" and "-LRB-" are the same word there.
 """
 
 from collections.abc import Callable
@@ -50,11 +50,14 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
         symbols = tf.strings.split(lines)
         is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
         place = tf.maximum(tf.cumsum(_count(is_leaf)) - 1, 0)
-        firsts = tf.concat([first_pieces(pieces).flat_values, [UNKNOWN_ID]], axis=0)
-        word = tf.where(is_leaf, tf.gather(firsts, place), -1)
+        firsts = first_pieces(pieces)
+        end = tf.fill([firsts.nrows(), 1], -1)
+        nexts = tf.concat([tf.concat([firsts, end], axis=1)[:, 1:].flat_values, [-1]], axis=0)
+        word = tf.where(is_leaf, tf.gather(nexts, place), -1)
         symbol = tokenizer.ids(tf.strings.join([" ", symbols.flat_values]))
         both = symbols.with_flat_values(tf.stack([symbol, word], axis=1)).merge_dims(1, 2)
-        return pieces.merge_dims(1, 2), tf.ragged.boolean_mask(both, both >= 0)
+        both = tf.concat([firsts[:, :1], tf.ragged.boolean_mask(both, both >= 0)], axis=1)
+        return pieces.merge_dims(1, 2), both
 
     return ids
 
@@ -62,8 +65,9 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
 class Grammar:
     """Which lines of ids are trees over given words: it knows what may follow the beginning of one.
 
-    After a word's symbol comes the word, in its place, as its first piece; a closing bracket closes the innermost open
-    constituent, which is not empty and has its label; nothing is open at the end, and there is always room to reach it.
+    A word comes, as its first piece, at the beginning and after the symbol of the word before; a closing bracket closes
+    the innermost open constituent, which is not empty and has its label; nothing is open at the end, and there is
+    always room to reach it.
 
     Args:
         symbols: of the tokenizer.
@@ -99,20 +103,23 @@ class Grammar:
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
             depth = depths[:, :, -1]  # [B, K]
             words = tf.reduce_sum(_count(kinds == WORD), axis=2)
-            now = tf.reduce_sum(_count(kinds == LEAF), axis=2) > words  # comes the word of the newest symbol
+            leaves = tf.reduce_sum(_count(kinds == LEAF), axis=2)
+            total = tf.gather(count, row)[:, tf.newaxis]
+            now = (words == leaves) & (words < total)  # the next word comes
+            named = words > leaves  # the newest word has no symbol yet
             innermost = _last(opens & (depths == depth[:, :, tf.newaxis]))  # place of the innermost open bracket
             closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
-            left = tf.gather(count, row)[:, tf.newaxis] - words
             room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
+            least = 2 * total - words - leaves + depth + 2  # that must come after an opening bracket
             never = tf.zeros_like(now)
             may = {
                 OTHER: never,
                 WORD: never,  # but one
-                LEAF: ~now & (left > 0),
-                OPEN: ~now & (left > 0) & (newest < MOST_OPEN) & (2 * left + depth + 2 <= room),
+                LEAF: named,
+                OPEN: named & (newest < MOST_OPEN) & (least <= room),
                 CLOSE: never,  # but one
-                END: ~now & (left == 0) & (depth == 0),
+                END: (leaves == total) & (depth == 0),
             }
             may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
             first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
@@ -203,15 +210,19 @@ class Parser:
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
     def _line(self, ids, firsts) -> list[str]:
-        """The symbols of ids; for what breaks the order of symbols and words, a bracket that closes nothing."""
+        """The symbols of ids; where a word is missing, wrong or too much, also a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
-        line, expected, now = [], iter(firsts), False
+        line, words, now = [], 0, len(firsts) > 0
         for id in ids:
-            if now != (id not in names) or (now and id != next(expected, None)):
+            if now and id == firsts[words]:
+                words, now = words + 1, False
+                continue
+            if now or id not in names:
                 line.append(")")
-            now = id in names and names[id][0] not in "()"
-            line += [names[id]] if id in names else []
-        return line + [")"] * now
+            if id in names:
+                line.append(names[id])
+                now = names[id][0] not in "()" and words < len(firsts)
+        return line
 
     def _search_freely(self, text):
         source, start = self._start(text)

@@ -12,7 +12,7 @@ from trainers.command import load_tensorflow, options, run_program
 from trainers.learning import add_training_options, check_training_options, choose, learn, publish, show_plan
 
 RECIPES = {  # what a preset is trained with, besides its configuration
-    "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.5, "eval_every": 1_000},
+    "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.5, "eval_every": 1_000},
     "parsing_wsj": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_000},
 }
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
