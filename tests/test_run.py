@@ -91,6 +91,16 @@ def test_resumed_is_never_stopped(tmp_path):
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
 
 
+def test_sigterm_while_the_last_epoch_ends_is_heard(tmp_path):
+    terminate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(signal.SIGTERM))
+    run = Run(tmp_path / "run")
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped after saving step 3"):
+        train(run, 1, terminate)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert [path.name for path in run.checkpoints()] == ["step-00000003"]
+
+
 def test_keeps_the_last_checkpoints(tmp_path):
     run = Run(tmp_path / "run", keep=2)
     train(run, 4)

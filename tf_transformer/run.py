@@ -234,6 +234,8 @@ class Progress(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if hasattr(self, "before"):
             signal.signal(signal.SIGTERM, self.before)
+        if self.told_to_stop:  # while the last epoch ended, too
+            raise Stopped(f"stopped after saving step {self.step:,}")
 
     def on_epoch_begin(self, epoch, logs=None):
         self.began = time.perf_counter()
@@ -255,7 +257,6 @@ class Progress(keras.callbacks.Callback):
             sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             self.on_train_end()
-            raise Stopped(f"stopped after saving step {self.step:,}")
 
     def on_epoch_end(self, epoch, logs=None):
         tokens = int(logs.pop("tokens"))
