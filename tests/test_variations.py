@@ -37,6 +37,16 @@ def test_rows_are_chosen_by_name_and_by_group():
         variations.chosen("base,F,dk16")
 
 
+def test_what_the_rows_say_is_no_option(capsys):
+    for given, message in (
+        (["--dropout", "0.2"], "the rows say it"),
+        (["--dry-run"], "trainers.translation --preset ROW"),
+    ):
+        with pytest.raises(SystemExit):
+            variations.arguments(["--train", "a", "b", "--dev", "c", "d", *given])
+        assert message in capsys.readouterr().err
+
+
 def test_two_rows(tmp_path, capsys):
     tt.grammar.write_corpus(tmp_path, train=200, dev=11)
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]

@@ -57,10 +57,15 @@ def parameters(config: TransformerConfig) -> int:
     return embeddings + config.num_layers * (encoder + decoder)
 
 
+def _heads(config) -> int:
+    """h (d_k + d_v)."""
+    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
+    return config.num_heads * (d_k + d_v)
+
+
 def _attention(config) -> int:
     """Weights of the four projections."""
-    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
-    return 2 * config.d_model * config.num_heads * (d_k + d_v)
+    return 2 * config.d_model * _heads(config)
 
 
 def _feed_forward(config) -> int:
@@ -74,8 +79,7 @@ def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
         source: S, tokens.
         target: T, tokens.
     """
-    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
-    attended = config.num_heads * (d_k + d_v)  # products of a query and a key, and of a weight and a value
+    attended = _heads(config)  # products of a query and a key, and of a weight and a value
     half = _attention(config) // 2  # query and output, or key and value
     encoder = source * (_attention(config) + _feed_forward(config)) + source * source * attended
     decoder = target * (_attention(config) + half + _feed_forward(config)) + source * half
@@ -90,9 +94,8 @@ def training_flops(config: TransformerConfig, pairs: float, source: int = LENGTH
 
 def activations(config: TransformerConfig, source: int, target: int) -> int:
     """Numbers that a pair of sentences keeps for the backward pass, at least."""
-    d, h = config.d_model, config.num_heads
-    heads = 2 * sum(size or d // h for size in (config.d_k, config.d_v)) * h  # query, key, value, and what is joined
-    scores = h * (1 + bool(config.attention_dropout))
+    d, heads = config.d_model, 2 * _heads(config)  # query, key, value, and what is joined
+    scores = config.num_heads * (1 + bool(config.attention_dropout))
     encoder = source * (heads + 5 * d + config.d_ff + scores * source)
     decoder = target * (2 * heads + 8 * d + config.d_ff + scores * (target + source)) + source * heads // 2
     return config.num_layers * (encoder + decoder) + 2 * target * config.vocab_size
@@ -108,6 +111,9 @@ def plan(
         devices: how many of which, e.g. "8xP100".
         half: most numbers have 16 bits.
         parts: a replica computes a batch in so many.
+
+    Raises:
+        BadInput: there are no such devices, or they have no products of that kind.
     """
     count, device = _devices(devices)
     speed = DEVICES[device].half if half else DEVICES[device].single

@@ -244,7 +244,7 @@ class Parser:
             raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
         check_length("sentence", int(read.length[0]), self.translator.max_source_length)
         if target is None:
-            found = self._search(start, self.grammar.allowed(read.firsts, read.count, start["max_length"]))
+            found = self._search(start, read)
             return self.translator.attention_of(read.ids, found.ids[:, 0, : int(found.lengths[0, 0])])
         tags = {symbol for symbol in self.tokenizer.symbols if symbol[0] not in "()"}
         try:
@@ -281,8 +281,7 @@ class Parser:
     def parse(self, text):
         """Texts [B] to trees string [B], scores float32 [B] and truncated bool [B]; of no words, "" and 0."""
         source, start = self._start(text)
-        allowed = self.grammar.allowed(source.firsts, source.count, start["max_length"])
-        found = self._search(start, allowed)
+        found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
     def _start(self, text):
@@ -291,7 +290,9 @@ class Parser:
         most = tf.minimum(start["max_length"] + source.count, self.max_length)  # the words themselves do not count
         return source, start | {"max_length": most}
 
-    def _search(self, start, allowed=None) -> Hypotheses:
+    def _search(self, start, source: Source | None = None) -> Hypotheses:
+        """By the grammar, if the source is given."""
+        allowed = source and self.grammar.allowed(source.firsts, source.count, start["max_length"])
         return beam_search(**start, beam_size=self.translator.beam_size, alpha=self.translator.alpha, allowed=allowed)
 
     def trees(self, ids, source: Source) -> tf.Tensor:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-def add_training_options(add, beam_size: int, alpha: float) -> None:
+def add_training_options(add, beam_size: int, alpha: float, average_last: int = 5) -> None:
     """The options of every program that trains; `add` is the parser's add_argument."""
     add("--run", type=Path, metavar="DIR", help="the run's folder (runs/demo, or runs/PRESET)")
     add("--steps", type=int, help="updates (the preset's)")
@@ -19,7 +19,8 @@ def add_training_options(add, beam_size: int, alpha: float) -> None:
     add("--factor", type=float, help="multiplies equation (3)'s learning rate (the preset's)")
     add("--dropout", type=float, help="P_drop (the preset's)")
     add("--eval-every", type=int, metavar="STEPS", help="steps between checkpoints and looks at the dev text")
-    add("--average-last", type=int, default=5, metavar="N", help="checkpoints kept, and averaged at the end (5)")
+    text = f"checkpoints kept, and averaged at the end ({average_last})"
+    add("--average-last", type=int, default=average_last, metavar="N", help=text)
     add("--beam-size", type=int, default=beam_size, help=f"beams in the final search ({beam_size})")
     add("--alpha", type=float, default=alpha, help=f"exponent of the length penalty ({alpha})")
     add(
@@ -57,13 +58,17 @@ def choose(tt, args, recipes, default: str):
     config = dataclasses.replace(tt.PRESETS[args.preset], **changes)
     recipe = dict(recipes.get(args.preset, recipes[default]))
     recipe |= {name: getattr(args, name) for name in recipe if getattr(args, name) is not None}
-    settings = {
+    return config, recipe, described(args, config, recipe)
+
+
+def described(args, config, recipe) -> dict:
+    """What of the options a run's config.json begins with."""
+    return {
         "model": {key: value for key, value in config.to_dict().items() if key != "train_steps"},
         "training": {key: value for key, value in recipe.items() if key != "eval_every"}
         | {"clip_norm": args.clip_norm},
         "data": {"tokenizer": args.tokenizer, "seed": args.seed, "mixed_precision": args.mixed_precision},
     }
-    return config, recipe, settings
 
 
 def show_plan(tt, args, config, recipe) -> None:

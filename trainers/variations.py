@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, learn
+from trainers.learning import add_training_options, check_training_options, described, learn
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),
@@ -53,9 +53,11 @@ def arguments(argv) -> argparse.Namespace:
     add("--scale", default="multi30k", choices=sorted(SCALES), help="size of base: paper or multi30k (multi30k)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score the rows with")
-    add_training_options(add, beam_size=4, alpha=0.6)
+    add_training_options(add, beam_size=4, alpha=0.6, average_last=1)  # Table 3 averages no checkpoints
     args = parser.parse_args(argv)
     check_training_options(parser, args)
+    if args.dropout is not None:
+        parser.error("--dropout: expected none, since the rows say it")
     if args.dry_run:
         parser.error("--dry-run: expected at trainers.translation --preset ROW, not here")
     return args
@@ -74,7 +76,6 @@ def main(argv=None) -> None:
     train, dev = tt.data.text_lines(*args.train), tt.data.read_text_pairs(*args.dev)
     recipe = {name: getattr(args, name) or value for name, value in RECIPES[args.scale].items()}
     tokenizers: list = []
-    args.average_last = 1  # Table 3 averages no checkpoints
 
     def learn_tokenizer():
         if not tokenizers:
@@ -94,16 +95,13 @@ def main(argv=None) -> None:
         if args.vocab_size:
             config = dataclasses.replace(config, vocab_size=args.vocab_size)
         args.preset = row
-        settings = {
-            "model": {key: value for key, value in config.to_dict().items() if key != "train_steps"},
-            "training": recipe | {"clip_norm": args.clip_norm, "steps": args.steps or args.epochs},
-            "data": {"train": args.train, "tokenizer": args.tokenizer, "seed": args.seed},
-        }
-        run = tt.run.Run(folder / row, keep=2)
+        settings = described(args, config, recipe)
+        settings["data"] |= {"train": args.train}
+        run = tt.run.Run(folder / row, keep=max(2, args.average_last))
         keras.utils.clear_session()
         given = (learn_tokenizer, train, count, dev, watch)
         if learn(tt, args, strategy, config, recipe, run, settings, *given):
-            translator = tt.Translator.from_run(run.path, 1, beam_size=args.beam_size, alpha=args.alpha)
+            translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
             bleu = tt.bleu.bleu(translator(dev[0]), dev[1])
             found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
             found |= {"dev_perplexity": round(run.history[-1]["val_perplexity"], 3), "steps": run.history[-1]["step"]}
