@@ -1,4 +1,4 @@
-"""Twenty steps of a small model on the devices and machines that are asked for: `python replicas.py OUT [DEVICES]`."""
+"""Twenty steps of a small model on the devices and machines that are asked for: `python replicas.py OUT [DEVICES [DTYPE]]`."""
 
 import os
 import sys
@@ -27,12 +27,12 @@ def batches():
     return tf.data.Dataset.from_generator(lambda: iter(made), output_signature=((ids, ids), ids))
 
 
-def train(devices=None, **options):
+def train(devices=None, dtype="float32", **options):
     """The trained model and its history; `options` are attributes of the model."""
     strategy = distribution.strategy(devices)
     with strategy.scope():
         keras.utils.set_random_seed(5)
-        model = tt.Transformer(CONFIG)
+        model = tt.Transformer(CONFIG, dtype=dtype)
         model.build()
         model.compile(
             tt.Adam(tt.WarmupSchedule(12, 20, factor=0.1), 0.9, 0.98, 1e-9, global_clipnorm=0.5),

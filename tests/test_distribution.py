@@ -44,11 +44,11 @@ def cluster(workers=2):
     return [json.dumps({"cluster": {"worker": names}, "task": {"type": "worker", "index": i}}) for i in range(workers)]
 
 
-def same(path, alone):
+def same(path, alone, tolerance=1e-5):
     found = np.load(path)
     assert set(found) == set(alone)
     for name in found:
-        np.testing.assert_allclose(found[name], alone[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[name], alone[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def test_two_replicas_are_one(alone, tmp_path):
@@ -56,6 +56,15 @@ def test_two_replicas_are_one(alone, tmp_path):
     process = start(tmp_path / "two.npz", "cpu:2")
     assert process.wait() == 0, process.stderr.read()
     same(tmp_path / "two.npz", alone)
+
+
+@pytest.mark.slow
+def test_two_replicas_are_one_in_float16(tmp_path):
+    """The loss is scaled, and gradients are looked at, once for both."""
+    replicas.save(tmp_path / "one.npz", *replicas.train(dtype="mixed_float16"))
+    process = start(tmp_path / "two.npz", "cpu:2", "mixed_float16")
+    assert process.wait() == 0, process.stderr.read()
+    same(tmp_path / "two.npz", np.load(tmp_path / "one.npz"), 2e-3)
 
 
 def test_two_workers_are_one(alone, tmp_path):
