@@ -16,15 +16,19 @@ def main(argv=None) -> dict:
     add("--stock-adam", action="store_true", help="keras.optimizers.Adam, not what the trainers use")
     add("--metrics", action="store_true", help="with the metrics that the trainers show")
     add("--jit", action="store_true", help="compiled by XLA")
+    add("--parts", type=int, default=1, help="compute a step's pairs in so many parts, TensorFlow only (1)")
     args = parser.parse_args(argv)
     work = common.WORKS[args.config]
     work = dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
 
     if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         common.prepare_tensorflow(args, args.inter_threads)
+    elif args.parts > 1:
+        parser.error(f"--parts: expected 1 but on TensorFlow, got {args.parts}")
     else:
         common.prepare(args)
-    clock, parameters = train(work, args.dtype, args.warmup + args.steps, args.stock_adam, args.metrics, args.jit)
+    steps = args.warmup + args.steps
+    clock, parameters = train(work, args.dtype, steps, args.stock_adam, args.metrics, args.jit, args.parts)
     import keras
 
     backend = keras.backend.backend()
@@ -42,10 +46,11 @@ def main(argv=None) -> dict:
         adam="stock" if args.stock_adam else "trainers",
         metrics=args.metrics,
         jit=args.jit,
+        parts=args.parts,
     )
 
 
-def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False):
+def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=1):
     """Train a new model for so many steps.
 
     Returns:
@@ -60,6 +65,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False):
     keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     model = tt.Transformer(config_of(work))
     model.build()
+    model.parts = parts
     adam = keras.optimizers.Adam if stock_adam else tt.Adam
     schedule = tt.WarmupSchedule(work.d_model)
     model.compile(
