@@ -1,4 +1,4 @@
-"""Twenty steps of a small model on the devices and machines that are asked for: `python replicas.py OUT [DEVICES [DTYPE]]`."""
+"""Twenty steps of a small model on the devices and machines asked for: `python replicas.py OUT [DEVICES [DTYPE]]`."""
 
 import os
 import sys
