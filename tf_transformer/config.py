@@ -103,5 +103,5 @@ PRESETS: dict[str, TransformerConfig] = {
     # Section 6.3; and for treebanks of ten or twenty thousand trees, on one machine.
     "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
     "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
-    "parsing_small": TransformerConfig(2, 128, 512, 4, train_steps=7_000, vocab_size=2_000),
+    "parsing_small": TransformerConfig(2, 128, 512, 4, train_steps=14_000, vocab_size=2_000),
 }
