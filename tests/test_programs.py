@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -147,21 +148,36 @@ def test_ten_kills_change_nothing(text, tmp_path):
             [sys.executable, "-m", "trainers.translation", *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
 
+    def going_on(lines):
+        """The step that a program goes on from, up to the line that comes before its training."""
+        for line in lines:
+            if line.startswith("going on"):
+                return int(line.split()[7])
+            if line.startswith("below"):
+                return 0
+
+    def saved(run):
+        return max((int(path.name[-8:]) for path in run.glob("checkpoints/step-????????")), default=0)
+
     assert begin(runs[0]).communicate() and (runs[0] / "metrics.json").exists()
     reached = []
     for _ in range(10):
         process = begin(runs[1])
-        for line in process.stdout:
-            if line.startswith("going on"):
-                reached.append(line.split()[7])
-            if line.startswith("below"):
-                break
-        time.sleep(chance.uniform(0, 5))
+        reached.append(going_on(process.stdout))
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it can go on printing
+        enough = reached[-1] + chance.choice((3, 6, 9))
+        while saved(runs[1]) < enough:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1))
         process.kill()
-        process.communicate()
+        process.wait()
         assert not (runs[1] / "metrics.json").exists()
-    begin(runs[1]).communicate()
+    process = begin(runs[1])
+    reached.append(going_on(process.stdout))
+    process.communicate()
     print("went on from the steps", *reached)
+    assert reached[0] == 0 and all(np.diff(reached) > 0)
     histories = [list(csv.DictReader((run / "history.csv").read_text().splitlines())) for run in runs]
     assert len(histories[0]) == len(histories[1]) == 50
     for row, other in zip(*histories, strict=True):
