@@ -1,4 +1,4 @@
-"""Training by `model.fit`: target tokens a second of whole steps, and the peak of memory."""
+"""Training by `model.fit`: target tokens a second of whole steps, and the memory of one."""
 
 import dataclasses
 import os
@@ -28,10 +28,12 @@ def main(argv=None) -> dict:
     else:
         common.prepare(args)
     steps = args.warmup + args.steps
-    clock, parameters = train(work, args.dtype, steps, args.stock_adam, args.metrics, args.jit, args.parts)
+    clock, model = train(work, args.dtype, steps, args.stock_adam, args.metrics, args.jit, args.parts)
     import keras
 
-    backend = keras.backend.backend()
+    backend, more = keras.backend.backend(), {}
+    if backend == "tensorflow":
+        more["step_mib"] = round(common.request_mib(lambda: fit(model, common.training_batches(work, 1))), 1)
     return common.report(
         "training",
         "tf_transformer",
@@ -42,11 +44,12 @@ def main(argv=None) -> dict:
         backend=backend,
         pairs=work.pairs,
         length=work.length,
-        parameters=parameters,
+        parameters=model.count_params(),
         adam="stock" if args.stock_adam else "trainers",
         metrics=args.metrics,
         jit=args.jit,
         parts=args.parts,
+        **more,
     )
 
 
@@ -54,10 +57,9 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
     """Train a new model for so many steps.
 
     Returns:
-        a `common.Clock` that ticked before the first step and after each, and the number of parameters.
+        a `common.Clock` that ticked before the first step and after each, and the model.
     """
     import keras
-    import numpy as np
 
     import tf_transformer as tt
 
@@ -75,8 +77,6 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
         jit_compile=True if jit else "auto",
     )
     batches = common.training_batches(work)
-    batches = [batches[i % len(batches)] for i in range(steps)]
-    source, target = (np.concatenate(side) for side in zip(*batches, strict=True))
     clock = common.Clock()
 
     class Ticks(keras.callbacks.Callback):
@@ -85,8 +85,16 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
             clock.tick()
 
     clock.tick()
-    model.fit((source, target[:, :-1]), target[:, 1:], work.pairs, shuffle=False, verbose=0, callbacks=[Ticks()])
-    return clock, model.count_params()
+    fit(model, [batches[i % len(batches)] for i in range(steps)], callbacks=[Ticks()])
+    return clock, model
+
+
+def fit(model, batches, **options):
+    """One step for each batch."""
+    import numpy as np
+
+    source, target = (np.concatenate(side) for side in zip(*batches, strict=True))
+    model.fit((source, target[:, :-1]), target[:, 1:], len(batches[0][0]), shuffle=False, verbose=0, **options)
 
 
 def config_of(work):

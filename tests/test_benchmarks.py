@@ -40,6 +40,7 @@ def one_line(capsys, program, *options):
 def test_training(capsys):
     line = one_line(capsys, training, "--dtype", "bfloat16", "--steps", 3, "--warmup", 2, "--parts", 2)
     assert line["dtype"] == "bfloat16" and line["timed"] == 3 and line["parts"] == 2
+    assert 0 <= line["step_mib"] < line["peak_mib"]  # the allocator does not account for so little
     assert line["tokens_per_second"] == pytest.approx(TINY.pairs * TINY.length * 1e3 / line["milliseconds"], rel=1e-2)
 
 
