@@ -6,6 +6,7 @@ import random
 import pytest
 from test_programs import fails
 
+import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.treebank import read_tree
 from trainers import parsing, translate
@@ -65,6 +66,30 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     assert "this run is complete" in capsys.readouterr().out
     assert "data.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
 
+    tuned = tmp_path / "tuned"
+    parsing.main([*argv, "--steps", "20", "--run", str(tuned), "--tune-dropout", "0.1", "0.9"])
+    assert "dropout was" not in capsys.readouterr().out
+    assert [json.loads((tuned / f"dropout-{rate}/config.json").read_text())["model"]["dropout"] for rate in (0.1, 0.9)]
+    assert (tuned / "dropout-0.1/metrics.json").exists() and not (tuned / "dropout-0.9/metrics.json").exists()
+
+
+def test_dropout_is_chosen_by_the_dev_trees(monkeypatch, tmp_path):
+    """That of the last look; what was complete before is not scored again."""
+    found = {0.0: [70.0, 71.0], 0.2: [60.0, 73.5], 0.3: [74.0, 72.9]}
+    args = parsing.arguments(["--train", "t", "--dev", "d", "--tune-dropout", "0", "0.2", "0.3"])
+    for complete in (0.0, 0.2):
+
+        def learn(tt, args, strategy, config, recipe, run, settings, *given, complete=complete):
+            assert (settings["model"], given) == ({"dropout": config.dropout, "d_model": 7}, ("more",))
+            run.history = [{"dev_f1": score} for score in found[config.dropout]]
+            return config.dropout != complete
+
+        monkeypatch.setattr(parsing, "learn", learn)
+        run, settings = tt.run.Run(tmp_path / "run"), {"model": {"dropout": 0.1, "d_model": 7}}
+        best = parsing.learn_best(tt, args, None, tt.PRESETS["tiny"], {}, run, settings, "more")
+        assert best is None if complete == 0.2 else best.path == tmp_path / "run" / "dropout-0.2"
+        assert args.export.parts == ("savedmodels", "run")
+
 
 def test_what_a_user_gets_wrong(files, tmp_path, capsys):
     train, dev = files
@@ -80,6 +105,8 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
+        ([*given, "--tune-dropout", 0.1, "--dropout", 0.1], "expected --dropout or --tune-dropout, got both"),
+        ([*given, "--tune-dropout", 0.1, 1], "dropout: expected a rate in [0, 1), got 1"),
         ([*given, "--beam-size", 0], "--beam-size: expected a positive number, got 0"),
         ([*given, "--preset", "nice"], "--preset: expected one of base, big"),
         (

@@ -4,6 +4,7 @@ Its input is a sentence a line, words and punctuation with spaces between them; 
 """
 
 import argparse
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ def arguments(argv) -> argparse.Namespace:
     add("--extra-ratio", type=float, default=1.0, metavar="R", help="so many of them for each of --train (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add("--tune", action="store_true", help="choose beams and alpha by the dev trees, before the test")
+    add("--tune-dropout", nargs="+", type=float, metavar="P", help="train with each, choose by the dev trees")
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     add_training_options(add, beam_size=4, alpha=0.3)
     args = parser.parse_args(argv)
@@ -41,6 +43,8 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("--wsj: expected neither --dev nor --test, which are sections 22 and 23")
     if args.extra_ratio <= 0:
         parser.error(f"--extra-ratio: expected a number above 0, got {args.extra_ratio}")
+    if args.tune_dropout and args.dropout is not None:
+        parser.error("expected --dropout or --tune-dropout, got both")
     check_training_options(parser, args)
     return args
 
@@ -96,7 +100,8 @@ def main(argv=None) -> None:
     data = tt.data.in_memory(*train_pairs)
     given = (learn_tokenizer, data, len(train), pairs(dev), watch)
     special = {"pair_ids": parsing.pair_ids, "max_length": parsing.MAX_LENGTH}
-    if not learn(tt, args, strategy, config, recipe, run, settings, *given, **special):
+    run = learn_best(tt, args, strategy, config, recipe, run, settings, *given, **special)
+    if not run:
         return
     learned = tt.Translator.from_run(run.path, args.average_last)
     model, tokenizer = learned.model, learned.tokenizer
@@ -145,6 +150,32 @@ def corpus_files(treebank, args) -> dict[str, list]:
     else:
         files = {"train": args.train, "dev": args.dev, "test": args.test or args.dev}
     return files | ({"extra": args.extra} if args.extra else {})
+
+
+def learn_best(tt, args, strategy, config, recipe, run, settings, *given, **special):
+    """`learn`; for --tune-dropout once with each rate, in RUN/dropout-RATE.
+
+    Returns:
+        the run to score and export, of several that with the best dev F1 at its end; `None` if there is nothing to do.
+    """
+    if not args.tune_dropout:
+        return run if learn(tt, args, strategy, config, recipe, run, settings, *given, **special) else None
+    import keras
+
+    configs = [dataclasses.replace(config, dropout=rate) for rate in args.tune_dropout]
+    args.export = args.export or Path("savedmodels") / run.path.name
+    to_do, scores = {}, {}
+    for config in configs:
+        print(f"\ndropout {config.dropout}")
+        keras.utils.clear_session()
+        one = tt.run.Run(run.path / f"dropout-{config.dropout}", keep=args.average_last)
+        settings = settings | {"model": settings["model"] | {"dropout": config.dropout}}
+        to_do[one] = learn(tt, args, strategy, config, recipe, one, settings, *given, **special)
+        scores[one] = one.history[-1].get("dev_f1", 0.0)  # not where the chief alone looks
+        print(f"dev F1 {scores[one]:.2f} with dropout {config.dropout}")
+    best = max(scores, key=scores.__getitem__)
+    print(f"going on with {best.path}")
+    return best if to_do[best] else None
 
 
 def mixed(gold: list, extra: list, ratio: float) -> list:
