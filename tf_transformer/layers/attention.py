@@ -80,7 +80,10 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
     """
     reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
     b = max(reach, SMALLEST_BLOCK)
-    b = min(b, T + 1) if isinstance(T, int) else ops.minimum(b, T + 1)  # little for a sequence shorter than the window
+    if isinstance(T, int):
+        b = min(b, T + 1)  # little for a sequence shorter than the window
+    elif ops.is_tensor(T):  # not a symbol of JAX, whose blocks are to have a known size
+        b = ops.minimum(b, T + 1)
     N = -(-T // b)
 
     def blocks(x, before=0, after=0):
