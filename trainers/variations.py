@@ -35,13 +35,20 @@ PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameter
     "E_learned": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SCALES: dict[str, dict] = {  # what base becomes; every row keeps its ratio to it
+SCALES: dict[str, dict] = {  # what base becomes; every row keeps its ratio to it, but for the steps: as many for all
     "paper": {},
-    "multi30k": {"num_layers": 3, "d_model": 128, "d_ff": 512, "vocab_size": 10_000, "max_length": 256},
+    "multi30k": {
+        "num_layers": 3,
+        "d_model": 128,
+        "d_ff": 512,
+        "train_steps": 2_500,
+        "max_length": 256,
+        "vocab_size": 4_000,
+    },
 }
 RECIPES = {
     "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 5_000},
-    "multi30k": {"batch_tokens": 4_096, "warmup_steps": 600, "factor": 1.0, "eval_every": 500},
+    "multi30k": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.0, "eval_every": 500},
 }
 COLUMNS = ["row", "what differs", "steps", "perplexity", "BLEU", "parameters", "paper's perplexity", "paper's BLEU"]
 
@@ -131,7 +138,7 @@ def scaled(row: str, scale: str):
     changes = {}
     for field in dataclasses.fields(paper):
         value = getattr(varied, field.name)
-        if value == getattr(paper, field.name):
+        if value == getattr(paper, field.name) or (field.name == "train_steps" and scale != "paper"):
             continue
         if field.name == "d_k":
             value = value * (base.d_model // base.num_heads) // (paper.d_model // paper.num_heads)
