@@ -4,7 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def add_training_options(add, beam_size: int, alpha: float, average_last: int = 5) -> None:
@@ -82,66 +84,66 @@ def show_plan(tt, args, config, recipe) -> None:
     print(f"checkpoints: one every {recipe['eval_every']:,} steps; the last {args.average_last} are kept, and averaged")
 
 
-def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, train, count, dev, watch, **special):
-    """Train, from the run's last checkpoint if there is one.
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What a run learns from, and what it is watched with.
 
-    Args:
-        strategy: where, from `distribution.strategy`.
-        args: what `add_training_options` gave.
-        run: its folder is begun with `settings` and the tokenizer.
-        learn_tokenizer: gives the tokenizer of a new run.
-        train: pairs of strings (source, target), a dataset of `count`.
+    Attributes:
+        train: pairs of strings (source, target), a dataset of `count`; `None` where there are `records`.
+        count: how many they are.
         dev: a list of sources and one of targets.
+        learn_tokenizer: gives the tokenizer of a new run.
         watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
-        special: `pair_ids`, a function of the tokenizer that gives the one of `data.token_batches`, and `max_length`,
-            tokens a side; `records`, a `Records` to train on instead of `train`.
-
-    Returns:
-        a bool: whether this process is to score and export; not where the run was complete before, nor where another
-        writes.
+        records: a `Records` to train on instead of `train`.
+        pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` means its own.
+        max_length: tokens a side; `None` means `data.MAX_LENGTH`.
     """
+
+    train: Any
+    count: int | None
+    dev: tuple[list[str], list[str]]
+    learn_tokenizer: Callable[[], Any]
+    watch: Callable[[Any, Any], Any]
+    records: Any = None
+    pair_ids: Callable[[Any], Callable] | None = None
+    max_length: int | None = None
+
+    def batches(self, tt, tokenizer, batch_tokens: int, seed: int):
+        """Batches of sentences of similar length (section 5.1).
+
+        Returns:
+            a function that gives the training batches, without end, from the number `first` on, with the lines they
+            are of if `lines`; a summary of a pass over them; the dev batches; a summary of those.
+        """
+        max_length = self.max_length or tt.data.MAX_LENGTH
+
+        def batches_of(pairs, **options):
+            ids = self.pair_ids and self.pair_ids(tokenizer)
+            return tt.data.token_batches(pairs, tokenizer, batch_tokens, max_length, pair_ids=ids, **options)
+
+        def training(first, lines=False):
+            if self.records:
+                return self.records.batches(batch_tokens, seed, first, lines)
+            given = tt.data.numbered(self.train) if lines else self.train
+            return batches_of(given, repeat=True, seed=seed).skip(first)
+
+        if self.records:
+            summary = self.records.summary(batch_tokens, seed)
+        else:
+            summary = tt.data.summarize(batches_of(self.train, shuffle=False), self.count)
+        dev = batches_of(tt.data.in_memory(*self.dev), shuffle=False)
+        print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+        if not summary.pairs:
+            raise tt.BadInput(f"expected sentences of at most {max_length} tokens to train on, got none")
+        dev_summary = tt.data.summarize(dev, len(self.dev[0]))
+        print(f"dev text: {dev_summary}")
+        return training, summary, dev, dev_summary
+
+
+def compiled(tt, args, strategy, config, recipe):
+    """A model of this configuration, ready to be trained (sections 5.3 and 5.4)."""
     import keras
 
-    pair_ids, records = special.get("pair_ids"), special.get("records")
-    max_length = special.get("max_length", tt.data.MAX_LENGTH)
-    chief, replicas = tt.distribution.is_chief(strategy), strategy.num_replicas_in_sync
-    run.writes = chief
-    is_there = run.exists(settings)
-    tt.distribution.wait_for_all(strategy)  # until then, what they find is the same
-    if chief and not is_there:
-        tokenizer = learn_tokenizer()
-    else:
-        if not is_there:
-            tt.distribution.wait_for_all(strategy)  # for the chief
-        tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
-
-    # Section 5.1: batches of sentences of similar length.
-    def batches_of(pairs, **options):
-        ids = pair_ids and pair_ids(tokenizer)
-        return tt.data.token_batches(pairs, tokenizer, recipe["batch_tokens"], max_length, pair_ids=ids, **options)
-
-    def batches(first, lines=False):
-        if records:
-            return records.batches(recipe["batch_tokens"], args.seed, first, lines)
-        given = tt.data.numbered(train) if lines else train
-        return batches_of(given, repeat=True, seed=args.seed).skip(first)
-
-    if records:
-        summary = records.summary(recipe["batch_tokens"], args.seed)
-    else:
-        summary = tt.data.summarize(batches_of(train, shuffle=False), count)
-    print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
-    if not summary.pairs:
-        raise tt.BadInput(f"expected sentences of at most {max_length} tokens to train on, got none")
-    dev_batches = batches_of(tt.data.in_memory(*dev), shuffle=False)
-    dev_summary = tt.data.summarize(dev_batches, len(dev[0]))
-    print(f"dev text: {dev_summary}")
-    if chief and not is_there:
-        tokenizer.save(run.path / "tokenizer.model")
-        run.begin(settings)
-        tt.distribution.wait_for_all(strategy)
-
-    # Sections 5.3 and 5.4: optimizer, schedule, regularization.
     keras.utils.set_random_seed(args.seed)
     if args.mixed_precision:
         keras.config.set_dtype_policy(f"mixed_{args.mixed_precision}")
@@ -155,6 +157,39 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
             loss=tt.SmoothedCrossEntropy(config.label_smoothing),
             metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
         )
+    return model
+
+
+def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bool:
+    """Train, from the run's last checkpoint if there is one.
+
+    Args:
+        strategy: where, from `distribution.strategy`.
+        args: what `add_training_options` gave.
+        run: its folder is begun with `settings` and the tokenizer.
+
+    Returns:
+        whether this process is to score and export; not where the run was complete before, nor where another writes.
+    """
+    import keras
+
+    chief, replicas = tt.distribution.is_chief(strategy), strategy.num_replicas_in_sync
+    run.writes = chief
+    is_there = run.exists(settings)
+    tt.distribution.wait_for_all(strategy)  # until then, what they find is the same
+    if chief and not is_there:
+        tokenizer = texts.learn_tokenizer()
+    else:
+        if not is_there:
+            tt.distribution.wait_for_all(strategy)  # for the chief
+        tokenizer = tt.Tokenizer.load(run.path / "tokenizer.model")
+    batches, summary, dev_batches, dev_summary = texts.batches(tt, tokenizer, recipe["batch_tokens"], args.seed)
+    if chief and not is_there:
+        tokenizer.save(run.path / "tokenizer.model")
+        run.begin(settings)
+        tt.distribution.wait_for_all(strategy)
+
+    model = compiled(tt, args, strategy, config, recipe)
     print(f"model: {args.preset}, {model.count_params():,} parameters, {replicas} x; run: {run.path}")
 
     with strategy.scope():
@@ -170,7 +205,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, learn_tokenizer, tr
         callbacks = [tt.run.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
         if chief:
             board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
-            callbacks = [watch(model, tokenizer), *callbacks, board]
+            callbacks = [texts.watch(model, tokenizer), *callbacks, board]
         model.fit(
             tt.data.for_replicas(batches(progress.step), replicas),
             steps_per_epoch=interval - done,

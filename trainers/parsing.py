@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, choose, learn, publish, show_plan
+from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.5, "eval_every": 1_000},
@@ -97,10 +97,9 @@ def main(argv=None) -> None:
         lines = [treebank.as_line(tree) for tree in dev]
         return tt.run.DevScore("F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1)
 
-    data = tt.data.in_memory(*train_pairs)
-    given = (learn_tokenizer, data, len(train), pairs(dev), watch)
-    special = {"pair_ids": parsing.pair_ids, "max_length": parsing.MAX_LENGTH}
-    run = learn_best(tt, args, strategy, config, recipe, run, settings, *given, **special)
+    given = (tt.data.in_memory(*train_pairs), len(train), pairs(dev))
+    texts = Texts(*given, learn_tokenizer, watch, pair_ids=parsing.pair_ids, max_length=parsing.MAX_LENGTH)
+    run = learn_best(tt, args, strategy, config, recipe, run, settings, texts)
     if not run:
         return
     learned = tt.Translator.from_run(run.path, args.average_last)
@@ -152,14 +151,14 @@ def corpus_files(treebank, args) -> dict[str, list]:
     return files | ({"extra": args.extra} if args.extra else {})
 
 
-def learn_best(tt, args, strategy, config, recipe, run, settings, *given, **special):
+def learn_best(tt, args, strategy, config, recipe, run, settings, texts: Texts):
     """`learn`; for --tune-dropout once with each rate, in RUN/dropout-RATE.
 
     Returns:
         the run to score and export, of several that with the best dev F1 at its end; `None` if there is nothing to do.
     """
     if not args.tune_dropout:
-        return run if learn(tt, args, strategy, config, recipe, run, settings, *given, **special) else None
+        return run if learn(tt, args, strategy, config, recipe, run, settings, texts) else None
     import keras
 
     configs = [dataclasses.replace(config, dropout=rate) for rate in args.tune_dropout]
@@ -170,7 +169,7 @@ def learn_best(tt, args, strategy, config, recipe, run, settings, *given, **spec
         keras.utils.clear_session()
         one = tt.run.Run(run.path / f"dropout-{config.dropout}", keep=args.average_last)
         settings = settings | {"model": settings["model"] | {"dropout": config.dropout}}
-        to_do[one] = learn(tt, args, strategy, config, recipe, one, settings, *given, **special)
+        to_do[one] = learn(tt, args, strategy, config, recipe, one, settings, texts)
         scores[one] = one.history[-1].get("dev_f1", 0.0)  # not where the chief alone looks
         print(f"dev F1 {scores[one]:.2f} with dropout {config.dropout}")
     best = max(scores, key=scores.__getitem__)

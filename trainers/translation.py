@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, choose, learn, publish, show_plan
+from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},
@@ -76,8 +76,8 @@ def main(argv=None) -> None:
         score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
         return tt.run.DevScore("BLEU", greedy, score, *dev, logs=run.path / "logs")
 
-    given = (learn_tokenizer, pairs, count, dev, watch)
-    if not learn(tt, args, strategy, config, recipe, run, settings, *given, records=records):
+    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records)
+    if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
     # Section 6.1: average the last checkpoints, beam search with length penalty.

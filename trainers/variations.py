@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import add_training_options, check_training_options, described, learn
+from trainers.learning import Texts, add_training_options, check_training_options, described, learn
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),
@@ -95,6 +95,7 @@ def main(argv=None) -> None:
         greedy = tt.Translator(model, tokenizer, beam_size=1)
         return tt.run.DevScore("BLEU", greedy, lambda *texts: tt.bleu.bleu(*texts).value, *dev, sentences=200, show=1)
 
+    texts = Texts(train, count, dev, learn_tokenizer, watch)
     results = []
     for row in rows:
         print(f"\n{row}: {difference(row, args.scale) or 'as the paper has it'}")
@@ -106,8 +107,7 @@ def main(argv=None) -> None:
         settings["data"] |= {"train": args.train}
         run = tt.run.Run(folder / row, keep=max(2, args.average_last))
         keras.utils.clear_session()
-        given = (learn_tokenizer, train, count, dev, watch)
-        if learn(tt, args, strategy, config, recipe, run, settings, *given):
+        if learn(tt, args, strategy, config, recipe, run, settings, texts):
             translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
             bleu = tt.bleu.bleu(translator(dev[0]), dev[1])
             found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
