@@ -79,14 +79,14 @@ def test_dropout_is_chosen_by_the_dev_trees(monkeypatch, tmp_path):
     args = parsing.arguments(["--train", "t", "--dev", "d", "--tune-dropout", "0", "0.2", "0.3"])
     for complete in (0.0, 0.2):
 
-        def learn(tt, args, strategy, config, recipe, run, settings, *given, complete=complete):
-            assert (settings["model"], given) == ({"dropout": config.dropout, "d_model": 7}, ("more",))
+        def learn(tt, args, strategy, config, recipe, run, settings, texts, complete=complete):
+            assert (settings["model"], texts) == ({"dropout": config.dropout, "d_model": 7}, "texts")
             run.history = [{"dev_f1": score} for score in found[config.dropout]]
             return config.dropout != complete
 
         monkeypatch.setattr(parsing, "learn", learn)
         run, settings = tt.run.Run(tmp_path / "run"), {"model": {"dropout": 0.1, "d_model": 7}}
-        best = parsing.learn_best(tt, args, None, tt.PRESETS["tiny"], {}, run, settings, "more")
+        best = parsing.learn_best(tt, args, None, tt.PRESETS["tiny"], {}, run, settings, "texts")
         assert best is None if complete == 0.2 else best.path == tmp_path / "run" / "dropout-0.2"
         assert args.export.parts == ("savedmodels", "run")
 

@@ -95,7 +95,7 @@ class Texts:
         learn_tokenizer: gives the tokenizer of a new run.
         watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
         records: a `Records` to train on instead of `train`.
-        pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` means its own.
+        pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
     """
 
