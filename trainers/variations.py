@@ -50,7 +50,16 @@ RECIPES = {
     "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 5_000},
     "multi30k": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.0, "eval_every": 500},
 }
-COLUMNS = ["row", "what differs", "steps", "perplexity", "BLEU", "parameters", "paper's perplexity", "paper's BLEU"]
+COLUMNS = {  # and how Markdown shows them
+    "row": "",
+    "what differs": "",
+    "steps": ",",
+    "perplexity": ".2f",
+    "BLEU": ".2f",
+    "parameters": ",",
+    "paper's perplexity": ".2f",
+    "paper's BLEU": ".1f",
+}
 
 
 def arguments(argv) -> argparse.Namespace:
@@ -165,9 +174,8 @@ def result(run, row: str, scale: str) -> dict:
 
 
 def as_markdown(results: list[dict]) -> str:
-    lines = [COLUMNS, ["---"] * len(COLUMNS)]
-    for line in results:
-        lines.append([f"{value:,}" if isinstance(value, int) else str(value) for value in line.values()])
+    lines = [[*COLUMNS], ["---"] * len(COLUMNS)]
+    lines += [[f"{line[name]:{form}}" for name, form in COLUMNS.items()] for line in results]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
