@@ -59,6 +59,7 @@ COLUMNS = {  # and how Markdown shows them
     "parameters": ",",
     "paper's perplexity": ".2f",
     "paper's BLEU": ".1f",
+    "paper's parameters (millions)": "",
 }
 
 
@@ -168,9 +169,10 @@ def difference(row: str, scale: str) -> str:
 def result(run, row: str, scale: str) -> dict:
     """A line of the table."""
     found = json.loads((run.path / "metrics.json").read_text())
-    perplexity, bleu, _ = PAPER[row]
-    values = (row, difference(row, scale), found["steps"], found["dev_perplexity"], found["dev_bleu"])
-    return dict(zip(COLUMNS, (*values, found["parameters"], perplexity, bleu), strict=True))
+    perplexity, bleu, millions = PAPER[row]
+    here = (found["steps"], found["dev_perplexity"], found["dev_bleu"], found["parameters"])
+    paper = (perplexity, bleu, millions or PAPER["base"][2])
+    return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
 
 
 def as_markdown(results: list[dict]) -> str:
