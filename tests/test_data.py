@@ -9,6 +9,7 @@ import pytest
 import tf_transformer as tt
 from tf_transformer import data, grammar
 from tf_transformer.tokenizer import BOS_ID, EOS_ID
+from trainers.learning import Texts
 
 PAIRS = 701
 
@@ -74,6 +75,31 @@ def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):
     assert first[-len(later) :] == later  # going on from a position is the same as never having stopped
     epoch = 2 * PAIRS // 3
     assert first[:epoch] != first[PAIRS : PAIRS + epoch]
+
+
+def test_the_first_steps_learn_both_directions(corpus):
+    """Then pairs come as they are, in the order of a run that never had any other."""
+    _, pairs, tokenizer = corpus
+    pairs = pairs[:101]
+
+    def training(both, first=0, lines=False):
+        train = data.in_memory(*map(list, zip(*pairs, strict=True)))
+        texts = Texts(train, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=both)
+        return texts.batches(tt, tokenizer, 512, seed=1)[0](first, lines)
+
+    forwards = expected_rows(pairs, tokenizer)
+    backwards = expected_rows([(target, source) for source, target in pairs], tokenizer)
+    seen = rows(training(both=90).take(90))
+    assert sum(row in backwards for row in seen) == pytest.approx(len(seen) / 2, rel=0.05)
+    early = sum(row in backwards for row in seen[:100])
+    assert 30 < early < 70  # mixed, not one after the other
+    assert set(seen) <= {*forwards, *backwards} and len(set(seen)) > 0.95 * 2 * len(pairs)
+    assert rows(training(both=7).skip(7).take(20)) == rows(training(both=0).take(20))
+    for first in (3, 7, 9):  # going on from a step before the change, at it and after it
+        assert rows(training(both=7, first=first).take(4)) == rows(training(both=7).skip(first).take(4))
+    (source, _), _, lines = next(iter(training(both=7, lines=True)))
+    for ids, line in zip(source.numpy(), lines.numpy(), strict=True):
+        assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
 
 
 def test_long_pairs_are_skipped_and_counted(corpus):

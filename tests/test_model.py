@@ -220,6 +220,13 @@ def test_dropout_is_for_training_only():
     assert np.abs(once - expected).max() > 0.1 and np.abs(once - again).max() > 0.1
 
 
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "word_dropout"])
+def test_each_dropout_works_by_itself(rate):
+    model = built(TransformerConfig(num_layers=N, **({"dropout": 0.0, rate: 0.5} | SIZES)))
+    once, again = (array(model((SOURCE, TARGET), training=True)) for _ in range(2))
+    assert np.abs(once - again).max() > 0.1
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_weights_and_loss_are_float32_whatever_the_policy(policy):
     model = built(dtype=policy)

@@ -132,6 +132,8 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
     assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
+    both = ["--bidirectional-steps", 5]
+    assert "expected --bidirectional-steps 0, since records" in fails(translation, [*argv, *both], capsys)
     assert "expected --vocab-size and --skip-bad-lines at" in fails(translation, [*argv, "--vocab-size", 400], capsys)
 
 
@@ -317,6 +319,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
+        (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
     ],
 )
@@ -324,6 +327,19 @@ def test_bad_options(text, tmp_path, capsys, change, message):
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(translation, "learn", lambda *given: found.append(given))
+    argv = options(text, "--run", tmp_path / "run")
+    translation.main(argv)
+    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7"])
+    rates, steps = zip(
+        *((config.word_dropout, texts.bidirectional_steps) for *_, config, _, _, _, texts in found), strict=True
+    )
+    assert (rates, steps) == ((0.0, 0.2), (0, 7))
+    assert [settings["training"]["bidirectional_steps"] for *_, settings, _ in found] == [0, 7]
 
 
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):

@@ -175,6 +175,15 @@ def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
     return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
 
 
+def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
+    """Each pair as it is and then with its sides exchanged; what more there is to it, a number, goes with both."""
+
+    def twice(source, target, *more):
+        return tf.stack([source, target]), tf.stack([target, source]), *(tf.stack([item, item]) for item in more)
+
+    return pairs.map(twice).unbatch()
+
+
 def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 

@@ -20,6 +20,7 @@ def add_training_options(add, beam_size: int, alpha: float, average_last: int = 
     add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
     add("--factor", type=float, help="multiplies equation (3)'s learning rate (the preset's)")
     add("--dropout", type=float, help="P_drop (the preset's)")
+    add("--word-dropout", type=float, metavar="RATE", help="drop whole embeddings, of source and target (the preset's)")
     add("--eval-every", type=int, metavar="STEPS", help="steps between checkpoints and looks at the dev text")
     text = f"checkpoints kept, and averaged at the end ({average_last})"
     add("--average-last", type=int, default=average_last, metavar="N", help=text)
@@ -56,7 +57,8 @@ def choose(tt, args, recipes, default: str):
     """The configuration and the recipe that the options describe, and what of it a run's config.json begins with."""
     if args.preset not in tt.PRESETS:
         raise tt.BadInput(f"--preset: expected one of {', '.join(tt.PRESETS)}; got {args.preset!r}")
-    changes = {name: getattr(args, name) for name in ("vocab_size", "dropout") if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in ("vocab_size", "dropout", "word_dropout")}
+    changes = {name: value for name, value in given.items() if value is not None}
     config = dataclasses.replace(tt.PRESETS[args.preset], **changes)
     recipe = dict(recipes.get(args.preset, recipes[default]))
     recipe |= {name: getattr(args, name) for name in recipe if getattr(args, name) is not None}
@@ -97,6 +99,7 @@ class Texts:
         records: a `Records` to train on instead of `train`.
         pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
+        bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
     """
 
     train: Any
@@ -107,6 +110,7 @@ class Texts:
     records: Any = None
     pair_ids: Callable[[Any], Callable] | None = None
     max_length: int | None = None
+    bidirectional_steps: int = 0
 
     def batches(self, tt, tokenizer, batch_tokens: int, seed: int):
         """Batches of sentences of similar length (section 5.1).
@@ -125,7 +129,11 @@ class Texts:
             if self.records:
                 return self.records.batches(batch_tokens, seed, first, lines)
             given = tt.data.numbered(self.train) if lines else self.train
-            return batches_of(given, repeat=True, seed=seed).skip(first)
+            one_way = batches_of(given, repeat=True, seed=seed)
+            if first >= self.bidirectional_steps:
+                return one_way.skip(first - self.bidirectional_steps)
+            both_ways = batches_of(tt.data.both_directions(given), repeat=True, seed=seed)
+            return both_ways.take(self.bidirectional_steps).skip(first).concatenate(one_way)
 
         if self.records:
             summary = self.records.summary(batch_tokens, seed)

@@ -11,12 +11,13 @@ from pathlib import Path
 from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
 from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
 
+ONE_WAY = {"bidirectional_steps": 0}
 RECIPES = {  # what a preset is trained with, besides its configuration
-    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80},
-    "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500},
+    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | ONE_WAY,
+    "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500} | ONE_WAY,
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
-    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500},
-    "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600},
+    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | ONE_WAY,
+    "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | ONE_WAY,
 }
 
 
@@ -31,6 +32,8 @@ def arguments(argv) -> argparse.Namespace:
     add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
     add_tfds_options(add)
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+    both = "learn from every pair in both directions for so many first steps (the preset's)"
+    add("--bidirectional-steps", type=int, metavar="N", help=both)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -41,6 +44,8 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
+    if (args.bidirectional_steps or 0) < 0:
+        parser.error(f"--bidirectional-steps: expected 0 or more, got {args.bidirectional_steps}")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
@@ -61,6 +66,8 @@ def main(argv=None) -> None:
     config, recipe, settings = choose(tt, args, RECIPES, "base")
     if args.dry_run:
         return show_plan(tt, args, config, recipe)
+    if records and recipe["bidirectional_steps"]:
+        raise tt.BadInput("--prepared: expected --bidirectional-steps 0, since records are read in one direction")
     settings["data"] |= {"train": (records and str(records.folder)) or args.train or args.tfds or "grammar"}
     name = args.preset if args.train or args.tfds or records else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
@@ -76,7 +83,8 @@ def main(argv=None) -> None:
         score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
         return tt.run.DevScore("BLEU", greedy, score, *dev, logs=run.path / "logs")
 
-    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records)
+    both = recipe["bidirectional_steps"]
+    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, bidirectional_steps=both)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
