@@ -77,8 +77,13 @@ class PositionalEmbedding(keras.layers.Layer):
         if self.positions == "learned":
             self.position_embeddings = table("position_embeddings", self.max_length)
         self.sum_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
-        whole = {"noise_shape": (None, None, 1), "dtype": "float32"}
-        self.row_dropout = keras.layers.Dropout(self.word_dropout, **whole, name="row_dropout")
+        whole = {"noise_shape": (None, None, 1), "autocast": False}  # the sum is made in float32
+        self.row_dropout = keras.layers.Dropout(
+            self.word_dropout,
+            **whole,
+            dtype=self.dtype_policy,
+            name="row_dropout",
+        )
 
     def call(self, ids, position=None):
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
