@@ -96,7 +96,7 @@ def sinusoidal(**kwargs):
 
 
 def learned(**kwargs):
-    return tt.layers.PositionalEmbedding(V, D, "learned", 19, dropout=0.3, word_dropout=0.2, **kwargs)
+    return tt.layers.PositionalEmbedding(V, D, "learned", max_length=19, dropout=0.3, **kwargs)
 
 
 def feed_forward(**kwargs):

@@ -8,7 +8,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer import data, grammar
-from tf_transformer.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 from trainers.learning import Texts
 
 PAIRS = 701
@@ -100,6 +100,38 @@ def test_the_first_steps_learn_both_directions(corpus):
     (source, _), _, lines = next(iter(training(both=7, lines=True)))
     for ids, line in zip(source.numpy(), lines.numpy(), strict=True):
         assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
+
+
+def test_words_are_hidden_after_a_step(corpus):
+    """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
+    _, pairs, tokenizer = corpus
+
+    def batches(first=0, rate=0.25, seed=1, after=11):
+        given = data.in_memory(*map(list, zip(*pairs, strict=True)))
+        texts = Texts(given, len(pairs), (["a"], ["b"]), None, None, word_dropout=rate, word_dropout_after=after)
+        return [
+            [ids.numpy() for ids in (*inputs, *more)]
+            for inputs, *more in texts.batches(tt, tokenizer, 512, seed)[0](first).take(29 - first)
+        ]
+
+    whole, some = batches(rate=0.0), batches()
+    for step, (before, after) in enumerate(zip(whole, some, strict=True)):
+        for side, (ids, seen) in enumerate(zip(before, after, strict=True)):
+            unlike = ids != seen
+            assert unlike.any() == (step >= 11 and side < 2)
+            assert (seen[unlike] == UNKNOWN_ID).all() and (ids[unlike] >= FIRST_ID).all()
+    for side in (0, 1):
+        words = sum((ids[side] >= FIRST_ID).sum() for ids in whole[11:])
+        assert sum((ids[side] == UNKNOWN_ID).sum() for ids in some[11:]) / words == pytest.approx(0.25, abs=0.03)
+    assert len({str(ids[0][:2, :5] == UNKNOWN_ID) for ids in some[11:]}) > 9  # other ones in every batch
+    assert any((ids[0] == UNKNOWN_ID).sum() != (ids[1] == UNKNOWN_ID).sum() for ids in some[11:])  # and on every side
+
+    def same(these, those):
+        return all(np.array_equal(*ids) for two in zip(these, those, strict=True) for ids in zip(*two, strict=True))
+
+    assert same(batches(), some) and not same(batches(seed=2), some)
+    for first in (7, 11, 13):
+        assert same(batches(first), some[first:])
 
 
 def test_long_pairs_are_skipped_and_counted(corpus):

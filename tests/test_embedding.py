@@ -108,19 +108,6 @@ def test_dropout_is_on_the_sum_and_for_training_only():
     assert 0.7 < kept.mean() < 0.8
 
 
-def test_word_dropout_is_of_whole_embeddings_and_leaves_positions():
-    layer = built(dropout=0.0, word_dropout=0.25)
-    ids = np.ones((211, T), "int32")
-    whole = array(layer(ids))
-    close(whole[0], oracle.embed(ids[0], weights_of(layer)["embeddings"]))
-    positions = np.array([oracle.position_encoding(position, d) for position in range(T)])
-    words = (array(layer(ids, training=True)) - positions) * 0.75  # those kept are scaled up
-    kept = np.abs(words).max(-1) > 1e-3
-    close(words, (whole - positions) * kept[..., None])
-    assert 0.7 < kept.mean() < 0.8
-    assert (abs(kept.mean(0) - 0.75) < 0.12).all()  # wherever it stands
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_positions_and_logits_are_float32_whatever_the_policy(policy):
     """At position 4,001, which bfloat16 cannot tell from 4,000, a component is right but for its last bits."""

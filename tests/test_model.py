@@ -220,7 +220,7 @@ def test_dropout_is_for_training_only():
     assert np.abs(once - expected).max() > 0.1 and np.abs(once - again).max() > 0.1
 
 
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "word_dropout"])
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
 def test_each_dropout_works_by_itself(rate):
     model = built(TransformerConfig(num_layers=N, **({"dropout": 0.0, rate: 0.5} | SIZES)))
     once, again = (array(model((SOURCE, TARGET), training=True)) for _ in range(2))

@@ -320,6 +320,8 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
+        (["--word-dropout-after", "-1"], "--word-dropout-after: expected 0 or more, got -1"),
+        (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
     ],
 )
@@ -334,12 +336,14 @@ def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkey
     monkeypatch.setattr(translation, "learn", lambda *given: found.append(given))
     argv = options(text, "--run", tmp_path / "run")
     translation.main(argv)
-    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7"])
-    rates, steps = zip(
-        *((config.word_dropout, texts.bidirectional_steps) for *_, config, _, _, _, texts in found), strict=True
-    )
-    assert (rates, steps) == ((0.0, 0.2), (0, 7))
-    assert [settings["training"]["bidirectional_steps"] for *_, settings, _ in found] == [0, 7]
+    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7", "--word-dropout-after", "11"])
+    wanted = [
+        {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0},
+        {"bidirectional_steps": 7, "word_dropout": 0.2, "word_dropout_after": 11},
+    ]
+    for (*_, settings, texts), beyond in zip(found, wanted, strict=True):
+        assert {name: getattr(texts, name) for name in beyond} == beyond
+        assert {name: settings["training"][name] for name in beyond} == beyond
 
 
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):

@@ -22,7 +22,6 @@ class TransformerConfig:
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on every sub-layer's output and on embedding + position.
         attention_dropout: on attention weights; the paper has none.
-        word_dropout: at which a token's whole embedding is dropped (Sennrich and Zhang 2019); the paper has none.
         label_smoothing: epsilon_ls of section 5.4.
         train_steps: number of updates.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
@@ -40,7 +39,6 @@ class TransformerConfig:
     d_v: int | None = None
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    word_dropout: float = 0.0
     label_smoothing: float = 0.1
     train_steps: int = 100_000
     positions: str = "sinusoidal"
@@ -60,7 +58,7 @@ class TransformerConfig:
                     f"{name}=None means d_model / num_heads, but d_model={self.d_model} is not a multiple "
                     f"of num_heads={self.num_heads}; give {name} a number"
                 )
-        for name in ("dropout", "attention_dropout", "word_dropout", "label_smoothing"):
+        for name in ("dropout", "attention_dropout", "label_smoothing"):
             _require(self, name, 0 <= getattr(self, name) < 1, "a rate in [0, 1)")
         _require(self, "positions", self.positions in ("sinusoidal", "learned"), '"sinusoidal" or "learned"')
 

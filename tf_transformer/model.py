@@ -53,7 +53,6 @@ class Transformer(Model):
             config.positions,
             config.max_length,
             config.dropout,
-            config.word_dropout,
             name="embedding",
             **child,
         )

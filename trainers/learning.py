@@ -20,7 +20,6 @@ def add_training_options(add, beam_size: int, alpha: float, average_last: int = 
     add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
     add("--factor", type=float, help="multiplies equation (3)'s learning rate (the preset's)")
     add("--dropout", type=float, help="P_drop (the preset's)")
-    add("--word-dropout", type=float, metavar="RATE", help="drop whole embeddings, of source and target (the preset's)")
     add("--eval-every", type=int, metavar="STEPS", help="steps between checkpoints and looks at the dev text")
     text = f"checkpoints kept, and averaged at the end ({average_last})"
     add("--average-last", type=int, default=average_last, metavar="N", help=text)
@@ -57,8 +56,7 @@ def choose(tt, args, recipes, default: str):
     """The configuration and the recipe that the options describe, and what of it a run's config.json begins with."""
     if args.preset not in tt.PRESETS:
         raise tt.BadInput(f"--preset: expected one of {', '.join(tt.PRESETS)}; got {args.preset!r}")
-    given = {name: getattr(args, name) for name in ("vocab_size", "dropout", "word_dropout")}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: getattr(args, name) for name in ("vocab_size", "dropout") if getattr(args, name) is not None}
     config = dataclasses.replace(tt.PRESETS[args.preset], **changes)
     recipe = dict(recipes.get(args.preset, recipes[default]))
     recipe |= {name: getattr(args, name) for name in recipe if getattr(args, name) is not None}
@@ -100,6 +98,8 @@ class Texts:
         pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
         bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
+        word_dropout: share of the tokens, of source and target_in, of which the model learns without seeing them.
+        word_dropout_after: the step that it begins after.
     """
 
     train: Any
@@ -111,6 +111,8 @@ class Texts:
     pair_ids: Callable[[Any], Callable] | None = None
     max_length: int | None = None
     bidirectional_steps: int = 0
+    word_dropout: float = 0.0
+    word_dropout_after: int = 0
 
     def batches(self, tt, tokenizer, batch_tokens: int, seed: int):
         """Batches of sentences of similar length (section 5.1).
@@ -127,13 +129,14 @@ class Texts:
 
         def training(first, lines=False):
             if self.records:
-                return self.records.batches(batch_tokens, seed, first, lines)
-            given = tt.data.numbered(self.train) if lines else self.train
-            one_way = batches_of(given, repeat=True, seed=seed)
-            if first >= self.bidirectional_steps:
-                return one_way.skip(first - self.bidirectional_steps)
-            both_ways = batches_of(tt.data.both_directions(given), repeat=True, seed=seed)
-            return both_ways.take(self.bidirectional_steps).skip(first).concatenate(one_way)
+                batches = self.records.batches(batch_tokens, seed, first, lines)
+            else:
+                given = tt.data.numbered(self.train) if lines else self.train
+                both_ways, one_way = (
+                    batches_of(pairs, repeat=True, seed=seed) for pairs in (tt.data.both_directions(given), given)
+                )
+                batches = both_ways.take(self.bidirectional_steps).concatenate(one_way).skip(first)
+            return tt.data.without_words(batches, self.word_dropout, seed, first, self.word_dropout_after)
 
         if self.records:
             summary = self.records.summary(batch_tokens, seed)

@@ -11,13 +11,13 @@ from pathlib import Path
 from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
 from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
 
-ONE_WAY = {"bidirectional_steps": 0}
+AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0}
 RECIPES = {  # what a preset is trained with, besides its configuration
-    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | ONE_WAY,
-    "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500} | ONE_WAY,
+    "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
+    "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.0, "eval_every": 500} | AS_THE_PAPER,
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
-    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | ONE_WAY,
-    "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | ONE_WAY,
+    "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
+    "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
 }
 
 
@@ -34,6 +34,9 @@ def arguments(argv) -> argparse.Namespace:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     both = "learn from every pair in both directions for so many first steps (the preset's)"
     add("--bidirectional-steps", type=int, metavar="N", help=both)
+    words = "hide a share of the words of source and target from the model, as unknown ones (the preset's)"
+    add("--word-dropout", type=float, metavar="RATE", help=words)
+    add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -44,8 +47,11 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    if (args.bidirectional_steps or 0) < 0:
-        parser.error(f"--bidirectional-steps: expected 0 or more, got {args.bidirectional_steps}")
+    for name in ("bidirectional_steps", "word_dropout_after"):
+        if (getattr(args, name) or 0) < 0:
+            parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
+    if not 0 <= (args.word_dropout or 0) < 1:
+        parser.error(f"--word-dropout: expected a rate in [0, 1), got {args.word_dropout}")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
@@ -83,8 +89,8 @@ def main(argv=None) -> None:
         score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
         return tt.run.DevScore("BLEU", greedy, score, *dev, logs=run.path / "logs")
 
-    both = recipe["bidirectional_steps"]
-    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, bidirectional_steps=both)
+    beyond = {name: recipe[name] for name in AS_THE_PAPER}
+    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, **beyond)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 

@@ -73,9 +73,8 @@ def arguments(argv) -> argparse.Namespace:
     add_training_options(add, beam_size=4, alpha=0.6, average_last=1)  # Table 3 averages no checkpoints
     args = parser.parse_args(argv)
     check_training_options(parser, args)
-    for name in ("dropout", "word_dropout"):
-        if getattr(args, name) is not None:
-            parser.error(f"--{name.replace('_', '-')}: expected none, since the rows say it")
+    if args.dropout is not None:
+        parser.error("--dropout: expected none, since the rows say it")
     if args.dry_run:
         parser.error("--dry-run: expected at trainers.translation --preset ROW, not here")
     return args

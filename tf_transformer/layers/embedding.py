@@ -42,19 +42,9 @@ class PositionalEmbedding(keras.layers.Layer):
         positions: "sinusoidal", for any length, or "learned" (row E of Table 3).
         max_length: rows of the table of learned positions; longer sequences are an error.
         dropout: rate on the sum (section 5.4).
-        word_dropout: rate at which a token's whole embedding is dropped, its position left; the paper has none.
     """
 
-    def __init__(
-        self,
-        vocab_size,
-        d_model=512,
-        positions="sinusoidal",
-        max_length=1024,
-        dropout=0.1,
-        word_dropout=0.0,
-        **kwargs,
-    ):
+    def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):
         super().__init__(**kwargs)
         if positions not in ("sinusoidal", "learned"):
             raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
@@ -63,7 +53,6 @@ class PositionalEmbedding(keras.layers.Layer):
         self.positions = positions
         self.max_length = max_length
         self.dropout = dropout
-        self.word_dropout = word_dropout
         self.supports_masking = True
         self.autocast = False  # ids that arrive as floats keep their value
 
@@ -77,13 +66,6 @@ class PositionalEmbedding(keras.layers.Layer):
         if self.positions == "learned":
             self.position_embeddings = table("position_embeddings", self.max_length)
         self.sum_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
-        whole = {"noise_shape": (None, None, 1), "autocast": False}  # the sum is made in float32
-        self.row_dropout = keras.layers.Dropout(
-            self.word_dropout,
-            **whole,
-            dtype=self.dtype_policy,
-            name="row_dropout",
-        )
 
     def call(self, ids, position=None):
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
@@ -104,7 +86,7 @@ class PositionalEmbedding(keras.layers.Layer):
         else:
             encoding = sinusoids(position, self.d_model)
         embedded = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32") * self.d_model**0.5  # [B, T, d]
-        return self.sum_dropout(ops.cast(self.row_dropout(embedded) + encoding, self.compute_dtype))
+        return self.sum_dropout(ops.cast(embedded + encoding, self.compute_dtype))
 
     def softmax_weights(self):
         """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype."""
@@ -127,5 +109,5 @@ class PositionalEmbedding(keras.layers.Layer):
         return (*ids_shape, self.d_model)
 
     def get_config(self):
-        names = ("vocab_size", "d_model", "positions", "max_length", "dropout", "word_dropout")
+        names = ("vocab_size", "d_model", "positions", "max_length", "dropout")
         return super().get_config() | {name: getattr(self, name) for name in names}
