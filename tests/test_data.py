@@ -103,6 +103,27 @@ def test_the_first_steps_learn_both_directions(corpus):
         assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
 
 
+def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
+    pairs = [(f"s{i}", f"t{i}") for i in range(7)]
+    files = [(tmp_path / f"forward{k}", tmp_path / f"backward{k}") for k in range(2)]
+    for k, (forward, backward) in enumerate(files):
+        forward.write_text("".join(f"forward{k} of s{i}\n" for i in range(7)))
+        backward.write_text("".join(f"backward{k} of t{i}\n" for i in range(7)))
+    given = data.in_memory(*map(list, zip(*pairs, strict=True)))
+    assert data.with_translations(given, ()) is given
+    all_of_them = data.with_translations(data.numbered(given), files)
+    found = [(source.decode(), target.decode(), line) for source, target, line in all_of_them.as_numpy_iterator()]
+    assert sorted(found) == sorted(
+        pair
+        for line, (source, target) in enumerate(pairs, 1)
+        for pair in (
+            (source, target, line),
+            *((source, f"forward{k} of {source}", line) for k in range(2)),
+            *((f"backward{k} of {target}", target, line) for k in range(2)),
+        )
+    )
+
+
 def test_words_are_hidden_after_a_step(corpus):
     """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
     _, pairs, tokenizer = corpus

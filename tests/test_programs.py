@@ -132,8 +132,8 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
     assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
-    both = ["--bidirectional-steps", 5]
-    assert "expected --bidirectional-steps 0, since records" in fails(translation, [*argv, *both], capsys)
+    for more in (["--bidirectional-steps", 5], ["--teachers", tmp_path / "teacher"]):
+        assert "expected --bidirectional-steps 0 and no --teachers" in fails(translation, [*argv, *more], capsys)
     assert "expected --vocab-size and --skip-bad-lines at" in fails(translation, [*argv, "--vocab-size", 400], capsys)
 
 

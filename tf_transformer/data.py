@@ -184,6 +184,26 @@ def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
     return pairs.map(twice).unbatch()
 
 
+def with_translations(pairs: tf.data.Dataset, translations) -> tf.data.Dataset:
+    """Beside each pair what other models made of its source and of its target: (source, made), (made, target).
+
+    Args:
+        pairs: of strings; what more there is to one, a number, goes with all.
+        translations: for each model two files, of what it made of the sources and of the targets, line by line.
+    """
+    if not translations:
+        return pairs
+
+    def together(pair, *made):
+        source, target, *more = pair
+        sources = tf.stack([source] * (1 + len(made) // 2) + [*made[1::2]])
+        targets = tf.stack([target, *made[::2]] + [target] * (len(made) // 2))
+        return sources, targets, *(tf.repeat(item, 1 + len(made)) for item in more)
+
+    made = (tf.data.TextLineDataset(str(file)) for files in translations for file in files)
+    return tf.data.Dataset.zip(pairs, *made).map(together).unbatch()
+
+
 def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 

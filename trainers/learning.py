@@ -93,26 +93,28 @@ class Texts:
         count: how many they are.
         dev: a list of sources and one of targets.
         learn_tokenizer: gives the tokenizer of a new run.
-        watch: for model and tokenizer, the callback that looks at the dev text at every checkpoint.
+        watch: for model, tokenizer and TensorBoard's folder, a callback that looks at the dev text.
         records: a `Records` to train on instead of `train`.
         pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
         bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
         word_dropout: share of the tokens, of source and target_in, of which the model learns without seeing them.
         word_dropout_after: the step that it begins after.
+        translations: of other models, files of what they make of every source and of every target of `train`.
     """
 
     train: Any
     count: int | None
     dev: tuple[list[str], list[str]]
     learn_tokenizer: Callable[[], Any]
-    watch: Callable[[Any, Any], Any]
+    watch: Callable[[Any, Any, Path], Any]
     records: Any = None
     pair_ids: Callable[[Any], Callable] | None = None
     max_length: int | None = None
     bidirectional_steps: int = 0
     word_dropout: float = 0.0
     word_dropout_after: int = 0
+    translations: tuple[tuple[Path, Path], ...] = ()
 
     def batches(self, tt, tokenizer, batch_tokens: int, seed: int):
         """Batches of sentences of similar length (section 5.1).
@@ -123,6 +125,10 @@ class Texts:
         """
         max_length = self.max_length or tt.data.MAX_LENGTH
 
+        def text(lines=False):
+            pairs = tt.data.numbered(self.train) if lines else self.train
+            return tt.data.with_translations(pairs, self.translations)
+
         def batches_of(pairs, **options):
             ids = self.pair_ids and self.pair_ids(tokenizer)
             return tt.data.token_batches(pairs, tokenizer, batch_tokens, max_length, pair_ids=ids, **options)
@@ -131,9 +137,9 @@ class Texts:
             if self.records:
                 batches = self.records.batches(batch_tokens, seed, first, lines)
             else:
-                given = tt.data.numbered(self.train) if lines else self.train
                 both_ways, one_way = (
-                    batches_of(pairs, repeat=True, seed=seed) for pairs in (tt.data.both_directions(given), given)
+                    batches_of(pairs, repeat=True, seed=seed)
+                    for pairs in (tt.data.both_directions(text(lines)), text(lines))
                 )
                 batches = both_ways.take(self.bidirectional_steps).concatenate(one_way).skip(first)
             return tt.data.without_words(batches, self.word_dropout, seed, first, self.word_dropout_after)
@@ -141,7 +147,7 @@ class Texts:
         if self.records:
             summary = self.records.summary(batch_tokens, seed)
         else:
-            summary = tt.data.summarize(batches_of(self.train, shuffle=False), self.count)
+            summary = tt.data.summarize(batches_of(text(), shuffle=False), self.count)
         dev = batches_of(tt.data.in_memory(*self.dev), shuffle=False)
         print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
         if not summary.pairs:
@@ -216,7 +222,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
         callbacks = [tt.run.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
         if chief:
             board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
-            callbacks = [texts.watch(model, tokenizer), *callbacks, board]
+            callbacks = [texts.watch(model, tokenizer, run.path / "logs"), *callbacks, board]
         model.fit(
             tt.data.for_replicas(batches(progress.step), replicas),
             steps_per_epoch=interval - done,

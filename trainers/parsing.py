@@ -93,9 +93,9 @@ def main(argv=None) -> None:
     def f1(outputs, references):
         return evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs)).f1
 
-    def watch(model, tokenizer):
+    def watch(model, tokenizer, logs):
         lines = [treebank.as_line(tree) for tree in dev]
-        return tt.run.DevScore("F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1)
+        return tt.run.DevScore("F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1, logs=logs)
 
     given = (tt.data.in_memory(*train_pairs), len(train), pairs(dev))
     texts = Texts(*given, learn_tokenizer, watch, pair_ids=parsing.pair_ids, max_length=parsing.MAX_LENGTH)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
 from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
+from trainers.teachers import with_teachers
 
 AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0}
 RECIPES = {  # what a preset is trained with, besides its configuration
@@ -37,6 +38,8 @@ def arguments(argv) -> argparse.Namespace:
     words = "hide a share of the words of source and target from the model, as unknown ones (the preset's)"
     add("--word-dropout", type=float, metavar="RATE", help=words)
     add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
+    teachers = "first train a model in each of these runs, in both directions, and learn from their translations too"
+    add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -71,9 +74,14 @@ def main(argv=None) -> None:
         args.vocab_size = records.tokenizer.vocab_size
     config, recipe, settings = choose(tt, args, RECIPES, "base")
     if args.dry_run:
-        return show_plan(tt, args, config, recipe)
-    if records and recipe["bidirectional_steps"]:
-        raise tt.BadInput("--prepared: expected --bidirectional-steps 0, since records are read in one direction")
+        show_plan(tt, args, config, recipe)
+        if args.teachers:
+            print(f"and as much for each of {len(args.teachers)} teachers")
+        return
+    if records and (recipe["bidirectional_steps"] or args.teachers):
+        raise tt.BadInput(
+            "--prepared: expected --bidirectional-steps 0 and no --teachers, since records are read in one direction"
+        )
     settings["data"] |= {"train": (records and str(records.folder)) or args.train or args.tfds or "grammar"}
     name = args.preset if args.train or args.tfds or records else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
@@ -84,13 +92,14 @@ def main(argv=None) -> None:
     def learn_tokenizer():
         return records.tokenizer if records else tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
 
-    def watch(model, tokenizer):
+    def watch(model, tokenizer, logs):
         greedy = tt.Translator(model, tokenizer, beam_size=1)
         score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
-        return tt.run.DevScore("BLEU", greedy, score, *dev, logs=run.path / "logs")
+        return tt.run.DevScore("BLEU", greedy, score, *dev, logs=logs)
 
     beyond = {name: recipe[name] for name in AS_THE_PAPER}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, **beyond)
+    texts = with_teachers(tt, args, strategy, config, recipe, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 

@@ -101,9 +101,10 @@ def main(argv=None) -> None:
             tokenizers.append(tt.Tokenizer.learn_from(texts, size, args.tokenizer))
         return tokenizers[0]
 
-    def watch(model, tokenizer):
+    def watch(model, tokenizer, logs):
         greedy = tt.Translator(model, tokenizer, beam_size=1)
-        return tt.run.DevScore("BLEU", greedy, lambda *texts: tt.bleu.bleu(*texts).value, *dev, sentences=200, show=1)
+        score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
+        return tt.run.DevScore("BLEU", greedy, score, *dev, sentences=200, show=1, logs=logs)
 
     texts = Texts(train, count, dev, learn_tokenizer, watch)
     results = []
