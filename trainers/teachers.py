@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from trainers.learning import Texts, learn
 
@@ -23,7 +24,7 @@ def with_teachers(tt, args, strategy, config, recipe, settings, texts: Texts) ->
         run = tt.run.Run(folder, keep=args.average_last)
         begun = (run.path / "config.json").exists()
         seed = run.settings()["data"]["seed"] if begun else args.seed + number
-        both = {"bidirectional_steps": TO_THE_END}
+        both: dict[str, Any] = {"bidirectional_steps": TO_THE_END}
         of_teacher = {
             **settings,
             "training": settings["training"] | both,
@@ -39,7 +40,7 @@ def with_teachers(tt, args, strategy, config, recipe, settings, texts: Texts) ->
             tt.distribution.wait_for_all(strategy)
         translations.append(files)
     settings["data"] |= {"teachers": [str(folder) for folder in args.teachers]}
-    count = (1 + 2 * len(translations)) * texts.count
+    count = (texts.count or 0) * (1 + 2 * len(translations))
     return dataclasses.replace(texts, count=count, translations=tuple(translations))
 
 

@@ -99,7 +99,8 @@ def main(argv=None) -> None:
 
     beyond = {name: recipe[name] for name in AS_THE_PAPER}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, **beyond)
-    texts = with_teachers(tt, args, strategy, config, recipe, settings, texts)
+    if args.teachers:
+        texts = with_teachers(tt, args, strategy, config, recipe, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
