@@ -35,10 +35,10 @@ def arguments(argv) -> argparse.Namespace:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     both = "learn from every pair in both directions for so many first steps (the preset's)"
     add("--bidirectional-steps", type=int, metavar="N", help=both)
-    words = "hide a share of the words of source and target from the model, as unknown ones (the preset's)"
+    words = "hide a share of the words, of source and target, from the model (the preset's)"
     add("--word-dropout", type=float, metavar="RATE", help=words)
     add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
-    teachers = "first train a model in each of these runs, in both directions, and learn from their translations too"
+    teachers = "train others, in both directions, in these runs; learn from their translations"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
