@@ -11,7 +11,12 @@ from typing import Any
 
 def add_training_options(add, beam_size: int, alpha: float, average_last: int = 5) -> None:
     """The options of every program that trains; `add` is the parser's add_argument."""
-    add("--run", type=Path, metavar="DIR", help="the run's folder (runs/demo, or runs/PRESET)")
+    add(
+        "--run",
+        type=Path,
+        metavar="DIR",
+        help="the run's folder; one that was stopped goes on (runs/demo, or runs/PRESET)",
+    )
     add("--steps", type=int, help="updates (the preset's)")
     add("--epochs", type=int, help="passes over the training text, instead of --steps")
     add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
@@ -155,6 +160,16 @@ class Texts:
         dev_summary = tt.data.summarize(dev, len(self.dev[0]))
         print(f"dev text: {dev_summary}")
         return training, summary, dev, dev_summary
+
+
+def watch_bleu(tt, dev, **options):
+    """The `watch` of `Texts` for translations: BLEU of greedy ones. `options` are those of `DevScore`."""
+
+    def watch(model, tokenizer, logs):
+        greedy = tt.Translator(model, tokenizer, beam_size=1)
+        return tt.run.DevScore("BLEU", greedy, lambda *texts: tt.bleu.bleu(*texts).value, *dev, logs=logs, **options)
+
+    return watch
 
 
 def compiled(tt, args, strategy, config, recipe):

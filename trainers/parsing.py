@@ -20,7 +20,7 @@ WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
 
 def arguments(argv) -> argparse.Namespace:
-    parser = options("parsing", __doc__, "A run that was stopped goes on when started again with the same options.")
+    parser = options("parsing", __doc__)
     add = parser.add_argument
     add("--preset", default="parsing_small", help="parsing_small, parsing_wsj or parsing_semi (parsing_small)")
     add("--train", nargs="+", metavar="FILE", help="bracketed trees")

@@ -35,7 +35,8 @@ def with_teachers(tt, args, strategy, config, recipe, settings, texts: Texts) ->
             print(f"\nteacher {number} of {len(args.teachers)}, in both directions: {folder}", flush=True)
             options = argparse.Namespace(**vars(args) | {"seed": seed})
             of_both = dataclasses.replace(texts, **both)
-            if learn(tt, options, strategy, config, recipe | both, run, of_teacher, of_both):
+            learn(tt, options, strategy, config, recipe | both, run, of_teacher, of_both)
+            if tt.distribution.is_chief(strategy):
                 translate(tt, args, run, files, tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)
         translations.append(files)

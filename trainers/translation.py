@@ -9,7 +9,16 @@ import time
 from pathlib import Path
 
 from trainers.command import add_tfds_options, languages, load_tensorflow, options, run_program
-from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
+from trainers.learning import (
+    Texts,
+    add_training_options,
+    check_training_options,
+    choose,
+    learn,
+    publish,
+    show_plan,
+    watch_bleu,
+)
 from trainers.teachers import with_teachers
 
 AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0}
@@ -23,7 +32,7 @@ RECIPES = {  # what a preset is trained with, besides its configuration
 
 
 def arguments(argv) -> argparse.Namespace:
-    parser = options("translation", __doc__, "A run that was stopped goes on when started again with the same options.")
+    parser = options("translation", __doc__)
     add = parser.add_argument
     add("--preset", default="tiny", help="a configuration: tiny, multi30k, base, big, or a row of Table 3 (tiny)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
@@ -92,13 +101,8 @@ def main(argv=None) -> None:
     def learn_tokenizer():
         return records.tokenizer if records else tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
 
-    def watch(model, tokenizer, logs):
-        greedy = tt.Translator(model, tokenizer, beam_size=1)
-        score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
-        return tt.run.DevScore("BLEU", greedy, score, *dev, logs=logs)
-
     beyond = {name: recipe[name] for name in AS_THE_PAPER}
-    texts = Texts(pairs, count, dev, learn_tokenizer, watch, records, **beyond)
+    texts = Texts(pairs, count, dev, learn_tokenizer, watch_bleu(tt, dev), records, **beyond)
     if args.teachers:
         texts = with_teachers(tt, args, strategy, config, recipe, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import Texts, add_training_options, check_training_options, described, learn
+from trainers.learning import Texts, add_training_options, check_training_options, described, learn, watch_bleu
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),
@@ -64,7 +64,7 @@ COLUMNS = {  # and how Markdown shows them
 
 
 def arguments(argv) -> argparse.Namespace:
-    parser = options("variations", __doc__, "A run that was stopped goes on when started again with the same options.")
+    parser = options("variations", __doc__)
     add = parser.add_argument
     add("--rows", default="all", metavar="LIST", help="all, or rows and groups such as base,A,B_dk16 (all)")
     add("--scale", default="multi30k", choices=sorted(SCALES), help="size of base: paper or multi30k (multi30k)")
@@ -101,12 +101,7 @@ def main(argv=None) -> None:
             tokenizers.append(tt.Tokenizer.learn_from(texts, size, args.tokenizer))
         return tokenizers[0]
 
-    def watch(model, tokenizer, logs):
-        greedy = tt.Translator(model, tokenizer, beam_size=1)
-        score = lambda *texts: tt.bleu.bleu(*texts).value  # noqa: E731
-        return tt.run.DevScore("BLEU", greedy, score, *dev, sentences=200, show=1, logs=logs)
-
-    texts = Texts(train, count, dev, learn_tokenizer, watch)
+    texts = Texts(train, count, dev, learn_tokenizer, watch_bleu(tt, dev, sentences=200, show=1))
     results = []
     for row in rows:
         print(f"\n{row}: {difference(row, args.scale) or 'as the paper has it'}")
