@@ -39,6 +39,16 @@ TEXTS = [
 
 
 @pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A folder with a corpus of the grammar: train, dev and test, in .en and .de."""
+    from tf_transformer import grammar
+
+    folder = tmp_path_factory.mktemp("text")
+    grammar.write_corpus(folder, train=900, dev=23, test=19)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def translator():
     """A small one that gives other texts for other rows."""
     import tf_transformer as tt

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from test_programs import fails
+from programs import fails
 
 import tf_transformer as tt
 from tf_transformer.serving import publish

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from conftest import TEXTS
 from hypothesis import given, settings
+from programs import fails
 
 import tf_transformer as tt
 
 pytest.importorskip("flask")
 
+from savedmodels.playground import __main__ as playground
 from savedmodels.playground import rest
-from savedmodels.playground.__main__ import main
 from savedmodels.playground.model import ServedModel, find_version
-from trainers.command import run_program
 
 OPTIONS = {"beam_size": 3, "length_penalty": 0.6, "max_length": 9}
 
@@ -276,13 +276,7 @@ def test_the_newest_version(saved, tmp_path):
 
 
 def test_what_the_program_refuses(saved, tmp_path, capsys):
-    def fails(*argv):
-        with pytest.raises(SystemExit) as stopped:
-            run_program(lambda: main([str(each) for each in argv]))
-        assert stopped.value.code == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    assert "found no saved_model.pb" in fails(tmp_path)
+    assert "found no saved_model.pb" in fails(playground, [tmp_path], capsys)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "Address already in use" in fails(saved, "--port", taken.getsockname()[1])
-    assert "--port: expected 0 to 65535, got 70000" in fails(saved, "--port", 70000)
+        assert "Address already in use" in fails(playground, [saved, "--port", taken.getsockname()[1]], capsys)
+    assert "--port: expected 0 to 65535, got 70000" in fails(playground, [saved, "--port", 70000], capsys)

@@ -1,7 +1,6 @@
-"""The programs, as a user runs them: a whole run that is killed on the way, and everything a user can get wrong."""
+"""The programs, as a user runs them: whole runs, some of which are killed on the way."""
 
 import csv
-import io
 import json
 import os
 import random
@@ -11,43 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import h5py
 import numpy as np
 import pytest
+from programs import ROOT, fails, options
 
 from tf_transformer import grammar
-from tf_transformer.run import Stopped
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from trainers import attention, evaluate, export, prepare, translate, translation
-from trainers.command import languages, run_program
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    grammar.write_corpus(folder, train=900, dev=23, test=19)
-    return folder
-
-
-def options(text, *more):
-    sides = {split: [str(text / f"{split}.en"), str(text / f"{split}.de")] for split in ("train", "dev", "test")}
-    return ["--train", *sides["train"], "--dev", *sides["dev"], *map(str, more)]
-
-
-def fails(program, argv, capsys):
-    """The one line that a program ends with, having got something wrong."""
-    with pytest.raises(SystemExit) as stopped:
-        run_program(lambda: program.main([str(argument) for argument in argv]))
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err.strip()
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
 
 
 def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys, monkeypatch):
@@ -276,155 +249,3 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     assert tt.records.Records(tmp_path / "records").tokenizer.vocab_size == 400
     args = translation.arguments([*argv, "--prepared", str(tmp_path / "records")])
     assert translation.read_corpus(tt, args)[3:] == (dev, test)
-
-
-def with_line(folder, name, number, line):
-    """A copy of the training text with one line exchanged."""
-    lines = (folder / name).read_bytes().splitlines(keepends=True)
-    lines[number - 1 : number] = [line]
-    changed = folder / f"changed.{name}"
-    changed.write_bytes(b"".join(lines))
-    return changed
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line"),
-        (b"caf\xe9\n", "changed.train.en, line 7: expected a sentence in UTF-8, got the byte 0xe9 at column 4"),
-        (b"x" * 100_000 + b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got 100,001 bytes"),
-        (b"", "expected as many lines in both files, got 899 in"),
-    ],
-)
-def test_bad_text(text, tmp_path, capsys, line, message):
-    argv = options(text, "--run", tmp_path / "run")
-    argv[1] = str(with_line(text, "train.en", 7, line))
-    assert message in fails(translation, argv, capsys)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
-        (["--train", os.devnull, os.devnull], "expected sentences, got an empty file"),
-        (["--preset", "huge"], "--preset: expected one of base, big, A_h1"),
-        (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
-        (["--vocab-size", "7"], "vocab_size: expected at least 261"),
-        (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
-        (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
-        (["--steps", "0"], "--steps: expected a positive number, got 0"),
-        (["--tfds", "wmt14_translate/de-en"], "expected --train, or --tfds, or --prepared; got --train and another"),
-        (["--dry-run", "3xAbacus"], "devices: expected such as 8xP100, of K80, K40"),
-        (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
-        (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
-        (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
-        (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
-        (["--word-dropout-after", "-1"], "--word-dropout-after: expected 0 or more, got -1"),
-        (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
-        (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
-    ],
-)
-def test_bad_options(text, tmp_path, capsys, change, message):
-    argv = options(text, "--run", tmp_path / "run", *change)
-    assert message in fails(translation, argv, capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkeypatch):
-    found = []
-    monkeypatch.setattr(translation, "learn", lambda *given: found.append(given))
-    argv = options(text, "--run", tmp_path / "run")
-    translation.main(argv)
-    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7", "--word-dropout-after", "11"])
-    wanted = [
-        {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0},
-        {"bidirectional_steps": 7, "word_dropout": 0.2, "word_dropout_after": 11},
-    ]
-    for (*_, settings, texts), beyond in zip(found, wanted, strict=True):
-        assert {name: getattr(texts, name) for name in beyond} == beyond
-        assert {name: settings["training"][name] for name in beyond} == beyond
-
-
-def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
-    translation.main(["--preset", "big", "--dry-run", "--run", str(tmp_path / "run"), "--average-last", "20"])
-    printed = capsys.readouterr().out
-    for said in ("214,171,648", "steps: 300,000 of 25,000 source", "8 x P100", "one every 600 steps; the last 20"):
-        assert said in printed
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("train", "given", "expected"),
-    [
-        ("grammar", None, ("en", "de")),
-        (["data/train.en", "data/train.de.gz"], None, ("en", "de")),
-        (["data/source.txt", "data/target.txt"], None, None),
-        (["source", "target"], None, None),
-        ("wmt14_translate/de-en", None, None),
-        ("wmt14_translate/de-en", ["de", "en"], ("de", "en")),
-    ],
-)
-def test_languages(train, given, expected):
-    found = languages({"data": {"train": train}}, given)
-    assert found == (dict(zip(("source_language", "target_language"), expected, strict=True)) if expected else {})
-
-
-def test_what_the_other_programs_refuse(text, tmp_path, capsys):
-    nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
-    assert "found no saved_model.pb" in fails(evaluate, nothing, capsys)
-    assert "found no saved_model.pb" in fails(translate, [tmp_path, text / "dev.en"], capsys)
-    name = ["--name", "m", "--base", tmp_path / "models"]
-    assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
-    (tmp_path / "config.json").write_text("[]")
-    assert "expected a run's configuration, got something else" in fails(export, ["--run", tmp_path, *name], capsys)
-    (tmp_path / "config.json").write_text('{"model": {}, "data": {"train": ["a.en", "a.de"]}}')
-    assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
-    assert "--name: expected a name without slashes" in fails(export, ["--run", "r", "--name", "a/b"], capsys)
-    assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
-    assert not (tmp_path / "models").exists()
-    unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
-    assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
-
-
-def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
-    argv = ["--model", saved, "--html", tmp_path / "page.html"]
-    for more, message in [
-        ([""], "sentence 1: expected a sentence, got an empty text"),
-        (["a", "door " * 99], "sentence 2: expected a sentence of at most 41 tokens, got "),
-        (["a", "b", "--target", "c"], "--target: expected one for each of 2 sentences, got 1"),
-        (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "3"], "--layer: expected 1 to 2, got 3"),
-        (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
-        (["a", "--head", "0"], "--head: expected a positive number, got 0"),
-        (["a", "--layer", "1"], "expected --png FILE beside them"),
-        (["a", "--run", "runs/demo"], "--run: not allowed with argument --model"),
-    ]:
-        assert message in fails(attention, [*argv, *more], capsys)
-    assert "found no saved_model.pb" in fails(attention, ["--model", tmp_path, "a"], capsys)
-    assert "found no config.json" in fails(attention, ["--run", tmp_path, "a"], capsys)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert "expected a sentence, got none" in fails(attention, argv, capsys)
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("sys.stdin", io.StringIO("a\nTwo doors.\n"))
-    attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    assert (tmp_path / "page.html").stat().st_size > 10_000
-
-
-def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
-    def stopped():
-        raise Stopped("stopped after saving step 7")
-
-    with pytest.raises(SystemExit) as ended:
-        run_program(stopped)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
-
-
-def test_help_fits_a_screen():
-    programs = ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export", "attention")
-    for program in programs:
-        command = [sys.executable, "-m", f"trainers.{program}", "--help"]
-        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert len(lines) <= 42
-        assert max(map(len, lines)) <= 120
