@@ -195,11 +195,11 @@ def peak_mib() -> float:
 def request_mib(call: Callable) -> float:
     """What a call takes at its peak besides what is held before it, in MiB.
 
-    TensorFlow's allocator keeps what it was given back, so it is asked; of others the process's pages are counted.
+    oneDNN's allocator, of most of TensorFlow's CPUs, keeps what it was given back, so it is asked; of others the
+    process's pages are counted.
     """
     tf = sys.modules.get("tensorflow")
-    if tf is not None:
-        tf.config.experimental.reset_memory_stats("CPU:0")
+    if tf is not None and _allocator_counts(tf):
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
         call()
         return (tf.config.experimental.get_memory_info("CPU:0")["peak"] - before) / 2**20
@@ -208,6 +208,15 @@ def request_mib(call: Callable) -> float:
     resident = _status("VmRSS")
     call()
     return _status("VmHWM") - resident
+
+
+def _allocator_counts(tf) -> bool:
+    """Whether TensorFlow's allocator says what it holds, from now on; not on a CPU without AVX-512."""
+    try:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+    except ValueError:
+        return False
+    return True
 
 
 def _status(name: str) -> float:
