@@ -61,6 +61,7 @@ def languages(settings, given=None) -> dict:
 def run_program(main) -> None:
     """Run a program: what the user gave wrong is one line and exit status 2, Ctrl-C is 130."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow has it on with AVX-512 only; it helps without, too
     try:
         main()
     except KeyboardInterrupt:
