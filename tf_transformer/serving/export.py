@@ -4,6 +4,8 @@ Every input is [batch], or [1] for an option; every output's first axis is the b
 that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
 """
 
+import functools
+
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
@@ -103,6 +105,10 @@ class Export(Root):
         }
         default_beam_size, default_alpha, default_max_length = (tf.constant([v]) for v in defaults.values())
 
+        traced_once = functools.partial(tf.function, autograph=False)  # for all signatures that call it alike
+        force = traced_once(translator.force)
+
+        @traced_once
         def search(text, beam_size, alpha, length, n):
             """Options out of range are clipped: an error would fail the whole of a server's batch."""
             text = tf.ensure_shape(text, [None])
@@ -146,7 +152,7 @@ class Export(Root):
             ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
             lengths = tf.reshape(found.lengths - tf.cast(found.finished, tf.int32), [-1, 1])
             real = tf.range(L) < lengths  # [B * N, L]
-            log_probs, attention = translator.force(sources, ids)
+            log_probs, attention = force(sources, ids)
             log_probs = tf.where(real, log_probs, 0.0)[:, :width]
             log_probs = tf.pad(log_probs, [[0, 0], [0, width - tf.shape(log_probs)[1]]])
 
@@ -162,7 +168,7 @@ class Export(Root):
 
         def score(source, target):
             source_ids, target_ids = (translator.source(tf.ensure_shape(text, [None]))[0] for text in (source, target))
-            log_probs, _ = translator.force(source_ids, target_ids)
+            log_probs, _ = force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
