@@ -94,11 +94,11 @@ class Model(keras.Model):
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Keras learns sizes from the first batch's average over replicas, which need not be of one shape, and fails
-        # with several machines. None of our sizes comes from the input.
-        if self._distribute_strategy is not None:
-            ids = tf.ones((1, 2), tf.int32)
-            with self.distribute_strategy.scope():
-                self._symbolic_build(data_batch=((ids, ids), ids))
+        # with several machines; without a strategy it makes the optimizer's variables while it traces a step, which
+        # has to be traced again then. None of our sizes comes from the input.
+        ids = tf.ones((1, 2), tf.int32)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=((ids, ids), ids))
 
     def train_step(self, data):
         parts = [self._part(data, i) for i in range(self.parts)]
