@@ -184,8 +184,8 @@ class Parser:
         after = self.tokenizer.vocab_size - FIRST_ID - len(names)
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
         texts = tf.TensorSpec([None], tf.string)
-        self._parse = tf.function(self.parse, input_signature=[texts])
-        self._free = tf.function(self._search_freely, input_signature=[texts])
+        self._parse = tf.function(self.parse, input_signature=[texts], autograph=False)
+        self._free = tf.function(self._search_freely, input_signature=[texts], autograph=False)
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Parser":

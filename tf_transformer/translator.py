@@ -187,7 +187,7 @@ class Translator:
                 return found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
             specs = [tf.TensorSpec([None], tf.string)] * len(columns) + [tf.TensorSpec([], o.dtype) for o in options]
-            self._functions[key] = tf.function(texts_and_more, input_signature=specs)
+            self._functions[key] = tf.function(texts_and_more, input_signature=specs, autograph=False)
         rows = by_batch(lambda *batch: self._functions[key](*batch, *options), columns, self.batch_size)
         return [
             list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
