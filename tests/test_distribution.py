@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer import distribution
+from trainers.command import run_program
 
 HERE = Path(__file__).parent
 
@@ -76,10 +77,9 @@ def test_two_workers_are_one(alone, tmp_path):
         same(path, alone)
 
 
-@pytest.mark.parametrize("parts", [3, 8])
-def test_a_batch_in_parts_is_the_batch(alone, tmp_path, parts):
-    """Of unequal numbers of tokens, and some without rows."""
-    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=parts))
+def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
+    """Of unequal numbers of rows and tokens, and some without rows."""
+    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=5))
     same(tmp_path / "parts.npz", alone)
 
 
@@ -143,6 +143,28 @@ def test_devices_beside_a_cluster(monkeypatch):
         distribution.strategy("cpu:2")
 
 
+def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
+    """And ends at once: what TensorFlow still runs waits for the other."""
+    ended = []
+    monkeypatch.setenv("TF_CONFIG", cluster()[0])
+    monkeypatch.setattr(os, "_exit", lambda status: ended.append(status) or sys.exit())
+
+    def lose(error):
+        raise error(None, None, "worker 1 is silent")
+
+    for error in (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
+        with pytest.raises(SystemExit):
+            run_program(lambda error=error: lose(error))
+        said = capsys.readouterr().err
+        assert "another worker has gone, or cannot be reached: worker 1 is silent" in said
+        assert "start all workers again with the same options to go on from the last checkpoint" in said
+    assert ended == [3, 3, 3]
+    monkeypatch.delenv("TF_CONFIG")
+    with pytest.raises(tf.errors.UnavailableError):  # alone there is nobody to lose
+        run_program(lambda: lose(tf.errors.UnavailableError))
+
+
+@pytest.mark.slow
 def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
     """The trainer itself: the chief alone writes; the other stops and says why; both go on from the checkpoint."""
     run = tmp_path / "run"

@@ -68,6 +68,33 @@ def train(run, epochs, *callbacks):
     return model
 
 
+@pytest.fixture(scope="module")
+def of_two_epochs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(Run(folder), 2)
+    return folder
+
+
+@pytest.fixture
+def two_epochs(of_two_epochs, tmp_path):
+    """A run that has been trained, each time a new copy, with its checkpoints at the steps 3 and 6."""
+    return shutil.copytree(of_two_epochs, tmp_path / "two")
+
+
+@pytest.fixture
+def one_epoch(of_two_epochs, tmp_path):
+    """The same after the first, with its checkpoint at step 3."""
+    folder = shutil.copytree(of_two_epochs, tmp_path / "one")
+    shutil.rmtree(folder / "checkpoints/step-00000006")
+    return folder
+
+
+def restored(run):
+    model = new_model()
+    assert run.restore(model)["step"] == 3
+    return model
+
+
 def test_resumed_is_never_stopped(tmp_path):
     """Weights, optimizer, schedule, dropout's random state, position in the data, history; and of half an epoch."""
     whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
@@ -109,9 +136,8 @@ def test_keeps_the_last_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "state"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, damage):
-    train(Run(tmp_path), 2)
-    newest = tmp_path / "checkpoints/step-00000006"
+def test_a_damaged_checkpoint_is_passed_over(two_epochs, capsys, damage):
+    newest = two_epochs / "checkpoints/step-00000006"
     weights = newest / "model.weights.h5"
     content = weights.read_bytes()
     if damage == "cut":
@@ -122,25 +148,23 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, damage):
         weights.unlink()
     else:
         (newest / "state.json").write_text("{")
-    state = Run(tmp_path).restore(new_model())
-    assert state["step"] == 3
+    restored(Run(two_epochs))
     assert "step-00000006 is damaged" in capsys.readouterr().out
 
 
-def test_half_written_is_not_a_checkpoint(tmp_path):
-    train(Run(tmp_path), 1)
-    half = tmp_path / "checkpoints/.step-00000006"
+def test_half_written_is_not_a_checkpoint(one_epoch):
+    half = one_epoch / "checkpoints/.step-00000006"
     half.mkdir()
     (half / "model.weights.h5").write_bytes(b"half")
-    run = Run(tmp_path)
-    assert run.restore(new_model())["step"] == 3
+    run = Run(one_epoch)
+    restored(run)
     train(run, 2)  # and is no obstacle
     assert not half.exists()
 
 
-def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    run = Run(tmp_path)
-    model = train(run, 1)
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint(one_epoch, monkeypatch):
+    run = Run(one_epoch)
+    model = restored(run)
 
     def full(path):
         raise OSError(28, "No space left on device")
@@ -148,25 +172,25 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "save_weights", full)
     with pytest.raises(OSError, match=r"step-00000006: the checkpoint cannot be written: .*No space left"):
         run.save(model, 6)
-    assert Run(tmp_path).restore(new_model())["step"] == 3
+    restored(Run(one_epoch))
 
 
-def test_a_disk_without_room_for_all_of_it_is_not_written_to(tmp_path, monkeypatch):
+def test_a_disk_without_room_for_all_of_it_is_not_written_to(one_epoch, monkeypatch):
     """HDF5 would crash in the midst of it."""
-    run = Run(tmp_path)
-    model = train(run, 1)
+    run = Run(one_epoch)
+    model = restored(run)
     least = sum(np.asarray(v).nbytes for v in [*model.trainable_variables, *model.optimizer.variables])
     for free, fits in ((least - 1, False), (2 * least, True)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: types.SimpleNamespace(free=free))
         if fits:
             run.save(model, 6)
-            assert Run(tmp_path).restore(new_model())["step"] == 6
+            assert Run(one_epoch).restore(new_model())["step"] == 6
         else:
             with pytest.raises(
                 OSError, match=rf"it takes [\d,]+ bytes, {free:,} are free; the last one kept: step-00000003"
             ):
                 run.save(model, 6)
-            assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+            assert [path.name for path in (one_epoch / "checkpoints").iterdir()] == ["step-00000003"]
 
 
 class InfiniteAt18(tt.SmoothedCrossEntropy):
@@ -221,9 +245,8 @@ def test_other_peoples_folders_are_left_alone(tmp_path):
         Run(tmp_path).exists({})
 
 
-def test_state_says_what_was_saved(tmp_path):
-    train(Run(tmp_path), 1)
-    state = json.loads((tmp_path / "checkpoints/step-00000003/state.json").read_text())
+def test_state_says_what_was_saved(one_epoch):
+    state = json.loads((one_epoch / "checkpoints/step-00000003/state.json").read_text())
     assert state["step"] == 3
     assert state["target_tokens"] == 3 * 5 * 7
     assert len(state["history"]) == 1
