@@ -84,8 +84,16 @@ def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
 
 
 def test_a_step_is_that_of_keras(alone, monkeypatch):
-    monkeypatch.setattr(tt.Transformer, "train_step", keras.Model.train_step)
+    """And is traced once: the optimizer's variables are there before."""
+    traced = []
+
+    def train_step(model, data):
+        traced.append(data)
+        return keras.Model.train_step(model, data)
+
+    monkeypatch.setattr(tt.Transformer, "train_step", train_step)
     model, history = replicas.train()
+    assert len(traced) == 1
     for i, weight in enumerate(model.weights):
         np.testing.assert_allclose(weight, alone[f"weight_{i}"], rtol=1e-5, atol=1e-5, err_msg=weight.path)
     np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)

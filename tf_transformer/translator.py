@@ -76,6 +76,7 @@ class Translator:
         self.max_source_length = max_source_length
         self.batch_size = batch_size
         self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
+        self._search = tf.function(self.search, reduce_retracing=True, autograph=False)
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Translator":
@@ -265,7 +266,7 @@ class Translator:
         ids, length, _ = self.source(tf.constant([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
-            found = self.search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
+            found = self._search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
         return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
 
