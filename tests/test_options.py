@@ -164,3 +164,13 @@ def test_help_fits_a_screen():
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 42
         assert max(map(len, lines)) <= 120
+
+
+def test_programs_have_onednn_on_if_not_told_otherwise(monkeypatch):
+    """Which TensorFlow has only with AVX-512."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    run_program(lambda: None)
+    assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "0"
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    run_program(lambda: None)
+    assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1"
