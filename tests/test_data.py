@@ -103,6 +103,25 @@ def test_the_first_steps_learn_both_directions(corpus):
         assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
 
 
+def test_the_first_steps_leave_translations_out(corpus, tmp_path):
+    _, pairs, tokenizer = corpus
+    pairs = pairs[:101]
+    files = tmp_path / "forward", tmp_path / "backward"
+    for file in files:
+        file.write_text("".join(f"made of {i}\n" for i in range(len(pairs))))
+
+    def training(translations):
+        train = data.in_memory(*map(list, zip(*pairs, strict=True)))
+        texts = Texts(train, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=5, translations=translations)
+        return texts.batches(tt, tokenizer, 512, seed=1)[0](0)
+
+    made = {source for source, *_ in expected_rows([(f"made of {i}", "") for i in range(len(pairs))], tokenizer)}
+    assert rows(training((files,)).take(5)) == rows(training(()).take(5))
+    after = rows(training((files,)).skip(5).take(40))
+    shares = [sum(row[side] in made for row in after) / len(after) for side in (0, 2)]
+    assert shares == pytest.approx([1 / 3, 1 / 3], abs=0.1)
+
+
 def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
     pairs = [(f"s{i}", f"t{i}") for i in range(7)]
     files = [(tmp_path / f"forward{k}", tmp_path / f"backward{k}") for k in range(2)]

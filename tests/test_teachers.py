@@ -16,20 +16,21 @@ PAIRS = 43
 @pytest.fixture
 def argv(tmp_path):
     grammar.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
-    argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 7 --beam-size 2 --vocab-size 350"
-    argv = [*argv.split(), "--run", str(tmp_path / "run"), "--seed", "5"]
+    argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 8 --beam-size 2 --vocab-size 350"
+    argv = [*argv.split(), "--bidirectional-steps", "5", "--run", str(tmp_path / "run"), "--seed", "5"]
     for split in ("train", "dev"):
         argv += [f"--{split}", *(str(tmp_path / f"{split}.{language}") for language in ("en", "de"))]
     return argv
 
 
-def test_teachers_differ_in_their_seed_and_directions_and_are_not_trained_twice(argv, tmp_path, monkeypatch):
+def test_teachers_differ_in_their_seed_and_are_not_trained_twice(argv, tmp_path, monkeypatch):
     learned, students = [], []
 
     def learn(tt, args, strategy, config, recipe, run, settings, texts):
         assert args.seed == settings["data"]["seed"] and not texts.translations
         assert recipe["bidirectional_steps"] == settings["training"]["bidirectional_steps"] == texts.bidirectional_steps
-        learned.append((run.path.name, args.seed, texts.bidirectional_steps >= args.steps))
+        assert (args.steps, args.epochs) == (texts.bidirectional_steps, None) and "teachers" not in settings["data"]
+        learned.append((run.path.name, args.seed))
         is_new = not (run.path / "config.json").exists()
         run.begin(settings)
         return is_new  # as of a run that was complete before
@@ -45,28 +46,37 @@ def test_teachers_differ_in_their_seed_and_directions_and_are_not_trained_twice(
     translation.main([*argv, "--teachers", *map(str, folders[:2])])
     argv[argv.index("--seed") + 1] = "11"
     translation.main([*argv, "--teachers", *map(str, folders)])
-    assert learned == [("one", 6, True), ("two", 7, True), ("three", 14, True)]
+    assert learned == [("one", 6), ("two", 7), ("three", 14)]
     for (_, args, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
-        assert args.seed == settings["data"]["seed"] == seed and texts.bidirectional_steps == 0
+        assert args.seed == settings["data"]["seed"] == seed and args.steps == 8
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
         assert texts.count == (1 + 2 * count) * PAIRS
         assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
 
     (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
     translation.main([*argv, "--teachers", *map(str, folders)])
-    assert learned[3:] == [("two", 7, True)] and (folders[1] / "backward.txt").exists()
+    assert learned[3:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
     with pytest.raises(tt.BadInput, match=r"one holds a run of another configuration: model.dropout was 0.1, now 0.2"):
         translation.main([*argv, "--dropout", "0.2", "--teachers", *map(str, folders)])
+    with pytest.raises(tt.BadInput, match=r"--teachers: expected --bidirectional-steps above 0"):
+        translation.main([*argv, "--bidirectional-steps", "0", "--teachers", *map(str, folders)])
 
 
 @pytest.mark.slow
 def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
+    """Which is what the model itself would be after its bidirectional steps, with the teacher's seed."""
     monkeypatch.setattr(translation, "publish", lambda *given: tmp_path)
     folder = tmp_path / "teacher"
     argv += ["--teachers", str(folder)]
     translation.main(argv)
     text = re.search(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out.split("run: ")[1])
     assert sum(map(int, text.groups())) == 3 * PAIRS  # an output may be empty, or too long
+
+    alone = argv[: argv.index("--teachers")]
+    alone[alone.index("--run") + 1] = str(tmp_path / "alone")
+    alone[alone.index("--seed") + 1] = "6"
+    translation.main([*alone, "--steps", "5"])
+    same_weights(tmp_path / "alone", folder)
 
     made = tt.Translator.from_run(folder, 2, beam_size=2, alpha=0.9)
     for file, language in (("forward.txt", "en"), ("backward.txt", "de")):
@@ -78,7 +88,10 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     argv[argv.index("--run") + 1] = str(tmp_path / "again")
     translation.main(argv)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
-    runs = (tt.Translator.from_run(tmp_path / name, 1).model.get_weights() for name in ("run", "again"))
-    for one, other in zip(*runs, strict=True):
-        np.testing.assert_array_equal(one, other)
+    same_weights(tmp_path / "run", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["data"]["teachers"] == [str(folder)]
+
+
+def same_weights(*runs):
+    for one, other in zip(*(tt.Translator.from_run(run, 1).model.get_weights() for run in runs), strict=True):
+        np.testing.assert_array_equal(one, other)

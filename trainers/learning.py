@@ -102,10 +102,11 @@ class Texts:
         records: a `Records` to train on instead of `train`.
         pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
-        bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
+        bidirectional_steps: so many first steps learn from every pair of `train` in both directions (Ding et al. 2021).
         word_dropout: share of the tokens, of source and target_in, of which the model learns without seeing them.
         word_dropout_after: the step that it begins after.
-        translations: of other models, files of what they make of every source and of every target of `train`.
+        translations: of other models, files of what they make of every source and of every target of `train`; the steps
+            after the bidirectional ones learn from them, too.
     """
 
     train: Any
@@ -130,8 +131,7 @@ class Texts:
         """
         max_length = self.max_length or tt.data.MAX_LENGTH
 
-        def text(lines=False):
-            pairs = tt.data.numbered(self.train) if lines else self.train
+        def with_translations(pairs):
             return tt.data.with_translations(pairs, self.translations)
 
         def batches_of(pairs, **options):
@@ -142,9 +142,10 @@ class Texts:
             if self.records:
                 batches = self.records.batches(batch_tokens, seed, first, lines)
             else:
+                pairs = tt.data.numbered(self.train) if lines else self.train
                 both_ways, one_way = (
-                    batches_of(pairs, repeat=True, seed=seed)
-                    for pairs in (tt.data.both_directions(text(lines)), text(lines))
+                    batches_of(text, repeat=True, seed=seed)
+                    for text in (tt.data.both_directions(pairs), with_translations(pairs))
                 )
                 batches = both_ways.take(self.bidirectional_steps).concatenate(one_way).skip(first)
             return tt.data.without_words(batches, self.word_dropout, seed, first, self.word_dropout_after)
@@ -152,7 +153,7 @@ class Texts:
         if self.records:
             summary = self.records.summary(batch_tokens, seed)
         else:
-            summary = tt.data.summarize(batches_of(text(), shuffle=False), self.count)
+            summary = tt.data.summarize(batches_of(with_translations(self.train), shuffle=False), self.count)
         dev = batches_of(tt.data.in_memory(*self.dev), shuffle=False)
         print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
         if not summary.pairs:

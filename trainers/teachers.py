@@ -3,39 +3,33 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from trainers.learning import Texts, learn
-
-TO_THE_END = 10**9  # steps: more than any training has
 
 
 def with_teachers(tt, args, strategy, config, recipe, settings, texts: Texts) -> Texts:
     """Texts with the translations of every source, and of every target, that `args.teachers` make of them.
 
-    A teacher is a run that is trained as the model will be, with a seed of its own and in both directions to the end.
-    What is there already of it is not done again.
+    A teacher is a run like the model's own with another seed, trained as far as the model learns both directions. What
+    is there already of it is not done again.
 
     Args:
         settings: of the model's own run; from then on they name the teachers.
     """
+    steps = recipe["bidirectional_steps"]
     translations = []
     for number, folder in enumerate(args.teachers, 1):
         run = tt.run.Run(folder, keep=args.average_last)
         begun = (run.path / "config.json").exists()
         seed = run.settings()["data"]["seed"] if begun else args.seed + number
-        both: dict[str, Any] = {"bidirectional_steps": TO_THE_END}
-        of_teacher = {
-            **settings,
-            "training": settings["training"] | both,
-            "data": settings["data"] | {"seed": seed},
-        }
+        of_teacher = settings | {"data": settings["data"] | {"seed": seed}}
         files = run.path / "forward.txt", run.path / "backward.txt"
         if not (run.exists(of_teacher) and all(file.exists() for file in files)):
-            print(f"\nteacher {number} of {len(args.teachers)}, in both directions: {folder}", flush=True)
-            options = argparse.Namespace(**vars(args) | {"seed": seed})
-            of_both = dataclasses.replace(texts, **both)
-            learn(tt, options, strategy, config, recipe | both, run, of_teacher, of_both)
+            print(
+                f"\nteacher {number} of {len(args.teachers)}, in both directions, {steps:,} steps: {folder}", flush=True
+            )
+            options = argparse.Namespace(**vars(args) | {"seed": seed, "steps": steps, "epochs": None})
+            learn(tt, options, strategy, config, recipe, run, of_teacher, texts)
             if tt.distribution.is_chief(strategy):
                 translate(tt, args, run, files, tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)

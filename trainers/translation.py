@@ -48,7 +48,7 @@ def arguments(argv) -> argparse.Namespace:
     words = "hide a share of the words, of source and target, from the model (the preset's)"
     add("--word-dropout", type=float, metavar="RATE", help=words)
     add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
-    teachers = "train others, in both directions, in these runs; learn from their translations"
+    teachers = "train others for the bidirectional steps, in these runs; then learn from their translations, too"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
@@ -83,15 +83,17 @@ def main(argv=None) -> None:
     if records:
         args.vocab_size = records.tokenizer.vocab_size
     config, recipe, settings = choose(tt, args, RECIPES, "base")
-    if args.dry_run:
-        show_plan(tt, args, config, recipe)
-        if args.teachers:
-            print(f"and as much for each of {len(args.teachers)} teachers")
-        return
     if records and (recipe["bidirectional_steps"] or args.teachers):
         raise tt.BadInput(
             "--prepared: expected --bidirectional-steps 0 and no --teachers, since records are read in one direction"
         )
+    if args.teachers and not recipe["bidirectional_steps"]:
+        raise tt.BadInput("--teachers: expected --bidirectional-steps above 0, for which they are trained; got 0")
+    if args.dry_run:
+        show_plan(tt, args, config, recipe)
+        if args.teachers:
+            print(f"and {recipe['bidirectional_steps']:,} steps for each of {len(args.teachers)} teachers")
+        return
     settings["data"] |= {"train": (records and str(records.folder)) or args.train or args.tfds or "grammar"}
     name = args.preset if args.train or args.tfds or records else "demo"
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
