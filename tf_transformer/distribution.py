@@ -97,7 +97,12 @@ class Model(keras.Model):
         # with several machines; without a strategy it makes the optimizer's variables while it traces a step, which
         # has to be traced again then. None of our sizes comes from the input.
         ids = tf.ones((1, 2), tf.int32)
+        containers = [one for one in (self._compile_metrics, self._compile_loss) if one is not None and not one.built]
         with self.distribute_strategy.scope():
+            if containers:  # Keras would trace the model, the loss and the metrics to learn of what kind the logits are
+                logits = self((ids, ids))
+                for container in containers:
+                    container.build(ids, logits)
             self._symbolic_build(data_batch=((ids, ids), ids))
 
     def train_step(self, data):
