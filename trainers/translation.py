@@ -48,7 +48,7 @@ def arguments(argv) -> argparse.Namespace:
     words = "hide a share of the words, of source and target, from the model (the preset's)"
     add("--word-dropout", type=float, metavar="RATE", help=words)
     add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
-    teachers = "train others for the bidirectional steps, in these runs; then learn from their translations, too"
+    teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
