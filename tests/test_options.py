@@ -147,13 +147,14 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
-def test_a_program_that_sigterm_stopped_says_how_to_go_on(capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_program_that_a_signal_stopped_says_how_to_go_on(number, capsys):
     def stopped():
-        raise Stopped("stopped after saving step 7")
+        raise Stopped("stopped after saving step 7", number)
 
     with pytest.raises(SystemExit) as ended:
         run_program(stopped)
-    assert ended.value.code == 128 + signal.SIGTERM
+    assert ended.value.code == 128 + number
     assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
 
 

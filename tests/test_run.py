@@ -37,17 +37,18 @@ def batches(first=0):
     return tf.data.Dataset.from_tensor_slices(((source, target[:, :, :-1]), target[:, :, 1:])).repeat().skip(first)
 
 
-class Terminate(keras.callbacks.Callback):
-    """Sends this process SIGTERM during the step of that number."""
+class Signals(keras.callbacks.Callback):
+    """Sends this process signals during the step of that number."""
 
-    def __init__(self, step):
+    def __init__(self, step, *numbers):
         super().__init__()
-        self.step = step
+        self.step, self.numbers = step, numbers
 
     def on_train_batch_begin(self, batch, logs=None):
         self.step -= 1
         if self.step == 0:
-            signal.raise_signal(signal.SIGTERM)
+            for number in self.numbers:
+                signal.raise_signal(number)
 
 
 def train(run, epochs, *callbacks):
@@ -56,15 +57,16 @@ def train(run, epochs, *callbacks):
     progress = Progress(run, run.restore(model) or START)
     while progress.step < 3 * epochs:
         first, done = divmod(progress.step, 3)
-        model.fit(
-            batches(progress.step),
-            steps_per_epoch=3 - done,
-            initial_epoch=first,
-            epochs=first + 1 if done else epochs,
-            callbacks=[progress, *callbacks],
-            verbose=0,
-            shuffle=False,
-        )
+        with progress.hears_signals():
+            model.fit(
+                batches(progress.step),
+                steps_per_epoch=3 - done,
+                initial_epoch=first,
+                epochs=first + 1 if done else epochs,
+                callbacks=[progress, *callbacks],
+                verbose=0,
+                shuffle=False,
+            )
     return model
 
 
@@ -102,7 +104,7 @@ def test_resumed_is_never_stopped(tmp_path):
     train(parts, 1)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="stopped after saving step 5"):
-        train(Run(tmp_path / "parts"), 3, Terminate(2))
+        train(Run(tmp_path / "parts"), 3, Signals(2, signal.SIGTERM))
     assert signal.getsignal(signal.SIGTERM) is handler
     train(Run(tmp_path / "parts"), 3)
     model = train(Run(tmp_path / "parts"), 4)
@@ -118,14 +120,35 @@ def test_resumed_is_never_stopped(tmp_path):
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
 
 
-def test_sigterm_while_the_last_epoch_ends_is_heard(tmp_path):
-    terminate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(signal.SIGTERM))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_last_epoch_ends_is_heard(number, tmp_path):
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
     run = Run(tmp_path / "run")
-    handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="stopped after saving step 3"):
-        train(run, 1, terminate)
-    assert signal.getsignal(signal.SIGTERM) is handler
+    handler = signal.getsignal(number)
+    with pytest.raises(Stopped, match="stopped after saving step 3") as stopped:
+        train(run, 1, stop)
+    assert stopped.value.number == number
+    assert signal.getsignal(number) is handler
     assert [path.name for path in run.checkpoints()] == ["step-00000003"]
+
+
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path, capfd):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
+    assert not run.checkpoints()
+    with pytest.raises(Stopped, match="stopped after saving step 2"):
+        train(run, 1, Signals(2, signal.SIGINT))
+    assert [path.name for path in run.checkpoints()] == ["step-00000002"]
+    assert capfd.readouterr().err.count("saving after this step") == 2
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        train(Run(tmp_path / "run"), 1, Signals(2, signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_keeps_the_last_checkpoints(tmp_path):

@@ -1,5 +1,6 @@
 """A run's folder: what it was asked to do, its checkpoints, its history. Written so that a killed run loses little."""
 
+import contextlib
 import csv
 import errno
 import hashlib
@@ -197,14 +198,18 @@ class DevScore(keras.callbacks.Callback):
 
 
 class Stopped(Exception):
-    """Training was told to stop (SIGTERM), and has saved where it is."""
+    """Training was told to stop, by the signal of this `number`, and has saved where it is."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.number = number
 
 
 class Progress(keras.callbacks.Callback):
     """Shows tokens/s; at the end of every epoch adds a row to the history and saves a checkpoint.
 
-    At SIGTERM it saves one between two steps and raises `Stopped`. A run that goes on from there finishes the epoch:
-    its row is that of a run which was never stopped.
+    At SIGTERM or Ctrl-C it saves one between two steps and raises `Stopped`; a second Ctrl-C does not wait for that. A
+    run that goes on from there finishes the epoch: its row is that of a run which was never stopped.
 
     Args:
         run: where to.
@@ -222,20 +227,32 @@ class Progress(keras.callbacks.Callback):
         self.tokens = state["target_tokens"]
         self.seconds = state["seconds"]
         self.half_done = state.get("half_done")  # an epoch: seconds, and the metrics' sums
-        self.told_to_stop = False
+        self.told_to_stop = 0
 
-    def on_train_begin(self, logs=None):
-        if self.alone and threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGTERM, self._stop)
+    @contextlib.contextmanager
+    def hears_signals(self):
+        """What `fit` is called in, for SIGTERM and Ctrl-C to stop it: in the main thread, if they are not ignored, as
+        Ctrl-C is by what a script starts with &.
+        """
 
-    def _stop(self, *_):
-        self.told_to_stop = True
+        def stop(number, _):
+            self.told_to_stop = number
+            if number == signal.SIGINT:
+                signal.signal(number, before[number])
+                os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
+
+        able = self.alone and threading.current_thread() is threading.main_thread()
+        heard = {signal.SIGTERM, signal.SIGINT} if able else set()
+        before = {number: signal.signal(number, stop) for number in heard if signal.getsignal(number) != signal.SIG_IGN}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def on_train_end(self, logs=None):
-        if hasattr(self, "before"):
-            signal.signal(signal.SIGTERM, self.before)
         if self.told_to_stop:  # while the last epoch ended, too
-            raise Stopped(f"stopped after saving step {self.step:,}")
+            raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.began = time.perf_counter()

@@ -75,7 +75,7 @@ def run_program(main) -> None:
 
         if isinstance(error, Stopped):
             print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
-            sys.exit(143)  # as the shell says of a process that SIGTERM ended
+            sys.exit(128 + error.number)  # as the shell says of a process that the signal ended
         lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.CancelledError
         lost |= tf.errors.DeadlineExceededError | tf.errors.InternalError
         if "TF_CONFIG" in os.environ and isinstance(error, lost):

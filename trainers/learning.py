@@ -239,16 +239,17 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
         if chief:
             board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
             callbacks = [texts.watch(model, tokenizer, run.path / "logs"), *callbacks, board]
-        model.fit(
-            tt.data.for_replicas(batches(progress.step), replicas),
-            steps_per_epoch=interval - done,
-            initial_epoch=first,
-            epochs=first + 1 if done else -(-steps // interval),
-            validation_data=tt.data.for_replicas(dev_batches, replicas),
-            validation_steps=dev_summary.batches,
-            shuffle=False,  # the batches are
-            callbacks=callbacks,
-        )
+        with progress.hears_signals():
+            model.fit(
+                tt.data.for_replicas(batches(progress.step), replicas),
+                steps_per_epoch=interval - done,
+                initial_epoch=first,
+                epochs=first + 1 if done else -(-steps // interval),
+                validation_data=tt.data.for_replicas(dev_batches, replicas),
+                validation_steps=dev_summary.batches,
+                shuffle=False,  # the batches are
+                callbacks=callbacks,
+            )
     if chief and state["step"] >= steps and (run.path / "metrics.json").exists():
         print(f"this run is complete: {(run.path / 'metrics.json')} says")
         print((run.path / "metrics.json").read_text())
