@@ -9,9 +9,9 @@ import sys
 import pytest
 from programs import ROOT, fails, options
 
-from tf_transformer.run import Stopped
+from tf_transformer.run import Stopped, write_text
 from trainers import attention, evaluate, export, translate, translation
-from trainers.command import languages, run_program
+from trainers.command import in_parts, languages, run_program
 
 
 def with_line(folder, name, number, line):
@@ -156,6 +156,35 @@ def test_a_program_that_a_signal_stopped_says_how_to_go_on(number, capsys):
         run_program(stopped)
     assert ended.value.code == 128 + number
     assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
+
+
+def test_long_texts_are_translated_part_by_part(capsys):
+    parts = []
+
+    def upper(texts):
+        parts.append(len(texts))
+        return [text.upper() for text in texts]
+
+    texts = [f"line {number}" for number in range(17)]
+    assert list(in_parts(upper, texts, 7)) == [text.upper() for text in texts]
+    assert parts == [7, 7, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in (7, 14, 17)]
+    assert list(in_parts(upper, texts, 17)) == [text.upper() for text in texts]
+    assert list(in_parts(upper, [], 17)) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_translated_before_an_error_is_kept(tmp_path):
+    def translator(texts):
+        if texts[0] == "c":
+            raise OSError("no more")
+        return texts
+
+    with pytest.raises(OSError, match="no more"):
+        write_text(tmp_path / "out", in_parts(translator, ["a", "b", "c"], 2))
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.tmp").read_text() == "ab"
 
 
 def test_help_fits_a_screen():

@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -330,11 +331,11 @@ class NumbersGoneWrong(keras.callbacks.Callback):
             print(f"\n  {what}; this update was left out")
 
 
-def write_text(path, text: str) -> None:
-    """Write a file, whole or not at all."""
+def write_text(path, text: str | Iterable[str]) -> None:
+    """Write a file, whole or not at all; what there was of it when it failed stays beside it, in <path>.tmp."""
     temporary = Path(f"{path}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

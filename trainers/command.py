@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import os
 import sys
+import time
+from collections.abc import Iterator
 
 
 def options(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -56,6 +58,17 @@ def languages(settings, given=None) -> dict:
         endings = [name.removesuffix(".gz").rpartition(".")[2] for name in train]
         given = endings if all(len(ending) == 2 and ending.isalpha() for ending in endings) else None
     return dict(zip(("source_language", "target_language"), given, strict=True)) if given else {}
+
+
+def in_parts(translator, texts, part: int = 2_000) -> Iterator[str]:
+    """Translations as they come, `part` after `part`; of more than one, standard error says how far it is."""
+    began = time.monotonic()
+    for start in range(0, len(texts), part):
+        yield from translator(texts[start : start + part])
+        if len(texts) > part:
+            done = min(start + part, len(texts))
+            speed = done / (time.monotonic() - began)
+            print(f"{done:,} of {len(texts):,} sentences, {speed:.0f} a second", file=sys.stderr, flush=True)
 
 
 def run_program(main) -> None:

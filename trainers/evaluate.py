@@ -3,7 +3,7 @@
 Of several, each after the first is compared with the first by paired bootstrap.
 """
 
-from trainers.command import load_tensorflow, options, run_program
+from trainers.command import in_parts, load_tensorflow, options, run_program
 
 
 def main(argv=None) -> None:
@@ -31,7 +31,7 @@ def main(argv=None) -> None:
         systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
     for name in args.model:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        systems[name] = tt.SavedTranslator(name)(source)
+        systems[name] = list(in_parts(tt.SavedTranslator(name), source))
         if args.output:
             tt.run.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from trainers.command import in_parts
 from trainers.learning import Texts, learn
 
 
@@ -44,4 +45,4 @@ def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], l
     translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     for file, side in zip(files, sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
-        tt.run.write_text(file, "".join(f"{text}\n" for text in translator(side)))
+        tt.run.write_text(file, (f"{text}\n" for text in in_parts(translator, side)))

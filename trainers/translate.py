@@ -2,7 +2,7 @@
 
 import sys
 
-from trainers.command import load_tensorflow, options, run_program
+from trainers.command import in_parts, load_tensorflow, options, run_program
 
 
 def main(argv=None) -> None:
@@ -24,11 +24,11 @@ def main(argv=None) -> None:
             lines = file.read().split(b"\n")
     if lines[-1] == b"":
         lines.pop()
-    text = "".join(f"{translation}\n" for translation in translator(lines))
+    translated = (f"{translation}\n" for translation in in_parts(translator, lines))
     if args.output:
-        tt.run.write_text(args.output, text)
+        tt.run.write_text(args.output, translated)
     else:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.writelines(line.encode() for line in translated)
 
 
 if __name__ == "__main__":
