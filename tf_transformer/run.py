@@ -243,9 +243,11 @@ class Progress(keras.callbacks.Callback):
                 os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
 
         able = self.alone and threading.current_thread() is threading.main_thread()
-        heard = {signal.SIGTERM, signal.SIGINT} if able else set()
-        before = {number: signal.signal(number, stop) for number in heard if signal.getsignal(number) != signal.SIG_IGN}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if able}
+        before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
         try:
+            for number in before:
+                signal.signal(number, stop)
             yield
         finally:
             for number, handler in before.items():
