@@ -51,6 +51,14 @@ class Signals(keras.callbacks.Callback):
                 signal.raise_signal(number)
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, as in a terminal; what a script starts with & ignores it, and these tests may be such."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def train(run, epochs, *callbacks):
     """Train to so many epochs of three steps, going on from the last checkpoint."""
     model = new_model()
@@ -121,7 +129,7 @@ def test_resumed_is_never_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_last_epoch_ends_is_heard(number, tmp_path):
+def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, tmp_path):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
     run = Run(tmp_path / "run")
     handler = signal.getsignal(number)
@@ -132,7 +140,7 @@ def test_a_signal_while_the_last_epoch_ends_is_heard(number, tmp_path):
     assert [path.name for path in run.checkpoints()] == ["step-00000003"]
 
 
-def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path, capfd):
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
     run = Run(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
