@@ -216,7 +216,8 @@ def test_the_program(tokenizer, tmp_path, capsys):
         folder = tmp_path / f"run/checkpoints/step-{step}"
         folder.mkdir(parents=True)
         model.save_weights(folder / "model.weights.h5")
-        (folder / "state.json").write_text(json.dumps({"step": step}))
+        state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
+        (folder / "state.json").write_text(json.dumps(state))
     settings = {"model": models[0].config.to_dict(), "data": {"train": "grammar", "seed": 1}}
     (tmp_path / "run/config.json").write_text(json.dumps(settings))
     tokenizer.save(tmp_path / "run/tokenizer.model")

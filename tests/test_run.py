@@ -167,7 +167,7 @@ def test_keeps_the_last_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "state"])
-def test_a_damaged_checkpoint_is_passed_over(two_epochs, capsys, damage):
+def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys, damage):
     newest = two_epochs / "checkpoints/step-00000006"
     weights = newest / "model.weights.h5"
     content = weights.read_bytes()
@@ -179,8 +179,12 @@ def test_a_damaged_checkpoint_is_passed_over(two_epochs, capsys, damage):
         weights.unlink()
     else:
         (newest / "state.json").write_text("{")
-    restored(Run(two_epochs))
-    assert "step-00000006 is damaged" in capsys.readouterr().out
+    run = Run(two_epochs)
+    restored(run)
+    damaged = "step-00000006: expected a whole checkpoint, got a damaged one"
+    assert damaged in capsys.readouterr().out
+    with pytest.raises(tt.BadInput, match=f"{damaged} .*; remove this folder"):
+        run.weights(last=2)
 
 
 def test_half_written_is_not_a_checkpoint(one_epoch):

@@ -86,8 +86,18 @@ class Run:
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
     def weights(self, last: int) -> list[Path]:
-        """The weight files of the last checkpoints, for `average_weights`."""
-        return [path / "model.weights.h5" for path in self.checkpoints()[-last:]]
+        """The weight files of the last checkpoints, for `average_weights`.
+
+        Raises:
+            BadInput: one of them is damaged.
+        """
+        folders = self.checkpoints()[-last:]
+        for folder in folders:
+            try:
+                _whole(folder)
+            except BadInput as error:
+                raise BadInput(f"{error}; remove this folder to average others") from error
+        return [folder / "model.weights.h5" for folder in folders]
 
     def save(self, model: keras.Model, step: int, **state) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
@@ -126,16 +136,13 @@ class Run:
     def restore(self, model: keras.Model) -> dict[str, Any] | None:
         """Load the newest whole checkpoint into a built and compiled model; `None` if there is none."""
         for folder in reversed(self.checkpoints()):
-            weights = folder / "model.weights.h5"
             try:
-                state = json.loads((folder / "state.json").read_text())
-                if state["sha256"] != checksum(weights):
-                    raise ValueError("its checksum is wrong")
-            except (OSError, ValueError, KeyError) as error:
-                print(f"{folder} is damaged ({error}); trying the one before")
+                state = _whole(folder)
+            except BadInput as error:
+                print(f"{error}; trying the one before")
                 continue
             model.optimizer.build(model.trainable_variables)
-            model.load_weights(weights)
+            model.load_weights(folder / "model.weights.h5")
             for seed, value in zip(_seeds(model), state["seeds"], strict=True):
                 seed.assign(value)
             self.history = state["history"]
@@ -346,6 +353,17 @@ def write_text(path, text: str | Iterable[str]) -> None:
 def write_json(path, value) -> None:
     """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def _whole(folder: Path) -> dict[str, Any]:
+    """What the state.json of a checkpoint says, if all of it is as it was written."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        if state["sha256"] != checksum(folder / "model.weights.h5"):
+            raise ValueError("its checksum is wrong")
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"{folder}: expected a whole checkpoint, got a damaged one ({error})") from error
+    return state
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

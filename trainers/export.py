@@ -70,7 +70,7 @@ def main(argv=None) -> None:
 
     float32 = tt.Translator.from_run(args.run, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     translator = float32 if args.dtype == "float32" else float32.astype(args.dtype)
-    count = len(run.weights(args.average_last))
+    count = len(run.checkpoints()[-args.average_last :])
     print(f"the mean of {count} checkpoints of {args.run}; {float32.model.count_params():,} parameters", flush=True)
 
     if args.format == "ctranslate2":

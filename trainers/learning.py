@@ -256,7 +256,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
         print(f"Give more --steps to train on, or another --run to start anew (this one did {state['step']:,}).")
         return False
     if chief:
-        count = len(run.weights(args.average_last))
+        count = len(run.checkpoints()[-args.average_last :])
         print(f"averaging the last {count} checkpoints; beam search with {args.beam_size} beams", flush=True)
     return chief
 
