@@ -118,6 +118,8 @@ def test_resumed_is_never_stopped(tmp_path):
     model = train(Run(tmp_path / "parts"), 4)
     for weight, other in zip(model.variables, expected.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    names = [[path.name for path in run.checkpoints()] for run in (whole, parts)]
+    assert names[0] == names[1]  # so that the average is the same
     files = [(tmp_path / name / "history.csv").read_text().splitlines() for name in ("whole", "parts")]
     rows = [list(csv.DictReader(lines)) for lines in files]
     assert [row["step"] for row in rows[1]] == ["3", "6", "9", "12"]
@@ -126,6 +128,20 @@ def test_resumed_is_never_stopped(tmp_path):
         for name in set(row) - {"seconds", "tokens/s"}:
             assert row[name] == other[name], name
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
+
+
+def test_stopped_in_an_epoch_s_last_step(tmp_path):
+    """The epoch ends first, with its row."""
+    whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
+    train(whole, 3)
+    with pytest.raises(Stopped, match="stopped after saving step 7"):
+        train(parts, 3, Signals(6, signal.SIGTERM))
+    names = [path.name for path in parts.checkpoints()]
+    assert names == ["step-00000003", "step-00000006", "step-00000007-stopped"]
+    train(Run(tmp_path / "parts", keep=2), 3)
+    assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
+    for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
+        assert row["loss"] == other["loss"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -147,7 +163,7 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
     assert not run.checkpoints()
     with pytest.raises(Stopped, match="stopped after saving step 2"):
         train(run, 1, Signals(2, signal.SIGINT))
-    assert [path.name for path in run.checkpoints()] == ["step-00000002"]
+    assert [path.name for path in run.checkpoints()] == ["step-00000002-stopped"]
     assert capfd.readouterr().err.count("saving after this step") == 2
 
 

@@ -21,12 +21,16 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 
+STOPPED = "-stopped"  # how the name of a checkpoint between two epochs' ends does
+
 
 class Run:
     """runs/NAME/{config.json, tokenizer.model, checkpoints/, logs/, history.csv, metrics.json}.
 
     A checkpoint is a folder checkpoints/step-N with the weights of model and optimizer, and state.json with the step,
-    the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
+    the random state, the history and a checksum of the weights. It is written beside its place and then renamed. One
+    that was written because training was told to stop, checkpoints/step-N-stopped, goes when the next one is there, so
+    that averages are those of a run which was never stopped.
 
     Args:
         path: the folder.
@@ -102,10 +106,16 @@ class Run:
     def save(self, model: keras.Model, step: int, **state) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
 
+        Args:
+            model: a compiled model.
+            step: how many it has made.
+            state: what more there is to remember; `half_done` of an epoch that is not at its end.
+
         Raises:
             OSError: it cannot be written, the disk is full; the checkpoints before it stay.
         """
-        folder = self.path / "checkpoints" / f"step-{step:08d}"
+        name = f"step-{step:08d}{STOPPED if 'half_done' in state else ''}"
+        folder = self.path / "checkpoints" / name
         if not self.writes:
             return folder
         temporary = folder.with_name(f".{folder.name}")
@@ -129,7 +139,9 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             kept = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {kept}") from error
-        for old in self.checkpoints()[: -self.keep]:
+        stops = [path for path in self.checkpoints() if path.name.endswith(STOPPED)]
+        at_ends = [path for path in self.checkpoints() if path not in stops]
+        for old in [*at_ends[: -self.keep], *(path for path in stops if path != folder)]:
             shutil.rmtree(old)
         return folder
 
@@ -280,7 +292,7 @@ class Progress(keras.callbacks.Callback):
             self.half_done = None
         self.seen = logs.pop("tokens")
         logs["tokens/s"] = self.seen / self.elapsed
-        if self.told_to_stop:
+        if self.told_to_stop and batch + 1 != self.params["steps"]:  # after an epoch's last there is its end
             sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             self.on_train_end()
