@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
 
     checked = []  # test_check.py has the checks themselves
     monkeypatch.setattr(publish, "check", lambda path: checked.append(path.name) or [])
-    steps = step + 6
+    steps = step + 7  # in epochs of four, and a shorter last one
     translation.main([*argv, "--steps", str(steps)])
     printed = capsys.readouterr().out
     assert f"going on from the checkpoint at step {step:,} of {steps:,}" in printed
@@ -54,7 +54,8 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
         *("step", "target_tokens", "seconds", "tokens/s", "dev_bleu", "learning_rate", "gradient_norm"),
         *("accuracy", "loss", "perplexity", "val_accuracy", "val_loss", "val_perplexity"),
     }
-    assert [int(row.split(",")[0]) for row in rows[1:]] == list(range(3, steps + 1, 3))
+    ends = [*range(3, step + 1, 3), *range(step // 4 * 4 + 4, steps, 4), steps]
+    assert [int(row.split(",")[0]) for row in rows[1:]] == ends
     metrics = json.loads((run / "metrics.json").read_text())
     assert set(metrics) == {
         "test_bleu",

@@ -234,7 +234,7 @@ class Progress(keras.callbacks.Callback):
     Args:
         run: where to.
         state: what the checkpoint says that training begins from (`Run.restore`), or `START`.
-        steps: how many there are to be, to say how long it takes.
+        steps: how many there are to be; the epoch ends with the last.
         alone: whether this process trains by itself; of several, one cannot save where the others are not.
     """
 
@@ -292,7 +292,9 @@ class Progress(keras.callbacks.Callback):
             self.half_done = None
         self.seen = logs.pop("tokens")
         logs["tokens/s"] = self.seen / self.elapsed
-        if self.told_to_stop and batch + 1 != self.params["steps"]:  # after an epoch's last there is its end
+        self.model.stop_training |= self.step == self.steps
+        ends = self.model.stop_training or batch + 1 == self.params["steps"]  # the epoch, which then saves
+        if self.told_to_stop and not ends:
             sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             self.on_train_end()
