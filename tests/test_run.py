@@ -59,11 +59,11 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
-def train(run, epochs, *callbacks):
-    """Train to so many epochs of three steps, going on from the last checkpoint."""
+def train(run, epochs, *callbacks, steps=None):
+    """Train to so many epochs of three steps, or steps, going on from the last checkpoint."""
     model = new_model()
-    progress = Progress(run, run.restore(model) or START)
-    while progress.step < 3 * epochs:
+    progress = Progress(run, run.restore(model) or START, steps)
+    while progress.step < (steps or 3 * epochs):
         first, done = divmod(progress.step, 3)
         with progress.hears_signals():
             model.fit(
@@ -142,6 +142,15 @@ def test_stopped_in_an_epoch_s_last_step(tmp_path):
     assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
     for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
         assert row["loss"] == other["loss"]
+
+
+def test_a_shorter_last_epoch(tmp_path):
+    """The last step is its end, also where it is told to stop in it."""
+    run = Run(tmp_path / "run")
+    with pytest.raises(Stopped, match="stopped after saving step 8"):
+        train(run, 3, Signals(8, signal.SIGTERM), steps=8)
+    assert [path.name for path in run.checkpoints()] == ["step-00000003", "step-00000006", "step-00000008"]
+    assert [row["step"] for row in run.history] == [3, 6, 8]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
