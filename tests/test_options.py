@@ -9,7 +9,8 @@ import sys
 import pytest
 from programs import ROOT, fails, options
 
-from tf_transformer.run import Stopped, write_text
+from tf_transformer.callbacks import Stopped
+from tf_transformer.run import write_text
 from trainers import attention, evaluate, export, translate, translation
 from trainers.command import in_parts, languages, run_program
 

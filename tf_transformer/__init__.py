@@ -22,6 +22,7 @@ from tf_transformer.version import __version__
 
 _LAZY = {
     "bleu": ("bleu", None),
+    "callbacks": ("callbacks", None),
     "data": ("data", None),
     "costs": ("costs", None),
     "distribution": ("distribution", None),

@@ -168,7 +168,9 @@ def watch_bleu(tt, dev, **options):
 
     def watch(model, tokenizer, logs):
         greedy = tt.Translator(model, tokenizer, beam_size=1)
-        return tt.run.DevScore("BLEU", greedy, lambda *texts: tt.bleu.bleu(*texts).value, *dev, logs=logs, **options)
+        return tt.callbacks.DevScore(
+            "BLEU", greedy, lambda *texts: tt.bleu.bleu(*texts).value, *dev, logs=logs, **options
+        )
 
     return watch
 
@@ -226,16 +228,16 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
     print(f"model: {args.preset}, {model.count_params():,} parameters, {replicas} x; run: {run.path}")
 
     with strategy.scope():
-        state = run.restore(model) or tt.run.START
+        state = run.restore(model) or tt.callbacks.START
     steps = args.epochs * summary.batches if args.epochs else (args.steps or config.train_steps)
     if state["step"]:
         print(f"going on from the checkpoint at step {state['step']:,} of {steps:,}")
     interval = -(-steps // max(1, round(steps / recipe["eval_every"])))
-    progress = tt.run.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
+    progress = tt.callbacks.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
     while progress.step < steps:
         print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
         first, done = divmod(progress.step, interval)  # where it was stopped, an epoch may be partly done
-        callbacks = [tt.run.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
+        callbacks = [tt.callbacks.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
         if chief:
             board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
             callbacks = [texts.watch(model, tokenizer, run.path / "logs"), *callbacks, board]

@@ -95,7 +95,9 @@ def main(argv=None) -> None:
 
     def watch(model, tokenizer, logs):
         lines = [treebank.as_line(tree) for tree in dev]
-        return tt.run.DevScore("F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1, logs=logs)
+        return tt.callbacks.DevScore(
+            "F1", parser_of(model, tokenizer, 1, 0.0), f1, sources(dev), lines, show=1, logs=logs
+        )
 
     given = (tt.data.in_memory(*train_pairs), len(train), pairs(dev))
     texts = Texts(*given, learn_tokenizer, watch, pair_ids=parsing.pair_ids, max_length=parsing.MAX_LENGTH)

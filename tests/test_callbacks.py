@@ -1,0 +1,143 @@
+"""A training that is told to stop goes on as if it never had been, and one whose numbers go wrong says where."""
+
+import csv
+import signal
+
+import keras
+import numpy as np
+import pytest
+from test_run import new_model, train
+
+import tf_transformer as tt
+from tf_transformer.callbacks import NumbersGoneWrong, Stopped
+from tf_transformer.run import Run
+
+
+class Signals(keras.callbacks.Callback):
+    """Sends this process signals during the step of that number."""
+
+    def __init__(self, step, *numbers):
+        super().__init__()
+        self.step, self.numbers = step, numbers
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step -= 1
+        if self.step == 0:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, as in a terminal; what a script starts with & ignores it, and these tests may be such."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_resumed_is_never_stopped(tmp_path):
+    """Weights, optimizer, schedule, dropout's random state, position in the data, history; and of half an epoch."""
+    whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
+    expected = train(whole, 4)
+    train(parts, 1)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped after saving step 5"):
+        train(Run(tmp_path / "parts"), 3, Signals(2, signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is handler
+    train(Run(tmp_path / "parts"), 3)
+    model = train(Run(tmp_path / "parts"), 4)
+    for weight, other in zip(model.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    names = [[path.name for path in run.checkpoints()] for run in (whole, parts)]
+    assert names[0] == names[1]  # so that the average is the same
+    files = [(tmp_path / name / "history.csv").read_text().splitlines() for name in ("whole", "parts")]
+    rows = [list(csv.DictReader(lines)) for lines in files]
+    assert [row["step"] for row in rows[1]] == ["3", "6", "9", "12"]
+    for row, other in zip(*rows, strict=True):
+        assert set(row) == set(other)
+        for name in set(row) - {"seconds", "tokens/s"}:
+            assert row[name] == other[name], name
+    assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
+
+
+def test_stopped_in_an_epoch_s_last_step(tmp_path):
+    """The epoch ends first, with its row."""
+    whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
+    train(whole, 3)
+    with pytest.raises(Stopped, match="stopped after saving step 7"):
+        train(parts, 3, Signals(6, signal.SIGTERM))
+    names = [path.name for path in parts.checkpoints()]
+    assert names == ["step-00000003", "step-00000006", "step-00000007-stopped"]
+    train(Run(tmp_path / "parts", keep=2), 3)
+    assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
+    for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
+        assert row["loss"] == other["loss"]
+
+
+def test_a_shorter_last_epoch(tmp_path):
+    """The last step is its end, also where it is told to stop in it."""
+    run = Run(tmp_path / "run")
+    with pytest.raises(Stopped, match="stopped after saving step 8"):
+        train(run, 3, Signals(8, signal.SIGTERM), steps=8)
+    assert [path.name for path in run.checkpoints()] == ["step-00000003", "step-00000006", "step-00000008"]
+    assert [row["step"] for row in run.history] == [3, 6, 8]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, tmp_path):
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
+    run = Run(tmp_path / "run")
+    handler = signal.getsignal(number)
+    with pytest.raises(Stopped, match="stopped after saving step 3") as stopped:
+        train(run, 1, stop)
+    assert stopped.value.number == number
+    assert signal.getsignal(number) is handler
+    assert [path.name for path in run.checkpoints()] == ["step-00000003"]
+
+
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
+    assert not run.checkpoints()
+    with pytest.raises(Stopped, match="stopped after saving step 2"):
+        train(run, 1, Signals(2, signal.SIGINT))
+    assert [path.name for path in run.checkpoints()] == ["step-00000002-stopped"]
+    assert capfd.readouterr().err.count("saving after this step") == 2
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        train(Run(tmp_path / "run"), 1, Signals(2, signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class InfiniteAt18(tt.SmoothedCrossEntropy):
+    def call(self, y_true, y_pred):
+        return super().call(y_true, y_pred) * keras.ops.where(keras.ops.any(y_true == 18), np.inf, 1.0)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
+    import tensorflow as tf
+
+    def numbers(first, lines):
+        return tf.data.Dataset.range(first, 99).map(lambda batch: (0, 0, [batch * 100 + 7, batch * 100 + 3]))
+
+    model = new_model()
+    model.skip_not_finite = skip
+    model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=[tt.TokenAccuracy()])
+    ids = tf.data.Dataset.range(2, 7).map(lambda batch: tf.fill((5, 7), tf.where(batch == 4, 18, 5)))
+    data = ids.map(lambda ids: ((ids, ids), ids))
+    watch = NumbersGoneWrong(numbers, first=2, skip=skip)
+    message = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training text"
+    if skip:
+        history = model.fit(data, callbacks=[watch], verbose=0, shuffle=False).history
+        assert capsys.readouterr().out.count(message) == 1
+        assert np.isfinite(history["loss"]).all()
+        assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    else:
+        with pytest.raises(tt.BadInput, match=message):
+            model.fit(data, callbacks=[watch], verbose=0, shuffle=False)
