@@ -56,10 +56,43 @@ def test_teachers_differ_in_their_seed_and_are_not_trained_twice(argv, tmp_path,
     (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
     translation.main([*argv, "--teachers", *map(str, folders)])
     assert learned[3:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
-    with pytest.raises(tt.BadInput, match=r"one holds a run of another configuration: model.dropout was 0.1, now 0.2"):
-        translation.main([*argv, "--dropout", "0.2", "--teachers", *map(str, folders)])
-    with pytest.raises(tt.BadInput, match=r"--teachers: expected --bidirectional-steps above 0"):
-        translation.main([*argv, "--bidirectional-steps", "0", "--teachers", *map(str, folders)])
+
+
+def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatch):
+    monkeypatch.setattr(teachers, "learn", lambda *given: pytest.fail("trained"))
+    monkeypatch.setattr(translation, "learn", lambda *given: pytest.fail("trained"))
+    new, old, run = (str(tmp_path / name) for name in ("new", "old", "run"))
+
+    def refused(message, *more):
+        with pytest.raises(tt.BadInput, match=message):
+            translation.main([*argv, *more])
+
+    refused("--teachers: expected --bidirectional-steps above 0", "--bidirectional-steps", "0", "--teachers", new)
+    refused("expected different folders, got --run .*run --teachers .*new .*new", "--teachers", new, new)
+    refused("expected different folders", "--teachers", new, f"{new}/../run")
+
+    settings = settings_of([*argv, "--seed", "7"], monkeypatch)
+    tt.run.Run(old).begin(settings)
+    for lines in (PAIRS - 1, PAIRS + 1):
+        for name in ("forward.txt", "backward.txt"):
+            (tmp_path / "old" / name).write_text("Haus\n" * (lines - 1) + "\n")
+        refused(f"old: expected as many translations as there are pairs .*, 43, got {lines}", "--teachers", new, old)
+    (tmp_path / "old/forward.txt").write_text("Haus\n" * PAIRS)
+    refused(r"expected as many lines in both files, got 43 .* and 44", "--teachers", new, old)
+    changed = r"old holds a run of another configuration: model.dropout was 0.1, now 0.2"
+    refused(changed, "--dropout", "0.2", "--teachers", new, old)
+    tt.run.Run(run).begin(settings_of(argv, monkeypatch))
+    refused(r"run holds a run of another configuration: data.teachers was null, now", "--teachers", new)
+    assert not (tmp_path / "new").exists()
+
+
+def settings_of(argv, monkeypatch):
+    """What config.json would say."""
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "learn", lambda *given: found.append(given[-2]))
+        translation.main(argv)
+    return found[0]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def main(argv=None) -> None:
     beyond = {name: recipe[name] for name in AS_THE_PAPER}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch_bleu(tt, dev), records, **beyond)
     if args.teachers:
-        texts = with_teachers(tt, args, strategy, config, recipe, settings, texts)
+        texts = with_teachers(tt, args, strategy, config, recipe, run, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
