@@ -56,6 +56,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
+        (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
         (["--word-dropout-after", "-1"], "--word-dropout-after: expected 0 or more, got -1"),
         (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
@@ -110,6 +111,8 @@ def test_languages(train, given, expected):
 def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
     assert "found no saved_model.pb" in fails(evaluate, nothing, capsys)
+    lost = [*nothing, "--output", tmp_path / "no" / "where"]
+    assert "--output: expected a file in a folder that exists, got" in fails(evaluate, lost, capsys)
     assert "found no saved_model.pb" in fails(translate, [tmp_path, text / "dev.en"], capsys)
     name = ["--name", "m", "--base", tmp_path / "models"]
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from programs import fails
@@ -9,7 +10,7 @@ from programs import fails
 import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.treebank import read_tree
-from trainers import parsing, translate
+from trainers import parsing, translate, translation
 
 NOUNS = ["cat", "dog", "door", "woman", "(", "tree"]
 
@@ -88,7 +89,19 @@ def test_dropout_is_chosen_by_the_dev_trees(monkeypatch, tmp_path):
         run, settings = tt.run.Run(tmp_path / "run"), {"model": {"dropout": 0.1, "d_model": 7}}
         best = parsing.learn_best(tt, args, None, tt.PRESETS["tiny"], {}, run, settings, "texts")
         assert best is None if complete == 0.2 else best.path == tmp_path / "run" / "dropout-0.2"
-        assert args.export.parts == ("savedmodels", "run")
+
+
+def test_the_savedmodel_is_called_as_the_run(files, tmp_path, monkeypatch):
+    """Also that of one of its dropout rates."""
+    found = []
+    monkeypatch.setattr(parsing, "learn_best", lambda tt, args, *_: found.append((args.export, args.tune_dropout)))
+    monkeypatch.setattr(translation, "learn", lambda tt, args, *_: found.append((args.export, None)))
+    run = ["--run", str(tmp_path / "name")]
+    parsing.main(["--train", files[0], "--dev", files[1], *run, "--tune-dropout", "0.2"])
+    translation.main(run)
+    translation.main([])
+    names = [Path("savedmodels") / name for name in ("name", "name", "demo")]
+    assert found == list(zip(names, ([0.2], None, None), strict=True))
 
 
 def test_what_a_user_gets_wrong(files, tmp_path, capsys):
@@ -108,6 +121,7 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         ([*given, "--tune-dropout", 0.1, "--dropout", 0.1], "expected --dropout or --tune-dropout, got both"),
         ([*given, "--tune-dropout", 0.1, 1], "dropout: expected a rate in [0, 1), got 1"),
         ([*given, "--beam-size", 0], "--beam-size: expected a positive number, got 0"),
+        ([*given, "--export", train], f"{train}: expected a folder to write models to"),
         ([*given, "--preset", "nice"], "--preset: expected one of base, big"),
         (
             ["--train", train, bad, "--dev", dev],

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_next_version(tmp_path):
     for name in ("1", "09", "10x", ".export-11-5"):
         (tmp_path / name).mkdir()
     assert next_version(tmp_path).name == "10"
+
+
+def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/deeper"):
+        with pytest.raises(tt.BadInput, match=rf"{path}: expected a folder to write models to; .*/file is none that"):
+            next_version(path)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path or mode & os.W_OK == 0)
+    with pytest.raises(tt.BadInput, match=rf"expected a folder to write models to; {tmp_path} is none"):
+        next_version(tmp_path / "nowhere/at/all")
+    monkeypatch.chdir(tmp_path / "..")
+    assert next_version("nowhere/at/all") == Path("nowhere/at/all/1")
 
 
 def test_description(translator, saved):

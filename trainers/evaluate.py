@@ -3,6 +3,8 @@
 Of several, each after the first is compared with the first by paired bootstrap.
 """
 
+from pathlib import Path
+
 from trainers.command import in_parts, load_tensorflow, options, run_program
 
 
@@ -22,6 +24,8 @@ def main(argv=None) -> None:
         parser.error("expected --source beside --model")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
+    if args.output and not Path(args.output).parent.is_dir():
+        parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
     if args.samples <= 0:
         parser.error(f"--samples: expected a positive number, got {args.samples}")
 

@@ -61,7 +61,8 @@ def main(argv=None) -> None:
 
     # Everything a user gave is looked at before anything is computed.
     folder = args.base / args.name
-    path = folder / str(args.version) if args.version else next_version(folder)
+    unused = next_version(folder)
+    path = folder / str(args.version) if args.version else unused
     if path.exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
     run = tt.run.Run(args.run)

@@ -274,7 +274,7 @@ def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:
     from tf_transformer.serving.publish import next_version, save_export
 
     print("writing the SavedModel, and checking that it can be served", flush=True)
-    saved = next_version(args.export or Path("savedmodels") / run.path.name)
+    saved = next_version(args.export)
     state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
     export.describe(step=state["step"])
     save_export(export, saved, checked=True)

@@ -56,6 +56,7 @@ def main(argv=None) -> None:
     tt = load_tensorflow()
     from tf_transformer import evalb, parsing, treebank
     from tf_transformer.serving.export import ParserExport
+    from tf_transformer.serving.publish import next_version
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe, settings = choose(tt, args, RECIPES, "parsing_wsj")
@@ -67,6 +68,8 @@ def main(argv=None) -> None:
     run = tt.run.Run(args.run or Path("runs") / args.preset, keep=args.average_last)
 
     # Everything a user gave is looked at before anything is written.
+    args.export = args.export or Path("savedmodels") / run.path.name
+    next_version(args.export)
     trees = {split: treebank.read_trees(files) for split, files in corpus_files(treebank, args).items()}
     for split, found in trees.items():
         if not found:
@@ -164,7 +167,6 @@ def learn_best(tt, args, strategy, config, recipe, run, settings, texts: Texts):
     import keras
 
     configs = [dataclasses.replace(config, dropout=rate) for rate in args.tune_dropout]
-    args.export = args.export or Path("savedmodels") / run.path.name
     to_do, scores = {}, {}
     for config in configs:
         print(f"\ndropout {config.dropout}")

@@ -132,8 +132,15 @@ def _flush(path: Path) -> None:
 
 
 def next_version(path) -> Path:
-    """The first unused folder <path>/<integer> above those in use."""
+    """The first unused folder <path>/<integer> above those in use.
+
+    Raises:
+        BadInput: it could not be written.
+    """
     path = Path(path)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise BadInput(f"{path}: expected a folder to write models to; {there} is none that can be written to")
     used = [int(folder.name) for folder in path.iterdir() if folder.name.isdigit()] if path.is_dir() else []
     return path / str(max(used, default=0) + 1)
 
