@@ -11,7 +11,8 @@ from programs import ROOT, fails, options
 
 from tf_transformer.callbacks import Stopped
 from tf_transformer.run import write_text
-from trainers import attention, evaluate, export, translate, translation
+from tf_transformer.serving.export import MAX_ALPHA
+from trainers import attention, evaluate, export, learning, translate, translation
 from trainers.command import in_parts, languages, run_program
 
 
@@ -61,9 +62,13 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--word-dropout-after", "-1"], "--word-dropout-after: expected 0 or more, got -1"),
         (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
+        (["--factor", "nan"], "--factor: expected a positive number, got nan"),
+        (["--alpha", "5.1"], "--alpha: expected a number from 0 to 5, got 5.1"),
+        (["--seed", "-1"], "--seed: expected 0 to 4294967295, got -1"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):
+    assert learning.MAX_ALPHA == MAX_ALPHA
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+MAX_ALPHA = 5.0  # that of exports, whose module takes TensorFlow to import
 
 
 def add_training_options(add, beam_size: int, alpha: float, average_last: int = 5) -> None:
@@ -52,9 +55,13 @@ def add_training_options(add, beam_size: int, alpha: float, average_last: int = 
 
 def check_training_options(parser, args) -> None:
     whole = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "beam_size", "parts")
-    for name in (*whole, "clip_norm"):
-        if getattr(args, name) is not None and getattr(args, name) <= 0:
+    for name in (*whole, "factor", "clip_norm"):
+        if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
+    if not 0 <= args.alpha <= MAX_ALPHA:
+        parser.error(f"--alpha: expected a number from 0 to {MAX_ALPHA:g}, got {args.alpha:g}")
+    if not 0 <= args.seed < 2**32:
+        parser.error(f"--seed: expected 0 to {2**32 - 1}, got {args.seed}")
 
 
 def choose(tt, args, recipes, default: str):

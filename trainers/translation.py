@@ -126,8 +126,9 @@ def main(argv=None) -> None:
     print(f"BLEU {bleu.value:.2f}  {bleu.signature}\nchrF {chrf.value:.2f}  {chrf.signature}")
     facts = {"bleu": metrics["test_bleu"], "bleu_signature": bleu.signature}
     facts |= languages(settings, args.languages if args.tfds else None)
+    export = Export(translator, max_beam_size=max(16, args.beam_size), **facts)
     examples = test[0][:3]
-    saved = publish(tt, args, run, Export(translator, **facts), metrics, examples)
+    saved = publish(tt, args, run, export, metrics, examples)
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
   echo "{examples[0]}" | python -m trainers.translate {saved}
   tensorboard --logdir {run.path / "logs"}
