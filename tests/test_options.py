@@ -1,14 +1,17 @@
 """What a user asks the programs for, and everything that can be wrong with it."""
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 from programs import ROOT, fails, options
 
+import tf_transformer as tt
 from tf_transformer.callbacks import Stopped
 from tf_transformer.run import write_text
 from tf_transformer.serving.export import MAX_ALPHA
@@ -72,6 +75,14 @@ def test_bad_options(text, tmp_path, capsys, change, message):
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, monkeypatch):
+    monkeypatch.setattr(tt.distribution, "is_chief", lambda strategy: is_chief)
+    args = types.SimpleNamespace(export=ROOT / "README.md")
+    with pytest.raises(tt.BadInput, match="folder to write models to") if is_chief else contextlib.nullcontext():
+        learning.choose_export(tt, args, None, tt.run.Run("runs/name"))
 
 
 def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkeypatch):

@@ -75,6 +75,19 @@ def choose(tt, args, recipes, default: str):
     return config, recipe, described(args, config, recipe)
 
 
+def choose_export(tt, args, strategy, run) -> None:
+    """Where the run's SavedModel goes, if --export does not say it.
+
+    Raises:
+        BadInput: none could be written there.
+    """
+    from tf_transformer.serving.publish import next_version
+
+    args.export = args.export or Path("savedmodels") / run.path.name
+    if tt.distribution.is_chief(strategy):
+        next_version(args.export)
+
+
 def described(args, config, recipe) -> dict:
     """What of the options a run's config.json begins with."""
     return {

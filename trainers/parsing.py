@@ -10,7 +10,16 @@ import time
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import Texts, add_training_options, check_training_options, choose, learn, publish, show_plan
+from trainers.learning import (
+    Texts,
+    add_training_options,
+    check_training_options,
+    choose,
+    choose_export,
+    learn,
+    publish,
+    show_plan,
+)
 
 RECIPES = {  # what a preset is trained with, besides its configuration
     "parsing_small": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.5, "eval_every": 1_000},
@@ -56,7 +65,6 @@ def main(argv=None) -> None:
     tt = load_tensorflow()
     from tf_transformer import evalb, parsing, treebank
     from tf_transformer.serving.export import ParserExport
-    from tf_transformer.serving.publish import next_version
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe, settings = choose(tt, args, RECIPES, "parsing_wsj")
@@ -68,8 +76,7 @@ def main(argv=None) -> None:
     run = tt.run.Run(args.run or Path("runs") / args.preset, keep=args.average_last)
 
     # Everything a user gave is looked at before anything is written.
-    args.export = args.export or Path("savedmodels") / run.path.name
-    next_version(args.export)
+    choose_export(tt, args, strategy, run)
     trees = {split: treebank.read_trees(files) for split, files in corpus_files(treebank, args).items()}
     for split, found in trees.items():
         if not found:

@@ -14,6 +14,7 @@ from trainers.learning import (
     add_training_options,
     check_training_options,
     choose,
+    choose_export,
     learn,
     publish,
     show_plan,
@@ -77,7 +78,6 @@ def main(argv=None) -> None:
     print("loading TensorFlow ...", flush=True)
     tt = load_tensorflow()
     from tf_transformer.serving.export import Export
-    from tf_transformer.serving.publish import next_version
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     records = tt.records.Records(args.prepared) if args.prepared else None
@@ -100,8 +100,7 @@ def main(argv=None) -> None:
     run = tt.run.Run(args.run or Path("runs") / name, keep=args.average_last)
 
     # Everything a user gave is looked at before anything is written.
-    args.export = args.export or Path("savedmodels") / run.path.name
-    next_version(args.export)
+    choose_export(tt, args, strategy, run)
     pairs, sentences, count, dev, test = read_corpus(tt, args)
 
     def learn_tokenizer():
