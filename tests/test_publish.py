@@ -96,7 +96,7 @@ def test_next_version(tmp_path):
 
 
 def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch(0o755)
     for path in (tmp_path / "file", tmp_path / "file/deeper"):
         with pytest.raises(tt.BadInput, match=rf"{path}: expected a folder to write models to; .*/file is none that"):
             next_version(path)
