@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+import warnings
 
 import pytest
 from programs import ROOT, fails, options
@@ -176,6 +177,12 @@ def test_a_program_that_a_signal_stopped_says_how_to_go_on(number, capsys):
         run_program(stopped)
     assert ended.value.code == 128 + number
     assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
+
+
+def test_a_warning_is_one_line(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", None)  # for it to be as before afterwards
+    run_program(lambda: None)
+    assert warnings.formatwarning(UserWarning("texts are long"), UserWarning, "x.py", 3) == "warning: texts are long\n"
 
 
 def test_long_texts_are_translated_part_by_part(capsys):

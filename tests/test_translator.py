@@ -1,7 +1,9 @@
 """Text in, text out, in Python; tests/test_export.py has the same from a SavedModel."""
 
+import functools
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -27,8 +29,22 @@ def test_nothing_in_nothing_out(translator):
     assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False)]
 
 
-def test_a_string_gives_a_string(translator):
-    assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] != ""
+def test_long_texts_are_said_to_be_cut(translator, saved):
+    texts = ["door " * 99, "Two doors.", "door " * 113]
+    message = "more tokens than the model reads in {} texts; only their beginnings are read: {}$".format
+    doors = r"'(door ){8}'\.\.\."
+    for function in (translator, functools.partial(translator.sample, k=1), tt.SavedTranslator(saved)):
+        with pytest.warns(UserWarning, match=message("2 of 3", f"{doors}, {doors}")):
+            first, _, last = function(text for text in texts)
+        assert first == last != ""
+        with warnings.catch_warnings(action="error"):
+            function(["door", ""])
+    with pytest.warns(UserWarning, match=message("4 of 4", r"('\ufffd(door ){7}door'\.\.\.,? ){3}and others")):
+        tt.SavedTranslator(saved)([b"\xff" + b"door " * 99] * 4)
+
+
+def test_a_string_gives_a_string(translator, saved):
+    assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] == tt.SavedTranslator(saved)(TEXTS[0]) != ""
 
 
 def test_n_best_is_sorted_and_distinct(translator):

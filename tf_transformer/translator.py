@@ -1,5 +1,6 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -43,7 +44,7 @@ class Translator:
         beam_size: K of section 6.1.
         alpha: exponent of the length penalty (section 6.1).
         extra_length: an output has at most so many tokens more than its source (section 6.1), end symbol included.
-        max_source_length: longer sources are cut to so many tokens.
+        max_source_length: longer sources are cut to so many tokens, with a warning when called from Python.
         batch_size: sentences a batch when called from Python.
     """
 
@@ -152,9 +153,9 @@ class Translator:
         """
 
         def search(text, prefix_text=None):
-            source, source_length, _ = self.source(text)
+            source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
-            return self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
+            return truncated, self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
 
         columns = [texts] if prefixes is None else [texts, prefixes]
         return [
@@ -168,15 +169,15 @@ class Translator:
             raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
 
         def draw(text, temperature, seed):
-            source, source_length, _ = self.source(text)
+            source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
-            return sample(**start, seed=seed, temperature=temperature, k=k)
+            return truncated, sample(**start, seed=seed, temperature=temperature, k=k)
 
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
 
     def _by_batch(self, key, function, columns, *options):
-        """Call `function`, columns of texts [B] and options -> `Hypotheses`, on batches of similar length.
+        """Call `function`, columns of texts [B] and options -> bool [B], `Hypotheses`, on batches of similar length.
 
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
@@ -184,15 +185,17 @@ class Translator:
         if key not in self._functions:
 
             def texts_and_more(*arguments):
-                found = function(*arguments)
-                return found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
+                truncated, found = function(*arguments)
+                return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
             specs = [tf.TensorSpec([None], tf.string)] * len(columns) + [tf.TensorSpec([], o.dtype) for o in options]
             self._functions[key] = tf.function(texts_and_more, input_signature=specs, autograph=False)
+        columns = [list(column) for column in columns]
         rows = by_batch(lambda *batch: self._functions[key](*batch, *options), columns, self.batch_size)
+        warn_of_truncated(columns[0], [truncated for truncated, *_ in rows])
         return [
             list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
-            for lengths, texts, *others in rows
+            for _, lengths, texts, *others in rows
         ]
 
     def source(self, text):
@@ -329,12 +332,20 @@ class SavedTranslator:
         self._model = tf.saved_model.load(str(path))
         self.batch_size = batch_size
 
-    def __call__(self, texts: list[str]) -> list[str]:
+    def __call__(self, texts):
+        """The answer to each text. A string gives a string, a list a list."""
+        if isinstance(texts, str):
+            return self([texts])[0]
+        texts = list(texts)
+
         def answer(batch):
             outputs = self._model.signatures["serving_default"](text=batch)
-            return [output for output in outputs.values() if output.dtype == tf.string]
+            (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
+            return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))
 
-        return [text.decode() for (text,) in by_batch(answer, [texts], self.batch_size)]
+        rows = by_batch(answer, [texts], self.batch_size)
+        warn_of_truncated(texts, [truncated for _, truncated in rows])
+        return [text.decode() for text, _ in rows]
 
 
 def _ended(ids):
@@ -350,6 +361,16 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name}, got an empty text")
     if tokens > most:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
+
+
+def warn_of_truncated(texts, truncated: list[bool]) -> None:
+    """A warning, if some of the texts are `truncated`, which says how they begin."""
+    long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
+    if long:
+        starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
+        shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
+        where = f"in {len(long):,} of {len(truncated):,} texts; only their beginnings are read: {shown}"
+        warnings.warn(f"more tokens than the model reads {where}", stacklevel=3)
 
 
 def by_batch(function, columns, batch_size: int) -> list[tuple]:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 
 
@@ -73,6 +74,7 @@ def in_parts(translator, texts, part: int = 2_000) -> Iterator[str]:
 
 def run_program(main) -> None:
     """Run a program: what the user gave wrong is one line and exit status 2, Ctrl-C is 130."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow has it on with AVX-512 only; it helps without, too
     try:
