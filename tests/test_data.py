@@ -143,13 +143,13 @@ def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
     )
 
 
-def test_words_are_hidden_after_a_step(corpus):
+def test_words_are_hidden_after_the_bidirectional_steps(corpus):
     """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
     _, pairs, tokenizer = corpus
 
-    def batches(first=0, rate=0.25, after=11):
+    def batches(first=0, rate=0.25):
         given = data.in_memory(*map(list, zip(*pairs, strict=True)))
-        texts = Texts(given, len(pairs), (["a"], ["b"]), None, None, word_dropout=rate, word_dropout_after=after)
+        texts = Texts(given, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=11, word_dropout=rate)
         return [
             [ids.numpy() for ids in (*inputs, *more)]
             for inputs, *more in texts.batches(tt, tokenizer, 512, seed=1)[0](first).take(29 - first)

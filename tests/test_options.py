@@ -63,7 +63,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
-        (["--word-dropout-after", "-1"], "--word-dropout-after: expected 0 or more, got -1"),
+        (["--student-dropout", "1"], "--student-dropout: expected a rate in [0, 1), got 1.0"),
         (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
         (["--factor", "nan"], "--factor: expected a positive number, got nan"),
@@ -91,10 +91,10 @@ def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkey
     monkeypatch.setattr(translation, "learn", lambda *given: found.append(given))
     argv = options(text, "--run", tmp_path / "run")
     translation.main(argv)
-    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7", "--word-dropout-after", "11"])
+    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7"])
     wanted = [
-        {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0},
-        {"bidirectional_steps": 7, "word_dropout": 0.2, "word_dropout_after": 11},
+        {"bidirectional_steps": 0, "word_dropout": 0.0},
+        {"bidirectional_steps": 7, "word_dropout": 0.2},
     ]
     for (*_, settings, texts), beyond in zip(found, wanted, strict=True):
         assert {name: getattr(texts, name) for name in beyond} == beyond

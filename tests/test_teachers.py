@@ -23,39 +23,60 @@ def argv(tmp_path):
     return argv
 
 
-def test_teachers_differ_in_their_seed_and_are_not_trained_twice(argv, tmp_path, monkeypatch):
+def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_path, monkeypatch):
     learned, students = [], []
 
     def learn(tt, args, strategy, config, recipe, run, settings, texts):
-        assert args.seed == settings["data"]["seed"] and not texts.translations
+        assert args.seed == settings["data"]["seed"] and not texts.translations and config.dropout == 0.1
         assert recipe["bidirectional_steps"] == settings["training"]["bidirectional_steps"] == texts.bidirectional_steps
-        assert (args.steps, args.epochs) == (texts.bidirectional_steps, None) and "teachers" not in settings["data"]
+        assert (args.steps, args.epochs) == (texts.bidirectional_steps, None)
+        assert ("teachers" in settings["data"]) == run.path.name.startswith("run")
         learned.append((run.path.name, args.seed))
         is_new = not (run.path / "config.json").exists()
         run.begin(settings)
+        checkpoint(run.path, args.steps)
         return is_new  # as of a run that was complete before
 
     def translate(tt, args, run, files, sides):
         for file, side in zip(files, sides, strict=True):
             file.write_text("".join(f"{run.path.name} {text}\n" for text in side))
 
+    def main(run, seed, folders):
+        more = ["--run", str(tmp_path / run), "--seed", str(seed), "--student-dropout", "0.05"]
+        translation.main([*argv, *more, "--teachers", *map(str, folders)])
+
     monkeypatch.setattr(teachers, "learn", learn)
     monkeypatch.setattr(teachers, "translate", translate)
     monkeypatch.setattr(translation, "learn", lambda *given: students.append(given))
     folders = [tmp_path / name for name in ("one", "two", "three")]
-    translation.main([*argv, "--teachers", *map(str, folders[:2])])
-    argv[argv.index("--seed") + 1] = "11"
-    translation.main([*argv, "--teachers", *map(str, folders)])
-    assert learned == [("one", 6), ("two", 7), ("three", 14)]
-    for (_, args, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
+    main("run", 5, folders[:2])
+    main("run_2", 11, folders)
+    assert learned == [("one", 6), ("two", 7), ("run", 5), ("three", 14), ("run_2", 11)]
+    for (_, args, _, config, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
         assert args.seed == settings["data"]["seed"] == seed and args.steps == 8
+        assert config.dropout == settings["training"]["student_dropout"] == 0.05 and settings["model"]["dropout"] == 0.1
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
         assert texts.count == (1 + 2 * count) * PAIRS
         assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
 
     (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
-    translation.main([*argv, "--teachers", *map(str, folders)])
-    assert learned[3:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
+    checkpoint(tmp_path / "run_2", 7)
+    main("run_2", 11, folders)
+    assert learned[5:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
+    (tmp_path / "run_2/checkpoints/step-00000005/model.weights.h5").write_text("damaged")
+    (tmp_path / "run_2/checkpoints/step-00000007/model.weights.h5").write_text("damaged")
+    checkpoint(tmp_path / "run_2", 3)
+    main("run_2", 11, folders)
+    assert learned[6:] == [("run_2", 11)]
+
+
+def checkpoint(run, step):
+    """A whole one, as far as a run can tell without a model."""
+    folder = run / f"checkpoints/step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.weights.h5").write_text(f"weights of {step}")
+    state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
+    (folder / "state.json").write_text(json.dumps(state))
 
 
 def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatch):
@@ -68,6 +89,7 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
             translation.main([*argv, *more])
 
     refused("--teachers: expected --bidirectional-steps above 0", "--bidirectional-steps", "0", "--teachers", new)
+    refused("expected more --steps than the 5 bidirectional ones, got 5", "--steps", "5", "--teachers", new)
     refused("expected different folders, got --run .*run --teachers .*new .*new", "--teachers", new, new)
     refused("expected different folders", "--teachers", new, f"{new}/../run")
 
@@ -102,7 +124,7 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "teacher"
     argv += ["--teachers", str(folder)]
     translation.main(argv)
-    text = re.search(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out.split("run: ")[1])
+    text = re.search(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out.split("run: ")[2])
     assert sum(map(int, text.groups())) == 3 * PAIRS  # an output may be empty, or too long
 
     alone = argv[: argv.index("--teachers")]

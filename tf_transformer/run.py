@@ -141,23 +141,29 @@ class Run:
             shutil.rmtree(old)
         return folder
 
-    def restore(self, model: keras.Model) -> dict[str, Any] | None:
-        """Load the newest whole checkpoint into a built and compiled model; `None` if there is none."""
+    def newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest whole checkpoint's folder, and what its state.json says; `None` if there is none."""
         for folder in reversed(self.checkpoints()):
             try:
-                state = _whole(folder)
+                return folder, _whole(folder)
             except BadInput as error:
                 print(f"{error}; trying the one before")
-                continue
-            model.optimizer.build(model.trainable_variables)
-            model.load_weights(folder / "model.weights.h5")
-            for seed, value in zip(_seeds(model), state["seeds"], strict=True):
-                seed.assign(value)
-            self.history = state["history"]
-            if self.writes:
-                self._write_history()
-            return state
         return None
+
+    def restore(self, model: keras.Model) -> dict[str, Any] | None:
+        """Load the newest whole checkpoint into a built and compiled model; `None` if there is none."""
+        newest = self.newest()
+        if not newest:
+            return None
+        folder, state = newest
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(folder / "model.weights.h5")
+        for seed, value in zip(_seeds(model), state["seeds"], strict=True):
+            seed.assign(value)
+        self.history = state["history"]
+        if self.writes:
+            self._write_history()
+        return state
 
     def _write_history(self) -> None:
         columns = list(dict.fromkeys(name for row in self.history for name in row))

@@ -123,8 +123,8 @@ class Texts:
         pair_ids: a function of the tokenizer that gives the one of `data.token_batches`; `None` to translate.
         max_length: tokens a side; `None` means `data.MAX_LENGTH`.
         bidirectional_steps: so many first steps learn from every pair of `train` in both directions (Ding et al. 2021).
-        word_dropout: share of the tokens, of source and target_in, of which the model learns without seeing them.
-        word_dropout_after: the step that it begins after.
+        word_dropout: share of the tokens, of source and target_in, of which the model learns without seeing them, in
+            the steps after the bidirectional ones.
         translations: of other models, files of what they make of every source and of every target of `train`; the steps
             after the bidirectional ones learn from them, too.
     """
@@ -139,7 +139,6 @@ class Texts:
     max_length: int | None = None
     bidirectional_steps: int = 0
     word_dropout: float = 0.0
-    word_dropout_after: int = 0
     translations: tuple[tuple[Path, Path], ...] = ()
 
     def batches(self, tt, tokenizer, batch_tokens: int, seed: int):
@@ -168,7 +167,7 @@ class Texts:
                     for text in (tt.data.both_directions(pairs), with_translations(pairs))
                 )
                 batches = both_ways.take(self.bidirectional_steps).concatenate(one_way).skip(first)
-            return tt.data.without_words(batches, self.word_dropout, seed, first, self.word_dropout_after)
+            return tt.data.without_words(batches, self.word_dropout, seed, first, self.bidirectional_steps)
 
         if self.records:
             summary = self.records.summary(batch_tokens, seed)
@@ -277,10 +276,14 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
         print((run.path / "metrics.json").read_text())
         print(f"Give more --steps to train on, or another --run to start anew (this one did {state['step']:,}).")
         return False
-    if chief:
-        count = len(run.checkpoints()[-args.average_last :])
-        print(f"averaging the last {count} checkpoints; beam search with {args.beam_size} beams", flush=True)
     return chief
+
+
+def averaged(tt, args, run):
+    """The `Translator` of the run's last checkpoints (section 6.1)."""
+    count = len(run.checkpoints()[-args.average_last :])
+    print(f"averaging the last {count} checkpoints; beam search with {args.beam_size} beams", flush=True)
+    return tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
 
 
 def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:

@@ -13,6 +13,7 @@ from trainers.command import load_tensorflow, options, run_program
 from trainers.learning import (
     Texts,
     add_training_options,
+    averaged,
     check_training_options,
     choose,
     choose_export,
@@ -114,7 +115,7 @@ def main(argv=None) -> None:
     run = learn_best(tt, args, strategy, config, recipe, run, settings, texts)
     if not run:
         return
-    learned = tt.Translator.from_run(run.path, args.average_last)
+    learned = averaged(tt, args, run)
     model, tokenizer = learned.model, learned.tokenizer
 
     def score_of(parser, trees):

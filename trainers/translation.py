@@ -12,6 +12,7 @@ from trainers.command import add_tfds_options, languages, load_tensorflow, optio
 from trainers.learning import (
     Texts,
     add_training_options,
+    averaged,
     check_training_options,
     choose,
     choose_export,
@@ -22,7 +23,7 @@ from trainers.learning import (
 )
 from trainers.teachers import with_teachers
 
-AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "word_dropout_after": 0}
+AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "student_dropout": 0.1}
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
     # A learning rate of 0.005 at its highest (Wu et al. 2021).
@@ -36,7 +37,8 @@ RECIPES = {  # what a preset is trained with, besides its configuration
 def arguments(argv) -> argparse.Namespace:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    add("--preset", default="tiny", help="a configuration: tiny, multi30k, base, big, or a row of Table 3 (tiny)")
+    presets = "a configuration: tiny, multi30k, base, big, or a row of Table 3 (tiny)"
+    add("--preset", default="tiny", help=presets)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
@@ -46,11 +48,11 @@ def arguments(argv) -> argparse.Namespace:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
     both = "learn from every pair in both directions for so many first steps (the preset's)"
     add("--bidirectional-steps", type=int, metavar="N", help=both)
-    words = "hide a share of the words, of source and target, from the model (the preset's)"
+    words = "hide a share of the words from the model in the steps after them (the preset's)"
     add("--word-dropout", type=float, metavar="RATE", help=words)
-    add("--word-dropout-after", type=int, metavar="STEP", help="the step after which it does (the preset's)")
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
+    add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -61,11 +63,11 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    for name in ("bidirectional_steps", "word_dropout_after"):
-        if (getattr(args, name) or 0) < 0:
-            parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
-    if not 0 <= (args.word_dropout or 0) < 1:
-        parser.error(f"--word-dropout: expected a rate in [0, 1), got {args.word_dropout}")
+    if (args.bidirectional_steps or 0) < 0:
+        parser.error(f"--bidirectional-steps: expected 0 or more, got {args.bidirectional_steps}")
+    for name in ("word_dropout", "student_dropout"):
+        if not 0 <= (getattr(args, name) or 0) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected a rate in [0, 1), got {getattr(args, name)}")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
@@ -90,6 +92,11 @@ def main(argv=None) -> None:
         )
     if args.teachers and not recipe["bidirectional_steps"]:
         raise tt.BadInput("--teachers: expected --bidirectional-steps above 0, for which they are trained; got 0")
+    if args.teachers and not args.epochs and (args.steps or config.train_steps) <= recipe["bidirectional_steps"]:
+        raise tt.BadInput(
+            f"--teachers: expected more --steps than the {recipe['bidirectional_steps']:,} bidirectional ones, "
+            f"got {args.steps or config.train_steps:,}"
+        )
     if args.dry_run:
         show_plan(tt, args, config, recipe)
         if args.teachers:
@@ -106,15 +113,15 @@ def main(argv=None) -> None:
     def learn_tokenizer():
         return records.tokenizer if records else tt.Tokenizer.learn_from(sentences(), config.vocab_size, args.tokenizer)
 
-    beyond = {name: recipe[name] for name in AS_THE_PAPER}
+    beyond = {name: recipe[name] for name in ("bidirectional_steps", "word_dropout")}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch_bleu(tt, dev), records, **beyond)
     if args.teachers:
-        texts = with_teachers(tt, args, strategy, config, recipe, run, settings, texts)
+        texts, config = with_teachers(tt, args, strategy, config, recipe, run, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
     # Section 6.1: average the last checkpoints, beam search with length penalty.
-    translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
+    translator = averaged(tt, args, run)
     translations = translator(test[0])
     bleu, chrf = tt.bleu.bleu(translations, test[1]), tt.bleu.chrf(translations, test[1])
     metrics = {

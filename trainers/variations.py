@@ -11,7 +11,15 @@ import json
 from pathlib import Path
 
 from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import Texts, add_training_options, check_training_options, described, learn, watch_bleu
+from trainers.learning import (
+    Texts,
+    add_training_options,
+    averaged,
+    check_training_options,
+    described,
+    learn,
+    watch_bleu,
+)
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),
@@ -114,7 +122,7 @@ def main(argv=None) -> None:
         run = tt.run.Run(folder / row, keep=max(2, args.average_last))
         keras.utils.clear_session()
         if learn(tt, args, strategy, config, recipe, run, settings, texts):
-            translator = tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
+            translator = averaged(tt, args, run)
             bleu = tt.bleu.bleu(translator(dev[0]), dev[1])
             found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
             found |= {"dev_perplexity": round(run.history[-1]["val_perplexity"], 3), "steps": run.history[-1]["step"]}
