@@ -28,6 +28,8 @@ RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
     # A learning rate of 0.005 at its highest (Wu et al. 2021).
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.53, "eval_every": 250} | AS_THE_PAPER,
+    "small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "eval_every": 500}
+    | {"bidirectional_steps": 7_000, "word_dropout": 0.1, "student_dropout": 0.1},
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
     "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
@@ -37,7 +39,7 @@ RECIPES = {  # what a preset is trained with, besides its configuration
 def arguments(argv) -> argparse.Namespace:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    presets = "a configuration: tiny, multi30k, base, big, or a row of Table 3 (tiny)"
+    presets = "a configuration: tiny, small, multi30k, base, big, or a row of Table 3 (tiny)"
     add("--preset", default="tiny", help=presets)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
