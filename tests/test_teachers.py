@@ -60,6 +60,7 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
         assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
 
     (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
+    main("run_2", 11, folders)
     checkpoint(tmp_path / "run_2", 7)
     main("run_2", 11, folders)
     assert learned[5:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
