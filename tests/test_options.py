@@ -63,6 +63,8 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
+        (["--fine-tuning-steps", "-1"], "--fine-tuning-steps: expected 0 or more, got -1"),
+        (["--teachers", "one", "--epochs", "3"], "expected --steps beside --teachers"),
         (["--student-dropout", "1"], "--student-dropout: expected a rate in [0, 1), got 1.0"),
         (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
         (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),

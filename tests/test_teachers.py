@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,23 +18,30 @@ PAIRS = 43
 def argv(tmp_path):
     grammar.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
     argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 8 --beam-size 2 --vocab-size 350"
-    argv = [*argv.split(), "--bidirectional-steps", "5", "--run", str(tmp_path / "run"), "--seed", "5"]
+    argv += f" --bidirectional-steps 5 --fine-tuning-steps 1 --seed 5 --run {tmp_path / 'run'}"
+    argv = argv.split()
     for split in ("train", "dev"):
         argv += [f"--{split}", *(str(tmp_path / f"{split}.{language}") for language in ("en", "de"))]
     return argv
 
 
 def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_path, monkeypatch):
-    learned, students = [], []
+    learned, fine_tuned = [], []
 
     def learn(tt, args, strategy, config, recipe, run, settings, texts):
-        assert args.seed == settings["data"]["seed"] and not texts.translations and config.dropout == 0.1
+        assert args.seed == settings["data"]["seed"] and settings["model"]["dropout"] == 0.1
         assert recipe["bidirectional_steps"] == settings["training"]["bidirectional_steps"] == texts.bidirectional_steps
-        assert (args.steps, args.epochs) == (texts.bidirectional_steps, None)
         assert ("teachers" in settings["data"]) == run.path.name.startswith("run")
-        learned.append((run.path.name, args.seed))
+        what = len(texts.translations), config.dropout
+        assert what == ((0, 0.1) if args.steps == 5 else (len(settings["data"]["teachers"]), 0.05))
+        learned.append((run.path.name, args.seed, args.steps))
         is_new = not (run.path / "config.json").exists()
-        run.begin(settings)
+        if args.steps == 7:
+            assert texts.count == (1 + 2 * len(texts.translations)) * PAIRS
+            folders = map(Path, settings["data"]["teachers"])
+            assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders)
+        else:
+            run.begin(settings)
         checkpoint(run.path, args.steps)
         return is_new  # as of a run that was complete before
 
@@ -41,34 +49,35 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
         for file, side in zip(files, sides, strict=True):
             file.write_text("".join(f"{run.path.name} {text}\n" for text in side))
 
-    def main(run, seed, folders):
-        more = ["--run", str(tmp_path / run), "--seed", str(seed), "--student-dropout", "0.05"]
+    def main(run, seed, folders, *more):
+        more = ["--run", str(tmp_path / run), "--seed", str(seed), "--student-dropout", "0.05", *more]
         translation.main([*argv, *more, "--teachers", *map(str, folders)])
 
     monkeypatch.setattr(teachers, "learn", learn)
     monkeypatch.setattr(teachers, "translate", translate)
-    monkeypatch.setattr(translation, "learn", lambda *given: students.append(given))
+    monkeypatch.setattr(translation, "learn", lambda *given: fine_tuned.append(given))
     folders = [tmp_path / name for name in ("one", "two", "three")]
     main("run", 5, folders[:2])
     main("run_2", 11, folders)
-    assert learned == [("one", 6), ("two", 7), ("run", 5), ("three", 14), ("run_2", 11)]
-    for (_, args, _, config, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
+    run_1, run_2 = [("run", 5, 5), ("run", 5, 7)], [("run_2", 11, 5), ("run_2", 11, 7)]
+    assert learned == [("one", 6, 5), ("two", 7, 5), *run_1, ("three", 14, 5), *run_2]
+    for (_, args, _, config, *_, settings, texts), seed, count in zip(fine_tuned, (5, 11), (2, 3), strict=True):
         assert args.seed == settings["data"]["seed"] == seed and args.steps == 8
         assert config.dropout == settings["training"]["student_dropout"] == 0.05 and settings["model"]["dropout"] == 0.1
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
-        assert texts.count == (1 + 2 * count) * PAIRS
-        assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
+        assert not texts.translations and texts.count == PAIRS
 
     (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
     main("run_2", 11, folders)
-    checkpoint(tmp_path / "run_2", 7)
-    main("run_2", 11, folders)
-    assert learned[5:] == [("two", 7)] and (folders[1] / "backward.txt").exists()
-    (tmp_path / "run_2/checkpoints/step-00000005/model.weights.h5").write_text("damaged")
-    (tmp_path / "run_2/checkpoints/step-00000007/model.weights.h5").write_text("damaged")
+    assert learned[7:] == [] and (folders[1] / "backward.txt").exists()
+    for damaged in (5, 7):
+        (tmp_path / f"run_2/checkpoints/step-{damaged:08d}/model.weights.h5").write_text("damaged")
     checkpoint(tmp_path / "run_2", 3)
     main("run_2", 11, folders)
-    assert learned[6:] == [("run_2", 11)]
+    assert learned[7:] == run_2
+    # Another student of theirs may learn otherwise.
+    main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--fine-tuning-steps", "0", "--steps", "7")
+    assert learned[9:] == [("run_3", 13, 5), ("run_3", 13, 7)]
 
 
 def checkpoint(run, step):
@@ -90,7 +99,8 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
             translation.main([*argv, *more])
 
     refused("--teachers: expected --bidirectional-steps above 0", "--bidirectional-steps", "0", "--teachers", new)
-    refused("expected more --steps than the 5 bidirectional ones, got 5", "--steps", "5", "--teachers", new)
+    more_steps = "expected more --steps than the 5 bidirectional and the 1 of fine-tuning, got 6"
+    refused(more_steps, "--steps", "6", "--teachers", new)
     refused("expected different folders, got --run .*run --teachers .*new .*new", "--teachers", new, new)
     refused("expected different folders", "--teachers", new, f"{new}/../run")
 
@@ -125,8 +135,8 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "teacher"
     argv += ["--teachers", str(folder)]
     translation.main(argv)
-    text = re.search(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out.split("run: ")[2])
-    assert sum(map(int, text.groups())) == 3 * PAIRS  # an output may be empty, or too long
+    said = re.findall(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out)
+    assert [sum(map(int, numbers)) for numbers in said] == [PAIRS, PAIRS, 3 * PAIRS, PAIRS]
 
     alone = argv[: argv.index("--teachers")]
     alone[alone.index("--run") + 1] = str(tmp_path / "alone")

@@ -1,26 +1,29 @@
 """Data diversification (Nguyen et al. 2020): a model learns also from what others, its teachers, make of its text."""
 
 import argparse
+import copy
 import dataclasses
 from pathlib import Path
 
 from trainers.command import in_parts
 from trainers.learning import Texts, averaged, learn
 
+LATER = ("word_dropout", "student_dropout", "fine_tuning_steps")  # options of a recipe that do not change a teacher
 
-def with_teachers(tt, args, strategy, config, recipe, run, settings, texts: Texts):
-    """Train `args.teachers`, and have them translate every source and every target.
+
+def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts: Texts):
+    """Train `args.teachers`, have them translate every source and every target, and train the model on all that.
 
     A teacher is a run like the model's own with another seed, trained as far as the model learns both directions; so
-    far the model itself is trained here, too. What is there already is not done again.
+    far the model itself is trained here, too, and then from the translations and the text, with the recipe's
+    `student_dropout`, up to its last `fine_tuning_steps`. What is there already is not done again.
 
     Args:
         run: the model's own.
         settings: of it; from then on they name the teachers.
 
     Returns:
-        texts with the translations, and the configuration to learn from them with, which has the recipe's
-        `student_dropout`.
+        the configuration for those last steps.
 
     Raises:
         BadInput: a folder is given twice, or holds another run, or translations of another text.
@@ -34,9 +37,12 @@ def with_teachers(tt, args, strategy, config, recipe, run, settings, texts: Text
     teachers = []
     for number, folder in enumerate(args.teachers, 1):  # all are looked at before the first is trained
         teacher = tt.run.Run(folder, keep=args.average_last)
-        begun = (folder / "config.json").exists()
-        seed = teacher.settings()["data"]["seed"] if begun else args.seed + number
-        of_teacher = settings | {"data": settings["data"] | {"seed": seed}}
+        of_teacher = copy.deepcopy(settings)
+        of_teacher["data"]["seed"] += number
+        if (folder / "config.json").exists():
+            begun = teacher.settings()
+            of_teacher["data"]["seed"] = begun["data"]["seed"]
+            of_teacher["training"] |= {name: begun.get("training", {}).get(name) for name in LATER}
         files = folder / "forward.txt", folder / "backward.txt"
         complete = teacher.exists(of_teacher) and all(file.exists() for file in files)
         if complete and (lines := tt.data.check_text_pairs(*files, empty_lines=True)) != pairs:
@@ -48,30 +54,31 @@ def with_teachers(tt, args, strategy, config, recipe, run, settings, texts: Text
     settings["data"] |= {"teachers": [str(folder) for folder in args.teachers]}
     run.exists(settings)
 
-    steps = recipe["bidirectional_steps"]
+    def learn_until(step: int, what: str, one, its_settings, config, texts) -> None:
+        newest = one.newest()
+        if not newest or newest[1]["step"] < step:
+            print(f"\n{what}, to step {step:,}: {one.path}", flush=True)
+            options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": step}
+            learn(tt, argparse.Namespace(**options), strategy, config, recipe, one, its_settings, texts)
 
-    def learn_both_directions(one, its_settings) -> None:
-        options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": steps, "epochs": None}
-        learn(tt, argparse.Namespace(**options), strategy, config, recipe, one, its_settings, texts)
-
+    both_directions = recipe["bidirectional_steps"]
     for number, (teacher, of_teacher, files, complete) in enumerate(teachers, 1):
         if not complete:
-            print(
-                f"\nteacher {number} of {len(teachers)}, in both directions, {steps:,} steps: {teacher.path}",
-                flush=True,
-            )
-            learn_both_directions(teacher, of_teacher)
+            what = f"teacher {number} of {len(teachers)}, in both directions"
+            learn_until(both_directions, what, teacher, of_teacher, config, texts)
             if tt.distribution.is_chief(strategy):
                 translate(tt, args, teacher, files, tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)
-    newest = run.newest()
-    if not newest or newest[1]["step"] < steps:
-        print(f"\nthe model itself, in both directions, {steps:,} steps: {run.path}", flush=True)
-        learn_both_directions(run, settings)
-    count = (texts.count or 0) * (1 + 2 * len(teachers))
-    translations = tuple(files for _, _, files, _ in teachers)
-    texts = dataclasses.replace(texts, count=count, translations=translations)
-    return texts, dataclasses.replace(config, dropout=recipe["student_dropout"])
+    learn_until(both_directions, "the model itself, in both directions", run, settings, config, texts)
+    config = dataclasses.replace(config, dropout=recipe["student_dropout"])
+    translated = dataclasses.replace(
+        texts,
+        count=(texts.count or 0) * (1 + 2 * len(teachers)),
+        translations=tuple(files for _, _, files, _ in teachers),
+    )
+    from_teachers = (args.steps or config.train_steps) - recipe["fine_tuning_steps"]
+    learn_until(from_teachers, "the model itself, from its teachers", run, settings, config, translated)
+    return config
 
 
 def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], list[str]]) -> None:

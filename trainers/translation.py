@@ -1,7 +1,4 @@
-"""Train a Transformer to translate, score it, and export it as a SavedModel.
-
-Without arguments it learns English to German from a small grammar of its own, in a few minutes, and shows how it goes.
-"""
+"""Train a Transformer to translate, score it, and export it: in minutes, without arguments, on a small grammar."""
 
 import argparse
 import itertools
@@ -21,15 +18,15 @@ from trainers.learning import (
     show_plan,
     watch_bleu,
 )
-from trainers.teachers import with_teachers
+from trainers.teachers import learn_from_teachers
 
-AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "student_dropout": 0.1}
+AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "student_dropout": 0.1, "fine_tuning_steps": 0}
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
     # A learning rate of 0.005 at its highest (Wu et al. 2021).
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.53, "eval_every": 250} | AS_THE_PAPER,
     "small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "eval_every": 500}
-    | {"bidirectional_steps": 7_000, "word_dropout": 0.1, "student_dropout": 0.1},
+    | {"bidirectional_steps": 13_000, "word_dropout": 0.1, "student_dropout": 0.1, "fine_tuning_steps": 1_000},
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
     "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
@@ -55,6 +52,8 @@ def arguments(argv) -> argparse.Namespace:
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
+    fine_tuning = "learn from the text alone again in so many last steps (the preset's)"
+    add("--fine-tuning-steps", type=int, metavar="N", help=fine_tuning)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -65,8 +64,11 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    if (args.bidirectional_steps or 0) < 0:
-        parser.error(f"--bidirectional-steps: expected 0 or more, got {args.bidirectional_steps}")
+    for name in ("bidirectional_steps", "fine_tuning_steps"):
+        if (getattr(args, name) or 0) < 0:
+            parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
+    if args.teachers and args.epochs:
+        parser.error("expected --steps beside --teachers, who learn from less text than the model, got --epochs")
     for name in ("word_dropout", "student_dropout"):
         if not 0 <= (getattr(args, name) or 0) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a rate in [0, 1), got {getattr(args, name)}")
@@ -94,9 +96,10 @@ def main(argv=None) -> None:
         )
     if args.teachers and not recipe["bidirectional_steps"]:
         raise tt.BadInput("--teachers: expected --bidirectional-steps above 0, for which they are trained; got 0")
-    if args.teachers and not args.epochs and (args.steps or config.train_steps) <= recipe["bidirectional_steps"]:
+    before, after = recipe["bidirectional_steps"], recipe["fine_tuning_steps"]
+    if args.teachers and (args.steps or config.train_steps) <= before + after:
         raise tt.BadInput(
-            f"--teachers: expected more --steps than the {recipe['bidirectional_steps']:,} bidirectional ones, "
+            f"--teachers: expected more --steps than the {before:,} bidirectional and the {after:,} of fine-tuning, "
             f"got {args.steps or config.train_steps:,}"
         )
     if args.dry_run:
@@ -118,7 +121,7 @@ def main(argv=None) -> None:
     beyond = {name: recipe[name] for name in ("bidirectional_steps", "word_dropout")}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch_bleu(tt, dev), records, **beyond)
     if args.teachers:
-        texts, config = with_teachers(tt, args, strategy, config, recipe, run, settings, texts)
+        config = learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
