@@ -67,17 +67,18 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
         assert not texts.translations and texts.count == PAIRS
 
-    (folders[1] / "backward.txt").unlink()  # one that was stopped before its end goes on
+    (folders[0] / "forward.txt").unlink()  # one that was stopped before its end goes on, to learn or only to translate
+    (folders[1] / "backward.txt").unlink()
+    damage(folders[1], 5)
     main("run_2", 11, folders)
-    assert learned[7:] == [] and (folders[1] / "backward.txt").exists()
-    for damaged in (5, 7):
-        (tmp_path / f"run_2/checkpoints/step-{damaged:08d}/model.weights.h5").write_text("damaged")
-    checkpoint(tmp_path / "run_2", 3)
+    assert learned[7:] == [("two", 7, 5)]
+    assert (folders[0] / "forward.txt").exists() and (folders[1] / "backward.txt").exists()
+    damage(tmp_path / "run_2", 5, 7)
     main("run_2", 11, folders)
-    assert learned[7:] == run_2
+    assert learned[8:] == run_2
     # Another student of theirs may learn otherwise.
     main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--fine-tuning-steps", "0", "--steps", "7")
-    assert learned[9:] == [("run_3", 13, 5), ("run_3", 13, 7)]
+    assert learned[10:] == [("run_3", 13, 5), ("run_3", 13, 7)]
 
 
 def checkpoint(run, step):
@@ -87,6 +88,13 @@ def checkpoint(run, step):
     (folder / "model.weights.h5").write_text(f"weights of {step}")
     state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
     (folder / "state.json").write_text(json.dumps(state))
+
+
+def damage(run, *steps):
+    """Its checkpoints of these steps; one of step 3 is the newest whole one."""
+    checkpoint(run, 3)
+    for step in steps:
+        (run / f"checkpoints/step-{step:08d}/model.weights.h5").write_text("damaged")
 
 
 def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatch):
