@@ -1,5 +1,6 @@
 """A run's folder survives being killed, damaged and reused."""
 
+import dataclasses
 import json
 import shutil
 import types
@@ -15,9 +16,9 @@ from tf_transformer.run import Run
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 
 
-def new_model():
+def new_model(config=CONFIG):
     keras.utils.set_random_seed(5)
-    model = tt.Transformer(CONFIG)
+    model = tt.Transformer(config)
     model.build()
     model.compile(
         optimizer=keras.optimizers.Adam(tt.WarmupSchedule(CONFIG.d_model, 20)),
@@ -108,6 +109,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys
     assert damaged in capsys.readouterr().out
     with pytest.raises(tt.BadInput, match=f"{damaged} .*; remove this folder"):
         run.weights(last=2)
+
+
+def test_dropout_may_begin_and_end_with_a_checkpoint(one_epoch, tmp_path):
+    """Without it a model has no random generators whose state there would be to restore."""
+    without = dataclasses.replace(CONFIG, dropout=0.0)
+    first, second = Run(one_epoch), Run(tmp_path / "second")
+    model, again = new_model(without), new_model()
+    assert first.restore(model)["step"] == 3
+    second.save(model, 3)
+    second.restore(again)
+    for weight, expected in zip(again.weights, restored(first).weights, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_half_written_is_not_a_checkpoint(one_epoch):

@@ -158,8 +158,10 @@ class Run:
         folder, state = newest
         model.optimizer.build(model.trainable_variables)
         model.load_weights(folder / "model.weights.h5")
-        for seed, value in zip(_seeds(model), state["seeds"], strict=True):
-            seed.assign(value)
+        seeds = _seeds(model)
+        if seeds and state["seeds"]:  # there are none without dropout
+            for seed, value in zip(seeds, state["seeds"], strict=True):
+                seed.assign(value)
         self.history = state["history"]
         if self.writes:
             self._write_history()
