@@ -20,6 +20,7 @@ FILES = [
     "test_masks.py",
     "test_attention.py",
     "test_embedding.py",
+    "test_dropout.py",
     "test_sublayers.py",
     "test_encoder.py",
     "test_decoder.py",

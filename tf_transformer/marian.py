@@ -23,6 +23,7 @@ from tf_transformer.layers import (
     PositionalEmbedding,
     sinusoids,
 )
+from tf_transformer.layers.dropout import Dropout
 from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
@@ -77,7 +78,7 @@ class MarianAttention(MultiHeadAttention):
         self.key_projection = dense("key")
         self.value_projection = dense("value")
         self.output_projection = dense("output")
-        self.weight_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+        self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
 
 class _MarianParts(keras.layers.Layer):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from tf_transformer.layers.dropout import Dropout
 from tf_transformer.masks import both, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
@@ -149,7 +150,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.key_projection = dense("key", self.num_heads * d_k, value_shape, 0.5)
         self.value_projection = dense("value", self.num_heads * d_v, value_shape, 0.5)
         self.output_projection = dense("output", d_model, (*query_shape[:-1], self.num_heads * d_v), 1.0)
-        self.weight_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+        self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
     def _split_heads(self, x):
         B, T, width = ops.shape(x)[0], ops.shape(x)[1], x.shape[-1]

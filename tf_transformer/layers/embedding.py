@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from tf_transformer.layers.dropout import Dropout
 from tf_transformer.masks import padding_mask
 
 
@@ -65,7 +66,7 @@ class PositionalEmbedding(keras.layers.Layer):
         self.embeddings = table("embeddings", self.vocab_size)
         if self.positions == "learned":
             self.position_embeddings = table("position_embeddings", self.max_length)
-        self.sum_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
+        self.sum_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
 
     def call(self, ids, position=None):
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""

@@ -2,6 +2,8 @@
 
 import keras
 
+from tf_transformer.layers.dropout import Dropout
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class FeedForward(keras.layers.Layer):
@@ -48,7 +50,7 @@ class AddAndNorm(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape, sublayer_output_shape=None):
-        self.output_dropout = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
+        self.output_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
         self.norm = keras.layers.LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 

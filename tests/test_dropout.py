@@ -1,0 +1,82 @@
+"""Dropout (section 5.4) by 16 random bits a component."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import COMPILERS, array, close, normal, value_and_gradients
+from keras import ops
+
+from tf_transformer.layers.dropout import Dropout
+
+SHAPE = (37, 53, 22)
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def kept_of(layer, shape=SHAPE):
+    return array(ops.cast(layer(np.ones(shape, "float32"), training=True), "float32")) != 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
+def test_drops_at_its_rate_and_keeps_the_expectation(rate, policy):
+    x = np.abs(normal(*SHAPE)) + 1
+    layer = Dropout(rate, seed=3, dtype=policy)
+    found = array(ops.cast(layer(x, training=True), "float32"))
+    kept = found != 0
+    assert abs(kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / kept.size)
+    epsilon = {"float32": 1e-4, "mixed_bfloat16": 2**-6, "mixed_float16": 2**-9}[policy]
+    np.testing.assert_allclose(found[kept], x[kept] / (1 - rate), rtol=epsilon)
+
+
+def test_components_are_dropped_independently():
+    """Also the two of a pair, which share a random number of 32 bits, and those of one step and the next."""
+    layer = Dropout(0.3, seed=5)
+    first, second = kept_of(layer), kept_of(layer)
+    for one, other in (
+        (first[..., ::2], first[..., 1::2]),
+        (first[..., :-1], first[..., 1:]),
+        (first[:, :-1], first[:, 1:]),
+        (first[:-1], first[1:]),
+        (first, second),
+    ):
+        error = np.sqrt((0.49 * 0.51) / one.size)
+        assert abs((one & other).mean() - 0.49) < 5 * error
+
+
+@pytest.mark.parametrize("shape", [(7, 11), (3, 5, 13)])
+def test_an_odd_width_is_dropped_as_keras_does(shape):
+    x = normal(*shape)
+    close(Dropout(0.3, seed=7)(x, training=True), keras.layers.Dropout(0.3, seed=7)(x, training=True))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="jax.jit changes no random state")
+@pytest.mark.parametrize("mode", COMPILERS)
+def test_a_compiled_step_draws_anew_each_time(mode):
+    layer = Dropout(0.5, seed=11)
+    step = COMPILERS[mode](lambda x: layer(x, training=True))
+    first, second = (array(step(ops.ones(SHAPE))) for _ in range(2))
+    assert set(np.unique(first)) == set(np.unique(second)) == {0, 2}
+    assert (first != second).any()
+
+
+def test_without_training_or_rate_it_does_nothing():
+    x = normal(*SHAPE)
+    close(Dropout(0.3)(x), x)
+    close(Dropout(0.0)(x, training=True), x)
+    assert not array(Dropout(1.0)(x, training=True)).any()
+
+
+def test_what_is_dropped_has_no_gradient():
+    x = keras.Variable(np.ones((5, 6)))
+    layer, again = (Dropout(0.25, seed=13) for _ in range(2))
+    _, (gradient,) = value_and_gradients(lambda: ops.sum(layer(x.value, training=True)), [x])
+    kept = kept_of(again, (5, 6))
+    assert 0 < kept.sum() < kept.size
+    close(gradient, np.where(kept, 1 / 0.75, 0))
+
+
+def test_the_same_seed_drops_the_same_and_survives_saving():
+    layer = Dropout(0.3, seed=17)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(again) is Dropout
+    np.testing.assert_array_equal(kept_of(layer), kept_of(again))
