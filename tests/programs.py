@@ -1,9 +1,12 @@
 """Calling the programs as a user does."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tf_transformer as tt
 from trainers.command import run_program
 
 ROOT = Path(__file__).parents[1]
@@ -22,3 +25,18 @@ def fails(program, argv, capsys):
     error = capsys.readouterr().err.strip()
     assert "Traceback" not in error
     return error.splitlines()[-1]
+
+
+def checkpoint(run, step):
+    """A whole one, as far as a run can tell without a model."""
+    folder = run / f"checkpoints/step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.weights.h5").write_text(f"weights of {step}")
+    state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def same_weights(*runs):
+    """Their last checkpoints."""
+    for one, other in zip(*(tt.Translator.from_run(run, 1).model.get_weights() for run in runs), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
+from programs import checkpoint, same_weights
 
 import tf_transformer as tt
 from tf_transformer import grammar
@@ -18,11 +18,11 @@ PAIRS = 43
 def argv(tmp_path):
     grammar.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
     argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 8 --beam-size 2 --vocab-size 350"
-    argv += f" --bidirectional-steps 5 --fine-tuning-steps 1 --seed 5 --run {tmp_path / 'run'}"
+    argv += f" --bidirectional-steps 5 --seed 5 --run {tmp_path / 'run'}"
     argv = argv.split()
     for split in ("train", "dev"):
         argv += [f"--{split}", *(str(tmp_path / f"{split}.{language}") for language in ("en", "de"))]
-    return argv
+    return [*argv, "--fine-tuning-steps", "1"]
 
 
 def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_path, monkeypatch):
@@ -81,15 +81,6 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
     assert learned[10:] == [("run_3", 13, 5), ("run_3", 13, 7)]
 
 
-def checkpoint(run, step):
-    """A whole one, as far as a run can tell without a model."""
-    folder = run / f"checkpoints/step-{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.weights.h5").write_text(f"weights of {step}")
-    state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
-    (folder / "state.json").write_text(json.dumps(state))
-
-
 def damage(run, *steps):
     """Its checkpoints of these steps; one of step 3 is the newest whole one."""
     checkpoint(run, 3)
@@ -112,7 +103,7 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
     refused("expected different folders, got --run .*run --teachers .*new .*new", "--teachers", new, new)
     refused("expected different folders", "--teachers", new, f"{new}/../run")
 
-    settings = settings_of([*argv, "--seed", "7"], monkeypatch)
+    settings = settings_of([*argv[:-2], "--seed", "7"], monkeypatch)
     tt.run.Run(old).begin(settings)
     for lines in (PAIRS - 1, PAIRS + 1):
         for name in ("forward.txt", "backward.txt"):
@@ -122,8 +113,9 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
     refused(r"expected as many lines in both files, got 43 .* and 44", "--teachers", new, old)
     changed = r"old holds a run of another configuration: model.dropout was 0.1, now 0.2"
     refused(changed, "--dropout", "0.2", "--teachers", new, old)
-    tt.run.Run(run).begin(settings_of(argv, monkeypatch))
-    refused(r"run holds a run of another configuration: data.teachers was null, now", "--teachers", new)
+    tt.run.Run(run).begin(settings_of(argv[:-2], monkeypatch))
+    no_teachers = r"run holds a run of another configuration: data.teachers was null, now"
+    refused(no_teachers, "--fine-tuning-steps", "0", "--teachers", new)
     assert not (tmp_path / "new").exists()
 
 
@@ -146,7 +138,7 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     said = re.findall(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out)
     assert [sum(map(int, numbers)) for numbers in said] == [PAIRS, PAIRS, 3 * PAIRS, PAIRS]
 
-    alone = argv[: argv.index("--teachers")]
+    alone = argv[: argv.index("--fine-tuning-steps")]
     alone[alone.index("--run") + 1] = str(tmp_path / "alone")
     alone[alone.index("--seed") + 1] = "6"
     translation.main([*alone, "--steps", "5"])
@@ -164,8 +156,3 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
     same_weights(tmp_path / "run", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["data"]["teachers"] == [str(folder)]
-
-
-def same_weights(*runs):
-    for one, other in zip(*(tt.Translator.from_run(run, 1).model.get_weights() for run in runs), strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -243,40 +243,60 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
         run.begin(settings)
         tt.distribution.wait_for_all(strategy)
 
-    model = compiled(tt, args, strategy, config, recipe)
-    print(f"model: {args.preset}, {model.count_params():,} parameters, {replicas} x; run: {run.path}")
-
-    with strategy.scope():
-        state = run.restore(model) or tt.callbacks.START
     steps = args.epochs * summary.batches if args.epochs else (args.steps or config.train_steps)
-    if state["step"]:
-        print(f"going on from the checkpoint at step {state['step']:,} of {steps:,}")
     interval = -(-steps // max(1, round(steps / recipe["eval_every"])))
-    progress = tt.callbacks.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
-    while progress.step < steps:
-        print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
-        first, done = divmod(progress.step, interval)  # where it was stopped, an epoch may be partly done
-        callbacks = [tt.callbacks.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
-        if chief:
-            board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
-            callbacks = [texts.watch(model, tokenizer, run.path / "logs"), *callbacks, board]
-        with progress.hears_signals():
-            model.fit(
-                tt.data.for_replicas(batches(progress.step), replicas),
-                steps_per_epoch=interval - done,
-                initial_epoch=first,
-                epochs=first + 1 if done else -(-steps // interval),
-                validation_data=tt.data.for_replicas(dev_batches, replicas),
-                validation_steps=dev_summary.batches,
-                shuffle=False,  # the batches are
-                callbacks=callbacks,
-            )
-    if chief and state["step"] >= steps and (run.path / "metrics.json").exists():
+    newest = run.newest()
+    began = step = newest[1]["step"] if newest else 0
+    print(f"model: {args.preset}, {tt.costs.parameters(config):,} parameters, {replicas} x; run: {run.path}")
+    if step:
+        print(f"going on from the checkpoint at step {step:,} of {steps:,}")
+    for until, rate in growing(config.dropout, recipe.get("dropout_steps", 0), interval, steps).items():
+        if until < steps:
+            if step >= until:
+                continue
+            print(f"to step {until:,} with P_drop = {rate:.2g}")
+        model = compiled(tt, args, strategy, dataclasses.replace(config, dropout=rate), recipe)
+        with strategy.scope():
+            state = run.restore(model) or tt.callbacks.START
+        progress = tt.callbacks.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))
+        while progress.step < until:
+            print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+            first, done = divmod(progress.step, interval)  # where it was stopped, an epoch may be partly done
+            callbacks = [tt.callbacks.NumbersGoneWrong(batches, progress.step, model.skip_not_finite), progress]
+            if chief:
+                board = keras.callbacks.TensorBoard(str(run.path / "logs"), write_graph=False)
+                callbacks = [texts.watch(model, tokenizer, run.path / "logs"), *callbacks, board]
+            with progress.hears_signals():
+                model.fit(
+                    tt.data.for_replicas(batches(progress.step), replicas),
+                    steps_per_epoch=interval - done,
+                    initial_epoch=first,
+                    epochs=first + 1 if done else -(-until // interval),
+                    validation_data=tt.data.for_replicas(dev_batches, replicas),
+                    validation_steps=dev_summary.batches,
+                    shuffle=False,  # the batches are
+                    callbacks=callbacks,
+                )
+        step = until
+    if chief and began >= steps and (run.path / "metrics.json").exists():
         print(f"this run is complete: {(run.path / 'metrics.json')} says")
         print((run.path / "metrics.json").read_text())
-        print(f"Give more --steps to train on, or another --run to start anew (this one did {state['step']:,}).")
+        print(f"Give more --steps to train on, or another --run to start anew (this one did {began:,}).")
         return False
     return chief
+
+
+def growing(rate: float, over: int, interval: int, steps: int) -> dict[int, float]:
+    """How dropout grows (Morerio et al. 2017): in each third of `over` steps a third of its rate more, none at first.
+
+    Returns:
+        the rate before each of these steps, the ends of such thirds at checkpoints, and the last.
+    """
+    ends = [-(-over * third // (3 * interval)) * interval for third in (1, 2, 3)]
+    stages: dict[int, float] = {}
+    for third, end in enumerate([*ends, steps]):
+        stages.setdefault(min(end, steps), rate * third / 3)
+    return stages
 
 
 def averaged(tt, args, run):

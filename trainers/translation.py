@@ -20,13 +20,15 @@ from trainers.learning import (
 )
 from trainers.teachers import learn_from_teachers
 
-AS_THE_PAPER = {"bidirectional_steps": 0, "word_dropout": 0.0, "student_dropout": 0.1, "fine_tuning_steps": 0}
+AS_THE_PAPER = {"dropout_steps": 0, "bidirectional_steps": 0, "word_dropout": 0.0}
+AS_THE_PAPER |= {"student_dropout": 0.1, "fine_tuning_steps": 0}
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
     # A learning rate of 0.005 at its highest (Wu et al. 2021).
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.53, "eval_every": 250} | AS_THE_PAPER,
     "small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "eval_every": 500}
-    | {"bidirectional_steps": 13_000, "word_dropout": 0.1, "student_dropout": 0.1, "fine_tuning_steps": 1_000},
+    | {"dropout_steps": 4_500, "bidirectional_steps": 7_000, "word_dropout": 0.1}
+    | {"student_dropout": 0.1, "fine_tuning_steps": 1_000},
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
     "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
@@ -45,6 +47,8 @@ def arguments(argv) -> argparse.Namespace:
     add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
     add_tfds_options(add)
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+    growing = "P_drop grows from 0, by a third at a time, in so many first steps (the preset's)"
+    add("--dropout-steps", type=int, metavar="N", help=growing)
     both = "learn from every pair in both directions for so many first steps (the preset's)"
     add("--bidirectional-steps", type=int, metavar="N", help=both)
     words = "hide a share of the words from the model in the steps after them (the preset's)"
@@ -64,7 +68,7 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    for name in ("bidirectional_steps", "fine_tuning_steps"):
+    for name in ("dropout_steps", "bidirectional_steps", "fine_tuning_steps"):
         if (getattr(args, name) or 0) < 0:
             parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
     if args.teachers and args.epochs:
@@ -72,6 +76,9 @@ def arguments(argv) -> argparse.Namespace:
     for name in ("word_dropout", "student_dropout"):
         if not 0 <= (getattr(args, name) or 0) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a rate in [0, 1), got {getattr(args, name)}")
+    for name in ("student_dropout", "fine_tuning_steps"):
+        if getattr(args, name) is not None and not args.teachers:
+            parser.error(f"--{name.replace('_', '-')}: expected --teachers beside it, got none")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
