@@ -6,7 +6,7 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Dropout(keras.layers.Dropout):
-    """Keras' own, which draws a number for every component and takes a fifth of a small model's training on a CPU.
+    """Keras' own draws a number for every component, which takes two to four times as long on a CPU.
 
     Here a component takes 16 bits: the rate is a multiple of 2^-16, and what is kept is scaled to that.
     """
