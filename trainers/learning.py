@@ -277,6 +277,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
                     shuffle=False,  # the batches are
                     callbacks=callbacks,
                 )
+        tt.distribution.wait_for_all(strategy)  # for the chief, to save where the next stage begins
         step = until
     if chief and began >= steps and (run.path / "metrics.json").exists():
         print(f"this run is complete: {(run.path / 'metrics.json')} says")

@@ -20,15 +20,20 @@ from trainers.learning import (
 )
 from trainers.teachers import learn_from_teachers
 
-AS_THE_PAPER = {"dropout_steps": 0, "bidirectional_steps": 0, "word_dropout": 0.0}
-AS_THE_PAPER |= {"student_dropout": 0.1, "fine_tuning_steps": 0}
+AS_THE_PAPER = {
+    "dropout_steps": 0,
+    "bidirectional_steps": 0,
+    "word_dropout": 0.0,
+    "student_dropout": 0.1,
+    "fine_tuning_steps": 0,
+}
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
     # A learning rate of 0.005 at its highest (Wu et al. 2021).
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.53, "eval_every": 250} | AS_THE_PAPER,
     "small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "eval_every": 500}
-    | {"dropout_steps": 4_500, "bidirectional_steps": 7_000, "word_dropout": 0.1}
-    | {"student_dropout": 0.1, "fine_tuning_steps": 0},
+    | AS_THE_PAPER
+    | {"dropout_steps": 4_500, "bidirectional_steps": 7_000, "word_dropout": 0.1},
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
     "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
