@@ -65,8 +65,9 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, 
 
     monkeypatch.setattr(learning, "compiled", spied)
     monkeypatch.setattr(translation, "publish", lambda *given: tmp_path)
-    for run, *ends in (("whole", "8"), ("parts", "4", "8")):
+    for run, *ends in (("whole", "8"), ("parts", "4", "6", "8")):
         for end in ends:
             translation.main([*argv, end, "--run", str(tmp_path / run)])
-    assert rates == [(8, 0.0), (8, pytest.approx(0.2)), (8, 0.3), (4, 0.0), (4, pytest.approx(0.2)), (8, 0.3)]
+    parts = [(4, 0.0), (4, pytest.approx(0.2)), (6, 0.3), (8, 0.3)]
+    assert rates == [(8, 0.0), (8, pytest.approx(0.2)), (8, 0.3), *parts]
     same_weights(tmp_path / "whole", tmp_path / "parts")
