@@ -11,7 +11,7 @@ FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "grammar", "bleu", "serving", "serving.wire"},
     {"treebank", "costs"},
     {"evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
-    {"layers.dropout"},
+    {"layers.dropout", "layers.normalization"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},

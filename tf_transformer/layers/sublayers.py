@@ -3,6 +3,7 @@
 import keras
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.normalization import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -51,7 +52,7 @@ class AddAndNorm(keras.layers.Layer):
 
     def build(self, x_shape, sublayer_output_shape=None):
         self.output_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
-        self.norm = keras.layers.LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
+        self.norm = LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 
     def call(self, x, sublayer_output):

@@ -1,0 +1,91 @@
+"""Layer normalization (section 3.1), whose gradient is written out on TensorFlow."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+from conftest import COMPILERS, array, close, draw_weights, normal, value_and_gradients, weights_of
+from keras import ops
+
+from tf_transformer.layers.normalization import LayerNormalization
+
+EPSILON = 1e-6
+SHAPES = [(7, 11), (3, 5, 13), (1, 1, 3)]
+
+
+def built(kind, shape, **options):
+    layer = kind(epsilon=EPSILON, **options)
+    layer.build((None,) * (len(shape) - 1) + shape[-1:])
+    return draw_weights(layer)
+
+
+def of_training(layer, x, upstream):
+    """The output, and the gradients by input and weights of its product with `upstream`."""
+    x = keras.Variable(x)
+    call = {"training": True} if type(layer) is LayerNormalization else {}
+
+    def product():
+        output = ops.cast(layer(x.value, **call), "float32")
+        return ops.sum(output * upstream)
+
+    _, gradients = value_and_gradients(product, [x, layer.gamma, layer.beta])
+    return layer(x.value, **call), gradients
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_gradient_is_that_of_differences(shape):
+    """Of the formula in float64, by each component of the input and of the weights in turn."""
+    layer, x, upstream = built(LayerNormalization, shape), 3 * normal(*shape) + 1, normal(*shape, seed=1)
+    output, gradients = of_training(layer, x, upstream)
+    weights, step = weights_of(layer), 1e-5
+    given = [x.astype("float64"), weights["gamma"], weights["beta"]]
+
+    def formula(x, gamma, beta):
+        named, rows = {"norm/gamma": gamma, "norm/beta": beta}, x.reshape(-1, shape[-1])
+        return oracle.add_and_norm(rows, 0 * rows, named).reshape(shape)
+
+    close(output, formula(*given), atol=1e-5)
+    for found, values in zip(gradients, given, strict=True):
+        for place in np.ndindex(values.shape):
+            kept, ends = values[place], []
+            for moved in (kept + step, kept - step):
+                values[place] = moved
+                ends.append(np.sum(formula(*given) * upstream))
+            values[place] = kept
+            close(array(found)[place], (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_and_gradient_are_kerass(shape, policy):
+    layers = [built(kind, shape, dtype=policy) for kind in (LayerNormalization, keras.layers.LayerNormalization)]
+    x = ops.cast(3 * normal(*shape) + 1, layers[0].compute_dtype)
+    (output, gradients), (expected, of_keras) = (of_training(layer, x, normal(*shape, seed=1)) for layer in layers)
+    assert ops.dtype(output) == layers[0].compute_dtype
+    exact = {"float32": 1e-4, "mixed_bfloat16": 2**-7, "mixed_float16": 2**-9, "float64": 1e-4}[policy]
+    for found, wanted in zip([output, *gradients], [expected, *of_keras], strict=True):
+        size = np.abs(array(ops.cast(wanted, "float32"))).max()
+        close(ops.cast(found, "float32"), ops.cast(wanted, "float32"), rtol=exact, atol=exact * size)
+
+
+@pytest.mark.parametrize("mode", COMPILERS)
+def test_graph_and_jit_compute_what_eager_does(mode):
+    shape = SHAPES[1]
+    layer, x = built(LayerNormalization, shape), keras.Variable(normal(*shape))
+    variables, upstream = [x, layer.gamma, layer.beta], normal(*shape, seed=1)
+
+    def step():
+        return value_and_gradients(lambda: ops.sum(layer(x.value, training=True) * upstream), variables)
+
+    value, gradients = COMPILERS[mode](step)()
+    expected, of_eager = step()
+    close(value, expected, rtol=1e-4)
+    for found, wanted in zip(gradients, of_eager, strict=True):
+        close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_training_changes_nothing_and_it_survives_saving():
+    layer, x = built(LayerNormalization, SHAPES[0]), normal(*SHAPES[0])
+    close(layer(x, training=True), layer(x))
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(again) is LayerNormalization and again.epsilon == EPSILON
