@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from programs import checkpoint, same_weights
 
 import tf_transformer as tt
@@ -144,9 +145,11 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     translation.main([*alone, "--steps", "5"])
     same_weights(tmp_path / "alone", folder)
 
-    made = tt.Translator.from_run(folder, 2, beam_size=2, alpha=0.9)
-    for file, language in (("forward.txt", "en"), ("backward.txt", "de")):
-        text = (tmp_path / f"train.{language}").read_text().splitlines()
+    english, german = ((tmp_path / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    longest = max(abs(len(a) - len(b)) for a, b in zip(pieces.encode(english), pieces.encode(german), strict=True))
+    made = tt.Translator.from_run(folder, 2, beam_size=2, alpha=0.9, extra_length=longest)
+    for file, text in (("forward.txt", english), ("backward.txt", german)):
         assert (folder / file).read_text().splitlines() == list(made(text))
 
     # In a process that did not train its teacher, too, it learns the same.

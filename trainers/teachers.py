@@ -82,8 +82,17 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
 
 
 def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], list[str]]) -> None:
-    """Write what the run's averaged checkpoints (section 6.1) make of every source, and of every target."""
+    """Write what the run's averaged checkpoints (section 6.1) make of every source, and of every target.
+
+    An output is at most as much longer than its source as the sides of a pair of the text differ: the less may come yet,
+    the sooner a search knows that nothing better does.
+    """
     translator = averaged(tt, args, run)
+    if args.mixed_precision:
+        translator = translator.astype(args.mixed_precision)
+    of_source, of_target = (translator.tokenizer.tokenize(side).row_lengths().numpy() for side in sides)
+    longest = int(abs(of_source - of_target).max())
+    translator.extra_length = min(max(longest, 1), translator.extra_length)
     for file, side in zip(files, sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
         tt.run.write_text(file, (f"{text}\n" for text in in_parts(translator, side)))
