@@ -84,8 +84,8 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
 def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], list[str]]) -> None:
     """Write what the run's averaged checkpoints (section 6.1) make of every source, and of every target.
 
-    An output is at most as much longer than its source as the sides of a pair of the text differ: the less may come yet,
-    the sooner a search knows that nothing better does.
+    An output is longer than its source by no more than the sides of some pair of the text differ: the less may yet
+    come, the sooner a search knows that nothing better will.
     """
     translator = averaged(tt, args, run)
     if args.mixed_precision:
