@@ -166,7 +166,9 @@ class Texts:
                     batches_of(text, repeat=True, seed=seed)
                     for text in (tt.data.both_directions(pairs), with_translations(pairs))
                 )
-                batches = both_ways.take(self.bidirectional_steps).concatenate(one_way).skip(first)
+                done = min(first, self.bidirectional_steps)  # where these are all, none is made to be skipped
+                both_ways = both_ways.skip(done).take(self.bidirectional_steps - done)
+                batches = both_ways.concatenate(one_way.skip(first - done))
             return tt.data.without_words(batches, self.word_dropout, seed, first, self.bidirectional_steps)
 
         if self.records:
