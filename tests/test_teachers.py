@@ -1,5 +1,6 @@
 """Data diversification: what a model's teachers make of its text is what it learns from, beside the text."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -127,6 +128,23 @@ def settings_of(argv, monkeypatch):
         patch.setattr(translation, "learn", lambda *given: found.append(given[-2]))
         translation.main(argv)
     return found[0]
+
+
+@pytest.mark.parametrize(("target", "longest"), [("Two doors open.", None), ("Two doors. " * 9, 7)])
+def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_text(
+    target, longest, translator, tmp_path, monkeypatch
+):
+    """Nor longer than they would: 7 tokens more than the source."""
+    found = []
+    monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
+    monkeypatch.setattr(teachers, "in_parts", lambda *given: found.append(given) or ["made"])
+    sides, files = (["Two doors.", "One."], [target, "One."]), (tmp_path / "forward.txt", tmp_path / "backward.txt")
+    teachers.translate(tt, argparse.Namespace(mixed_precision="bfloat16"), None, files, sides)
+    lengths = [len(translator.tokenizer.tokenize(text)) for text in ("Two doors.", target)]
+    for (teacher, texts), file, side in zip(found, files, sides, strict=True):
+        assert texts == side and file.read_text() == "made\n"
+        assert teacher.model.compute_dtype == "bfloat16"
+        assert teacher.extra_length == (longest or lengths[1] - lengths[0])
 
 
 @pytest.mark.slow
