@@ -174,6 +174,10 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
     assert Run(tmp_path / "run").exists(settings | {"word_dropout": 0.0})  # of a version that has one more option
     with pytest.raises(tt.BadInput, match=r"word_dropout was null, now 0.1"):
         Run(tmp_path / "run").exists(settings | {"word_dropout": 0.1})
+    older = Run(tmp_path / "older")  # of a version that had two more
+    older.begin(settings | {"data": settings["data"] | {"sorted": 0, "shards": 2}})
+    with pytest.raises(tt.BadInput, match=r"configuration: data\.shards was 2, now null;"):
+        older.exists(settings)
     with pytest.raises(tt.BadInput, match=r"another configuration: model\.num_layers was 2, now 3; give --run another"):
         run.exists(settings | {"model": {"num_layers": 3, "d_k": None}})
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -24,26 +23,20 @@ def argv(tmp_path):
     argv = argv.split()
     for split in ("train", "dev"):
         argv += [f"--{split}", *(str(tmp_path / f"{split}.{language}") for language in ("en", "de"))]
-    return [*argv, "--fine-tuning-steps", "1"]
+    return argv
 
 
 def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_path, monkeypatch):
-    learned, fine_tuned = [], []
+    learned, students = [], []
 
     def learn(tt, args, strategy, config, recipe, run, settings, texts):
-        assert args.seed == settings["data"]["seed"] and settings["model"]["dropout"] == 0.1
+        assert args.seed == settings["data"]["seed"] and config.dropout == settings["model"]["dropout"] == 0.1
         assert recipe["bidirectional_steps"] == settings["training"]["bidirectional_steps"] == texts.bidirectional_steps
         assert ("teachers" in settings["data"]) == run.path.name.startswith("run")
-        what = len(texts.translations), config.dropout
-        assert what == ((0, 0.1) if args.steps == 5 else (len(settings["data"]["teachers"]), 0.05))
-        learned.append((run.path.name, args.seed, args.steps))
+        assert args.steps == 5 and not texts.translations and texts.count == PAIRS
+        learned.append((run.path.name, args.seed))
         is_new = not (run.path / "config.json").exists()
-        if args.steps == 7:
-            assert texts.count == (1 + 2 * len(texts.translations)) * PAIRS
-            folders = map(Path, settings["data"]["teachers"])
-            assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders)
-        else:
-            run.begin(settings)
+        run.begin(settings)
         checkpoint(run.path, args.steps)
         return is_new  # as of a run that was complete before
 
@@ -57,37 +50,36 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
 
     monkeypatch.setattr(teachers, "learn", learn)
     monkeypatch.setattr(teachers, "translate", translate)
-    monkeypatch.setattr(translation, "learn", lambda *given: fine_tuned.append(given))
+    monkeypatch.setattr(translation, "learn", lambda *given: students.append(given))
     folders = [tmp_path / name for name in ("one", "two", "three")]
     main("run", 5, folders[:2])
     main("run_2", 11, folders)
-    run_1, run_2 = [("run", 5, 5), ("run", 5, 7)], [("run_2", 11, 5), ("run_2", 11, 7)]
-    assert learned == [("one", 6, 5), ("two", 7, 5), *run_1, ("three", 14, 5), *run_2]
-    for (_, args, _, config, *_, settings, texts), seed, count in zip(fine_tuned, (5, 11), (2, 3), strict=True):
+    assert learned == [("one", 6), ("two", 7), ("run", 5), ("three", 14), ("run_2", 11)]
+    for (_, args, _, config, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
         assert args.seed == settings["data"]["seed"] == seed and args.steps == 8
         assert config.dropout == settings["training"]["student_dropout"] == 0.05 and settings["model"]["dropout"] == 0.1
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
-        assert not texts.translations and texts.count == PAIRS
+        assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
+        assert texts.count == (1 + 2 * count) * PAIRS
 
     (folders[0] / "forward.txt").unlink()  # one that was stopped before its end goes on, to learn or only to translate
     (folders[1] / "backward.txt").unlink()
-    damage(folders[1], 5)
+    damage(folders[1])
     main("run_2", 11, folders)
-    assert learned[7:] == [("two", 7, 5)]
+    assert learned[5:] == [("two", 7)]
     assert (folders[0] / "forward.txt").exists() and (folders[1] / "backward.txt").exists()
-    damage(tmp_path / "run_2", 5, 7)
+    damage(tmp_path / "run_2")
     main("run_2", 11, folders)
-    assert learned[8:] == run_2
+    assert learned[6:] == [("run_2", 11)]
     # Another student of theirs may learn otherwise.
-    main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--fine-tuning-steps", "0", "--steps", "7")
-    assert learned[10:] == [("run_3", 13, 5), ("run_3", 13, 7)]
+    main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--steps", "7")
+    assert learned[7:] == [("run_3", 13)] and students[-1][1].steps == 7
 
 
-def damage(run, *steps):
-    """Its checkpoints of these steps; one of step 3 is the newest whole one."""
+def damage(run):
+    """Its last checkpoint; one of step 3 is the newest whole one."""
     checkpoint(run, 3)
-    for step in steps:
-        (run / f"checkpoints/step-{step:08d}/model.weights.h5").write_text("damaged")
+    (run / "checkpoints/step-00000005/model.weights.h5").write_text("damaged")
 
 
 def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatch):
@@ -100,12 +92,11 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
             translation.main([*argv, *more])
 
     refused("--teachers: expected --bidirectional-steps above 0", "--bidirectional-steps", "0", "--teachers", new)
-    more_steps = "expected more --steps than the 5 bidirectional and the 1 of fine-tuning, got 6"
-    refused(more_steps, "--steps", "6", "--teachers", new)
+    refused("expected more --steps than the 5 bidirectional, got 5", "--steps", "5", "--teachers", new)
     refused("expected different folders, got --run .*run --teachers .*new .*new", "--teachers", new, new)
     refused("expected different folders", "--teachers", new, f"{new}/../run")
 
-    settings = settings_of([*argv[:-2], "--seed", "7"], monkeypatch)
+    settings = settings_of([*argv, "--seed", "7"], monkeypatch)
     tt.run.Run(old).begin(settings)
     for lines in (PAIRS - 1, PAIRS + 1):
         for name in ("forward.txt", "backward.txt"):
@@ -115,9 +106,9 @@ def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatc
     refused(r"expected as many lines in both files, got 43 .* and 44", "--teachers", new, old)
     changed = r"old holds a run of another configuration: model.dropout was 0.1, now 0.2"
     refused(changed, "--dropout", "0.2", "--teachers", new, old)
-    tt.run.Run(run).begin(settings_of(argv[:-2], monkeypatch))
+    tt.run.Run(run).begin(settings_of(argv, monkeypatch))
     no_teachers = r"run holds a run of another configuration: data.teachers was null, now"
-    refused(no_teachers, "--fine-tuning-steps", "0", "--teachers", new)
+    refused(no_teachers, "--teachers", new)
     assert not (tmp_path / "new").exists()
 
 
@@ -151,13 +142,12 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
 def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     """Which is what the model itself would be after its bidirectional steps, with the teacher's seed."""
     monkeypatch.setattr(translation, "publish", lambda *given: tmp_path)
-    folder = tmp_path / "teacher"
+    folder, alone = tmp_path / "teacher", list(argv)
     argv += ["--teachers", str(folder)]
     translation.main(argv)
     said = re.findall(r"training text: (\d+) pairs, .* (\d+) skipped", capsys.readouterr().out)
-    assert [sum(map(int, numbers)) for numbers in said] == [PAIRS, PAIRS, 3 * PAIRS, PAIRS]
+    assert [sum(map(int, numbers)) for numbers in said] == [PAIRS, PAIRS, 3 * PAIRS]
 
-    alone = argv[: argv.index("--fine-tuning-steps")]
     alone[alone.index("--run") + 1] = str(tmp_path / "alone")
     alone[alone.index("--seed") + 1] = "6"
     translation.main([*alone, "--steps", "5"])

@@ -228,6 +228,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _differences(old, new, f"{prefix}{name}.")
-        elif old != new and (name in before or new):  # what an older version had no word for was off
+        elif old != new and (old or new):  # what another version has no word for is off
             found.append(f"{prefix}{name} was {json.dumps(old)}, now {json.dumps(new)}")
     return found

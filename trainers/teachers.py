@@ -8,22 +8,22 @@ from pathlib import Path
 from trainers.command import in_parts
 from trainers.learning import Texts, averaged, learn
 
-LATER = ("word_dropout", "student_dropout", "fine_tuning_steps")  # options of a recipe that do not change a teacher
+LATER = ("word_dropout", "student_dropout")  # options of a recipe that do not change a teacher
 
 
 def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts: Texts):
-    """Train `args.teachers`, have them translate every source and every target, and train the model on all that.
+    """Train `args.teachers`, and have them translate every source and every target.
 
     A teacher is a run like the model's own with another seed, trained as far as the model learns both directions; so
-    far the model itself is trained here, too, and then from the translations and the text, with the recipe's
-    `student_dropout`, up to its last `fine_tuning_steps`. What is there already is not done again.
+    far the model itself is trained here, too. What is there already is not done again.
 
     Args:
         run: the model's own.
         settings: of it; from then on they name the teachers.
 
     Returns:
-        the configuration for those last steps.
+        for the model's other steps: the configuration, with the recipe's `student_dropout`, and the texts, with what
+        the teachers say.
 
     Raises:
         BadInput: a folder is given twice, or holds another run, or translations of another text.
@@ -54,31 +54,27 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     settings["data"] |= {"teachers": [str(folder) for folder in args.teachers]}
     run.exists(settings)
 
-    def learn_until(step: int, what: str, one, its_settings, config, texts) -> None:
+    both_directions = recipe["bidirectional_steps"]
+
+    def learn_both_directions(what: str, one, its_settings) -> None:
         newest = one.newest()
-        if not newest or newest[1]["step"] < step:
-            print(f"\n{what}, to step {step:,}: {one.path}", flush=True)
-            options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": step}
+        if not newest or newest[1]["step"] < both_directions:
+            print(f"\n{what}, in both directions to step {both_directions:,}: {one.path}", flush=True)
+            options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": both_directions}
             learn(tt, argparse.Namespace(**options), strategy, config, recipe, one, its_settings, texts)
 
-    both_directions = recipe["bidirectional_steps"]
     for number, (teacher, of_teacher, files, complete) in enumerate(teachers, 1):
         if not complete:
-            what = f"teacher {number} of {len(teachers)}, in both directions"
-            learn_until(both_directions, what, teacher, of_teacher, config, texts)
+            learn_both_directions(f"teacher {number} of {len(teachers)}", teacher, of_teacher)
             if tt.distribution.is_chief(strategy):
                 translate(tt, args, teacher, files, tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)
-    learn_until(both_directions, "the model itself, in both directions", run, settings, config, texts)
-    config = dataclasses.replace(config, dropout=recipe["student_dropout"])
-    translated = dataclasses.replace(
+    learn_both_directions("the model itself", run, settings)
+    return dataclasses.replace(config, dropout=recipe["student_dropout"]), dataclasses.replace(
         texts,
         count=(texts.count or 0) * (1 + 2 * len(teachers)),
         translations=tuple(files for _, _, files, _ in teachers),
     )
-    from_teachers = (args.steps or config.train_steps) - recipe["fine_tuning_steps"]
-    learn_until(from_teachers, "the model itself, from its teachers", run, settings, config, translated)
-    return config
 
 
 def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], list[str]]) -> None:

@@ -25,7 +25,6 @@ AS_THE_PAPER = {
     "bidirectional_steps": 0,
     "word_dropout": 0.0,
     "student_dropout": 0.1,
-    "fine_tuning_steps": 0,
 }
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
@@ -61,8 +60,6 @@ def arguments(argv) -> argparse.Namespace:
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
-    fine_tuning = "learn from the text alone again in so many last steps (the preset's)"
-    add("--fine-tuning-steps", type=int, metavar="N", help=fine_tuning)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -73,7 +70,7 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    for name in ("dropout_steps", "bidirectional_steps", "fine_tuning_steps"):
+    for name in ("dropout_steps", "bidirectional_steps"):
         if (getattr(args, name) or 0) < 0:
             parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
     if args.teachers and args.epochs:
@@ -81,9 +78,8 @@ def arguments(argv) -> argparse.Namespace:
     for name in ("word_dropout", "student_dropout"):
         if not 0 <= (getattr(args, name) or 0) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a rate in [0, 1), got {getattr(args, name)}")
-    for name in ("student_dropout", "fine_tuning_steps"):
-        if getattr(args, name) is not None and not args.teachers:
-            parser.error(f"--{name.replace('_', '-')}: expected --teachers beside it, got none")
+    if args.student_dropout is not None and not args.teachers:
+        parser.error("--student-dropout: expected --teachers beside it, got none")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
@@ -108,10 +104,9 @@ def main(argv=None) -> None:
         )
     if args.teachers and not recipe["bidirectional_steps"]:
         raise tt.BadInput("--teachers: expected --bidirectional-steps above 0, for which they are trained; got 0")
-    before, after = recipe["bidirectional_steps"], recipe["fine_tuning_steps"]
-    if args.teachers and (args.steps or config.train_steps) <= before + after:
+    if args.teachers and (args.steps or config.train_steps) <= recipe["bidirectional_steps"]:
         raise tt.BadInput(
-            f"--teachers: expected more --steps than the {before:,} bidirectional and the {after:,} of fine-tuning, "
+            f"--teachers: expected more --steps than the {recipe['bidirectional_steps']:,} bidirectional, "
             f"got {args.steps or config.train_steps:,}"
         )
     if args.dry_run:
@@ -133,7 +128,7 @@ def main(argv=None) -> None:
     beyond = {name: recipe[name] for name in ("bidirectional_steps", "word_dropout")}
     texts = Texts(pairs, count, dev, learn_tokenizer, watch_bleu(tt, dev), records, **beyond)
     if args.teachers:
-        config = learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts)
+        config, texts = learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts)
     if not learn(tt, args, strategy, config, recipe, run, settings, texts):
         return
 
