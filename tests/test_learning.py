@@ -42,7 +42,7 @@ def argv(tmp_path, monkeypatch):
 def test_a_run_goes_on_with_the_dropout_of_its_step(argv, tmp_path, monkeypatch):
     """Which grows at the steps 2, as a third and two thirds of 3 steps have passed at that checkpoint, and 4."""
 
-    def compiled(tt, args, strategy, config, recipe):
+    def compiled(tt, args, strategy, config, recipe, steps):
         raise Asked(config.dropout)
 
     monkeypatch.setattr(learning, "compiled", compiled)
@@ -55,13 +55,26 @@ def test_a_run_goes_on_with_the_dropout_of_its_step(argv, tmp_path, monkeypatch)
         assert asked.value.args == (pytest.approx(rate),)
 
 
+@pytest.mark.parametrize("steps", [8, 3])
+def test_the_rate_falls_in_a_runs_last_steps(steps, argv, tmp_path, monkeypatch):
+    """Which are all that there are, where more are asked for."""
+
+    def schedule(d_model, warmup_steps, factor, cooldown_steps, train_steps):
+        raise Asked(cooldown_steps, train_steps)
+
+    monkeypatch.setattr(tt, "WarmupSchedule", schedule)
+    with pytest.raises(Asked) as asked:
+        translation.main([*argv, str(steps), "--cooldown-steps", "5", "--run", str(tmp_path / "run")])
+    assert asked.value.args == (min(5, steps), steps)
+
+
 @pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, tmp_path, monkeypatch):
     rates, compiled = [], learning.compiled
 
-    def spied(tt, args, strategy, config, recipe):
+    def spied(tt, args, strategy, config, recipe, steps):
         rates.append((args.steps, config.dropout))
-        return compiled(tt, args, strategy, config, recipe)
+        return compiled(tt, args, strategy, config, recipe, steps)
 
     monkeypatch.setattr(learning, "compiled", spied)
     monkeypatch.setattr(translation, "publish", lambda *given: tmp_path)

@@ -63,6 +63,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
+        (["--cooldown-steps", "-1"], "--cooldown-steps: expected 0 or more, got -1"),
         (["--dropout-steps", "-1"], "--dropout-steps: expected 0 or more, got -1"),
         (["--teachers", "one", "--epochs", "3"], "expected --steps beside --teachers"),
         (["--student-dropout", "0"], "--student-dropout: expected --teachers beside it, got none"),

@@ -19,7 +19,7 @@ PAIRS = 43
 def argv(tmp_path):
     grammar.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
     argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 8 --beam-size 2 --vocab-size 350"
-    argv += f" --bidirectional-steps 5 --seed 5 --run {tmp_path / 'run'}"
+    argv += f" --bidirectional-steps 5 --cooldown-steps 2 --seed 5 --run {tmp_path / 'run'}"
     argv = argv.split()
     for split in ("train", "dev"):
         argv += [f"--{split}", *(str(tmp_path / f"{split}.{language}") for language in ("en", "de"))]
@@ -34,6 +34,7 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
         assert recipe["bidirectional_steps"] == settings["training"]["bidirectional_steps"] == texts.bidirectional_steps
         assert ("teachers" in settings["data"]) == run.path.name.startswith("run")
         assert args.steps == 5 and not texts.translations and texts.count == PAIRS
+        assert recipe["cooldown_steps"] == 0 and settings["training"]["cooldown_steps"] == args.cooldown_steps
         learned.append((run.path.name, args.seed))
         is_new = not (run.path / "config.json").exists()
         run.begin(settings)
@@ -55,9 +56,10 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
     main("run", 5, folders[:2])
     main("run_2", 11, folders)
     assert learned == [("one", 6), ("two", 7), ("run", 5), ("three", 14), ("run_2", 11)]
-    for (_, args, _, config, *_, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
+    for (_, args, _, config, recipe, _, settings, texts), seed, count in zip(students, (5, 11), (2, 3), strict=True):
         assert args.seed == settings["data"]["seed"] == seed and args.steps == 8
         assert config.dropout == settings["training"]["student_dropout"] == 0.05 and settings["model"]["dropout"] == 0.1
+        assert recipe["cooldown_steps"] == settings["training"]["cooldown_steps"] == 2
         assert settings["data"]["teachers"] == [str(folder) for folder in folders[:count]]
         assert texts.translations == tuple((path / "forward.txt", path / "backward.txt") for path in folders[:count])
         assert texts.count == (1 + 2 * count) * PAIRS
@@ -72,7 +74,7 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(argv, tmp_
     main("run_2", 11, folders)
     assert learned[6:] == [("run_2", 11)]
     # Another student of theirs may learn otherwise.
-    main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--steps", "7")
+    main("run_3", 13, folders[:2], "--word-dropout", "0.3", "--cooldown-steps", "0", "--steps", "7")
     assert learned[7:] == [("run_3", 13)] and students[-1][1].steps == 7
 
 
@@ -150,7 +152,7 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
 
     alone[alone.index("--run") + 1] = str(tmp_path / "alone")
     alone[alone.index("--seed") + 1] = "6"
-    translation.main([*alone, "--steps", "5"])
+    translation.main([*alone, "--steps", "5", "--cooldown-steps", "0"])
     same_weights(tmp_path / "alone", folder)
 
     english, german = ((tmp_path / f"train.{language}").read_text().splitlines() for language in ("en", "de"))

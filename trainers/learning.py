@@ -196,8 +196,8 @@ def watch_bleu(tt, dev, **options):
     return watch
 
 
-def compiled(tt, args, strategy, config, recipe):
-    """A model of this configuration, ready to be trained (sections 5.3 and 5.4)."""
+def compiled(tt, args, strategy, config, recipe, steps: int):
+    """A model of this configuration, ready to be trained for so many steps (sections 5.3 and 5.4)."""
     import keras
 
     keras.utils.set_random_seed(args.seed)
@@ -207,7 +207,8 @@ def compiled(tt, args, strategy, config, recipe):
         model = tt.Transformer(config)
         model.build()
         model.parts, model.skip_not_finite = args.parts, args.on_nan == "skip"
-        schedule = tt.WarmupSchedule(config.d_model, recipe["warmup_steps"], recipe["factor"])
+        warmup, cooldown = recipe["warmup_steps"], min(recipe.get("cooldown_steps", 0), steps)
+        schedule = tt.WarmupSchedule(config.d_model, warmup, recipe["factor"], cooldown, steps)
         model.compile(
             optimizer=tt.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=args.clip_norm),
             loss=tt.SmoothedCrossEntropy(config.label_smoothing),
@@ -257,7 +258,7 @@ def learn(tt, args, strategy, config, recipe, run, settings, texts: Texts) -> bo
             if step >= until:
                 continue
             print(f"to step {until:,} with P_drop = {rate:.2g}")
-        model = compiled(tt, args, strategy, dataclasses.replace(config, dropout=rate), recipe)
+        model = compiled(tt, args, strategy, dataclasses.replace(config, dropout=rate), recipe, steps)
         with strategy.scope():
             state = run.restore(model) or tt.callbacks.START
         progress = tt.callbacks.Progress(run, state, steps, alone=not tt.distribution.is_a_worker(strategy))

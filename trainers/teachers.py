@@ -8,7 +8,7 @@ from pathlib import Path
 from trainers.command import in_parts
 from trainers.learning import Texts, averaged, learn
 
-LATER = ("word_dropout", "student_dropout")  # options of a recipe that do not change a teacher
+LATER = ("word_dropout", "student_dropout", "cooldown_steps")  # options of a recipe that do not change a teacher
 
 
 def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts: Texts):
@@ -54,14 +54,14 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     settings["data"] |= {"teachers": [str(folder) for folder in args.teachers]}
     run.exists(settings)
 
-    both_directions = recipe["bidirectional_steps"]
+    both_directions, without_cooldown = recipe["bidirectional_steps"], recipe | {"cooldown_steps": 0}
 
     def learn_both_directions(what: str, one, its_settings) -> None:
         newest = one.newest()
         if not newest or newest[1]["step"] < both_directions:
             print(f"\n{what}, in both directions to step {both_directions:,}: {one.path}", flush=True)
             options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": both_directions}
-            learn(tt, argparse.Namespace(**options), strategy, config, recipe, one, its_settings, texts)
+            learn(tt, argparse.Namespace(**options), strategy, config, without_cooldown, one, its_settings, texts)
 
     for number, (teacher, of_teacher, files, complete) in enumerate(teachers, 1):
         if not complete:

@@ -25,6 +25,7 @@ AS_THE_PAPER = {
     "bidirectional_steps": 0,
     "word_dropout": 0.0,
     "student_dropout": 0.1,
+    "cooldown_steps": 0,
 }
 RECIPES = {  # what a preset is trained with, besides its configuration
     "tiny": {"batch_tokens": 2_048, "warmup_steps": 300, "factor": 1.0, "eval_every": 80} | AS_THE_PAPER,
@@ -60,6 +61,8 @@ def arguments(argv) -> argparse.Namespace:
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
+    cooldown = "the learning rate falls to 0 in so many last steps (the preset's)"
+    add("--cooldown-steps", type=int, metavar="N", help=cooldown)
     add_training_options(add, beam_size=4, alpha=0.6)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
@@ -70,7 +73,7 @@ def arguments(argv) -> argparse.Namespace:
         parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET beside --dev and --test")
-    for name in ("dropout_steps", "bidirectional_steps"):
+    for name in ("dropout_steps", "bidirectional_steps", "cooldown_steps"):
         if (getattr(args, name) or 0) < 0:
             parser.error(f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(args, name)}")
     if args.teachers and args.epochs:
