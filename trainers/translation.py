@@ -33,7 +33,7 @@ RECIPES = {  # what a preset is trained with, besides its configuration
     "multi30k": {"batch_tokens": 4_096, "warmup_steps": 2_000, "factor": 2.53, "eval_every": 250} | AS_THE_PAPER,
     "small": {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "eval_every": 500}
     | AS_THE_PAPER
-    | {"dropout_steps": 4_500, "bidirectional_steps": 7_000, "word_dropout": 0.1},
+    | {"dropout_steps": 4_500, "bidirectional_steps": 6_000, "word_dropout": 0.1, "cooldown_steps": 3_000},
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 1_500} | AS_THE_PAPER,
     "big": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 600} | AS_THE_PAPER,
