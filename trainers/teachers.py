@@ -70,6 +70,7 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
                 translate(tt, args, teacher, files, tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)
     learn_both_directions("the model itself", run, settings)
+    print(f"\nthe model itself, from its teachers: {run.path}", flush=True)
     return dataclasses.replace(config, dropout=recipe["student_dropout"]), dataclasses.replace(
         texts,
         count=(texts.count or 0) * (1 + 2 * len(teachers)),
