@@ -25,6 +25,7 @@ FILES = [
     "test_encoder.py",
     "test_decoder.py",
     "test_model.py",
+    "test_ensemble.py",
     "test_training.py",
     "test_conformance.py",
 ]

@@ -16,13 +16,13 @@ FLOORS = [  # a file imports from lower floors only
     {"layers.encoder", "layers.decoder"},
     {"layers"},
     {"training", "model", "decoding", "search", "tokenizer", "run"},
-    {"data", "sampling", "callbacks", "serving.export", "marian", "visualize"},
+    {"ensemble", "data", "sampling", "callbacks", "serving.export", "marian", "visualize"},
     {"serving.publish", "records"},
     {"translator", "ctranslate2"},
     {"parsing"},
     {""},
 ]
-BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "training", "run", "callbacks", "visualize"]
+BACKEND_NEUTRAL = ["config", "masks", "layers", "model", "ensemble", "training", "run", "callbacks", "visualize"]
 BACKEND_NEUTRAL += ["bleu", "costs", "grammar", "treebank", "evalb"]
 
 

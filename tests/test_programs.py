@@ -187,6 +187,15 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
 
+    # What the training measured is that of its own weights, and not of an ensemble with others.
+    with mock.patch.object(publish, "save_export") as save:
+        for runs in ([run], [run, run]):
+            export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2"])
+    (alone, together), printed = [call.args[0].facts for call in save.call_args_list], capsys.readouterr().out
+    assert (alone["bleu"], alone["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
+    assert ("bleu" in together, together["parameters"]) == (False, 2 * metrics["parameters"])
+    assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {together['parameters']:,} param" in printed
+
     pictures = tmp_path / "pictures"
     attention.main(["--model", str(path), "Two doors.", "--html", str(pictures / "page.html")])
     source, target = capsys.readouterr().out.splitlines()[0].split(" -> ")

@@ -11,6 +11,7 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
+from tf_transformer.serving.check import check
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.publish import save_export
 
@@ -225,3 +226,69 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     refuses("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tf_transformer.json").unlink()
     refuses("expected a SavedModel of this package, found no assets.extra/tf_transformer.json")
+
+
+@pytest.fixture(scope="module")
+def ensemble(translator):
+    """The translator's model, and another."""
+    other = tt.Transformer(translator.model.config)
+    other.build()
+    random = np.random.default_rng(2)
+    for variable in other.trainable_variables:
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    return tt.Ensemble([translator.model, other])
+
+
+def test_an_ensemble_translates(translator, ensemble):
+    both = tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7, max_source_length=41, batch_size=4)
+    turned = tt.Translator(tt.Ensemble(ensemble.models[::-1]), translator.tokenizer, 3, 0.6, 7, 41, 4)
+    assert both(TEXTS) == turned(TEXTS) != translator(TEXTS)
+    # What it found has the mean of the probabilities that each model gives by itself.
+    source, length, _ = both.source(tf.constant(TEXTS[:1]))
+    found = both.search(source, length, 3, 0.6, 9, 1)
+    ids = found.ids[0, :, : int(found.lengths[0, 0])]
+    each = [tt.Translator(model, translator.tokenizer).force(source, ids)[0] for model in ensemble.models]
+    expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
+    assert float(found.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
+    assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
+    with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
+        tt.ctranslate2.save(both, "nowhere")
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
+    both = tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7, max_source_length=41).astype(dtype)
+    both.save(tmp_path / "both/1")
+    again = tt.Translator.from_saved_model(tmp_path / "both/1")
+    assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
+    for found, expected in zip(again.model.weights, both.model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+    assert tt.SavedTranslator(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
+    described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
+    assert described["parameters"] == 2 * translator.model.count_params()
+
+
+@pytest.mark.slow
+def test_a_saved_ensemble_passes_the_checks(translator, ensemble, tmp_path):
+    tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7).save(tmp_path / "both/1")
+    assert {finding.level for finding in check(tmp_path / "both/1")} == {"ok"}
+
+
+def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
+    runs = [tt.run.Run(tmp_path / name) for name in ("one", "two")]
+    settings = {"model": {k: v for k, v in ensemble.config.to_dict().items() if k != "train_steps"}, "data": {}}
+    for run, model in zip(runs, ensemble.models, strict=True):
+        model.compile("adam")
+        run.begin(settings)
+        translator.tokenizer.save(run.path / "tokenizer.model")
+        run.save(model, 7)
+    read = tt.Translator.from_run([run.path for run in runs], beam_size=2)
+    assert read.beam_size == 2
+    for found, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    texts = [text for pair in tt.grammar.corpus(train=400, dev=0, test=0)["train"] for text in pair]
+    tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
+    with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
+        tt.Translator.from_run([run.path for run in runs])
+    with pytest.raises(tt.BadInput, match=r"three: expected a run's folder"):
+        tt.Translator.from_run([runs[0].path, tmp_path / "three"])

@@ -8,6 +8,7 @@ import importlib
 
 from tf_transformer import layers, masks, training
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.ensemble import Ensemble
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.training import (
     Adam,
@@ -47,6 +48,7 @@ __all__ = [
     "Adam",
     "AttentionScores",
     "BadInput",
+    "Ensemble",
     "Perplexity",
     "SmoothedCrossEntropy",
     "TokenAccuracy",

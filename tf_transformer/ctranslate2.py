@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
+from tf_transformer.ensemble import Ensemble
 from tf_transformer.layers import sinusoids
 from tf_transformer.serving.publish import new_folder
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
@@ -39,9 +40,12 @@ def save(translator, path, quantization: str | None = None) -> None:
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: another quantization, or CTranslate2 is not installed.
+        BadInput: another quantization, an `Ensemble`, or CTranslate2 is not installed.
         FileExistsError: path exists.
     """
+    if isinstance(translator.model, Ensemble):
+        count = len(translator.model.models)
+        raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")

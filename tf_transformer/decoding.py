@@ -31,14 +31,12 @@ def decoding(model, memory, memory_mask) -> dict[str, Any]:
     """The arguments `step`, `cache` and `grow` of `search.beam_search` and `sampling.sample`.
 
     Args:
-        model: a built `Transformer`.
-        memory: the encoder's output [B, S, d].
+        model: a built `Transformer` or `Ensemble`.
+        memory: the encoder's output.
         memory_mask: its padding mask [B, S].
     """
     layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory)]
-    # Made once, outside the loop; but a product in bfloat16 is as fast or faster with the embeddings as they lie.
-    in_place = model.embedding.embeddings.dtype == "bfloat16"
-    weights = None if in_place else model.embedding.softmax_weights()
+    weights = model.softmax_weights()
 
     def step(ids, position, slot, ancestry, cache):
         memory_mask, layers = cache

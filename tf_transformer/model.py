@@ -107,6 +107,11 @@ class Transformer(Model):
         """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
+    def softmax_weights(self):
+        """For a loop of `decode_step`, made once; `None` in bfloat16, where the product is as fast or faster with the
+        embeddings as they lie."""
+        return None if self.embedding.embeddings.dtype == "bfloat16" else self.embedding.softmax_weights()
+
     def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
         """Decode only the newest target ids [B, T] against what the cache remembers.
 
@@ -120,7 +125,7 @@ class Transformer(Model):
             position: where each column stands in the target, [T], from 0.
             slot: where in the cache the first column goes.
             attention_mask: bool [B, T, C]; `None` means causal.
-            softmax_weights: from `embedding.softmax_weights()`, for a loop that makes them once.
+            softmax_weights: from `softmax_weights()`.
 
         Returns:
             logits [B, T, V] and the new cache.
@@ -152,6 +157,13 @@ class Transformer(Model):
 
     def compute_output_spec(self, *args, **kwargs):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+
+    def astype(self, dtype: str) -> "Transformer":
+        """A built model with the same weights, which are kept, and multiplied, in another dtype."""
+        model = Transformer(self.config, dtype=dtype)
+        model.build()
+        model.set_weights(self.get_weights())
+        return model
 
     def get_config(self):
         return super().get_config() | {"config": self.config.to_dict()}

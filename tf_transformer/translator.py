@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
+from tf_transformer.ensemble import Ensemble
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.run import Run
@@ -39,7 +40,7 @@ class Translator:
     """translator(["Hello world."]) -> ["Hallo Welt."], the very function that `save` puts into a SavedModel.
 
     Args:
-        model: a built `Transformer`; its weights are read at every call, so it may go on training.
+        model: a built `Transformer`; its weights are read at every call, so it may go on training. Or an `Ensemble`.
         tokenizer: the one it was trained with.
         beam_size: K of section 6.1.
         alpha: exponent of the length penalty (section 6.1).
@@ -50,7 +51,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | Ensemble,
         tokenizer: Tokenizer,
         beam_size: int = 4,
         alpha: float = 0.6,
@@ -84,22 +85,29 @@ class Translator:
         """Of what a run of trainers.translation has learned, in float32.
 
         Args:
-            path: the run's folder.
-            average_last: the mean of so many checkpoints, the last ones (section 6.1).
+            path: the run's folder; or a list of several, for an `Ensemble`.
+            average_last: the mean of so many checkpoints of a run, the last ones (section 6.1).
             options: of `Translator`.
 
         Raises:
-            BadInput: the folder holds something else, or no checkpoint.
+            BadInput: a folder holds something else, or no checkpoint; several differ in configuration or tokenizer.
         """
-        run = Run(path)
-        weights = run.weights(average_last)
-        settings = run.settings()
-        if not weights:
-            raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        model = Transformer(TransformerConfig(**settings["model"]), dtype="float32")
-        model.build()
-        average_weights(model, weights)
-        return cls(model, Tokenizer.load(run.path / "tokenizer.model"), **options)
+        runs = [Run(each) for each in (path if isinstance(path, list | tuple) else [path])]
+        models, tokenizers = [], {}
+        for run in runs:
+            weights = run.weights(average_last)
+            settings = run.settings()
+            if not weights:
+                raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
+            models.append(_built(TransformerConfig(**settings["model"]), "float32"))
+            average_weights(models[-1], weights)
+            tokenizer = Tokenizer.load(run.path / "tokenizer.model")
+            tokenizers[tokenizer.fingerprint] = tokenizer
+        if len(tokenizers) > 1:
+            raise BadInput(
+                f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several"
+            )
+        return cls(_together(models), tokenizer, **options)
 
     @classmethod
     def from_saved_model(cls, path, **options) -> "Translator":
@@ -117,12 +125,15 @@ class Translator:
         try:
             stored = {"beam_size": facts["beam_size"], "alpha": facts["length_penalty"]}
             stored |= {name: facts[name] for name in ("extra_length", "max_source_length") if name in facts}
-            model = Transformer(TransformerConfig(**facts["config"]), dtype=facts["dtype"])
-            model.build()
-            model.set_weights(weights)
+            config, models = TransformerConfig(**facts["config"]), list[Transformer]()
+            while weights or not models:
+                models.append(_built(config, facts["dtype"]))
+                size = len(models[-1].weights)
+                models[-1].set_weights(weights[:size])
+                weights = weights[size:]
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
-        return cls(model, Tokenizer(tokenizer), **(stored | options))
+        return cls(_together(models), Tokenizer(tokenizer), **(stored | options))
 
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
@@ -131,11 +142,8 @@ class Translator:
         """
         if dtype not in ("float32", "bfloat16", "float16"):
             raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
-        model = Transformer(self.model.config, dtype=dtype)
-        model.build()
-        model.set_weights(self.model.get_weights())
         options = (self.beam_size, self.alpha, self.extra_length, self.max_source_length, self.batch_size)
-        return Translator(model, self.tokenizer, *options)
+        return Translator(self.model.astype(dtype), self.tokenizer, *options)
 
     def __call__(self, texts):
         """The best translation of each text. A string gives a string, a list a list."""
@@ -346,6 +354,16 @@ class SavedTranslator:
         rows = by_batch(answer, [texts], self.batch_size)
         warn_of_truncated(texts, [truncated for _, truncated in rows])
         return [text.decode() for text, _ in rows]
+
+
+def _built(config: TransformerConfig, dtype: str) -> Transformer:
+    model = Transformer(config, dtype=dtype)
+    model.build()
+    return model
+
+
+def _together(models: list[Transformer]) -> Transformer | Ensemble:
+    return Ensemble(models) if len(models) > 1 else models[0]
 
 
 def _ended(ids):

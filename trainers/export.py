@@ -1,5 +1,7 @@
 """Export a run: average its last checkpoints, convert the weights, write, check, and publish as the next version.
 
+Several runs become an ensemble: the mean of their probabilities.
+
 What fails a check is not published: a server that watches the folder sees nothing of it.
 """
 
@@ -13,7 +15,8 @@ from trainers.command import languages, load_tensorflow, options, run_program
 def arguments(argv) -> argparse.Namespace:
     parser = options("export", __doc__)
     add = parser.add_argument
-    add("--run", type=Path, required=True, metavar="DIR", help="the run's folder, e.g. runs/demo")
+    runs = "the run's folder, e.g. runs/demo; those of several, to translate as an ensemble"
+    add("--run", nargs="+", type=Path, required=True, metavar="DIR", help=runs)
     add("--name", required=True, help="what the server will call the model")
     add("--base", type=Path, metavar="DIR", help="where models lie (savedmodels; ctranslate2 for that format)")
     add("--version", type=int, metavar="N", help="the version's number (the next one)")
@@ -65,14 +68,15 @@ def main(argv=None) -> None:
     path = folder / str(args.version) if args.version else unused
     if path.exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
-    run = tt.run.Run(args.run)
+    run = tt.run.Run(args.run[0])
     settings = run.settings()
     dev = read_dev(tt, args, settings)
 
     float32 = tt.Translator.from_run(args.run, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
     translator = float32 if args.dtype == "float32" else float32.astype(args.dtype)
     count = len(run.checkpoints()[-args.average_last :])
-    print(f"the mean of {count} checkpoints of {args.run}; {float32.model.count_params():,} parameters", flush=True)
+    runs = ", and as many of ".join(map(str, args.run))
+    print(f"the mean of {count} checkpoints of {runs}; {float32.model.count_params():,} parameters", flush=True)
 
     if args.format == "ctranslate2":
         tt.ctranslate2.save(float32, path, args.quantization)
@@ -89,7 +93,7 @@ def main(argv=None) -> None:
             print(f"BLEU {score.value:.2f} in {dtype}  {score.signature}", flush=True)
         facts |= {"bleu": round(scores[args.dtype].value, 2), "bleu_signature": scores[args.dtype].signature}
     else:
-        facts |= metrics_of(args.run, facts["step"], args.dtype)
+        facts |= metrics_of(run.path, facts["step"], float32.model.count_params(), args.dtype)
 
     export = Export(translator, args.n_best, args.max_beam_size, args.max_length, **facts)
     print("writing and checking ...", flush=True)
@@ -110,11 +114,11 @@ def bleu_of(tt, translator, dev):
     return tt.bleu.bleu(translator(dev[0]), dev[1])
 
 
-def metrics_of(run: Path, step: int, dtype: str) -> dict:
-    """BLEU as the training's end measured it, if it was of these weights."""
+def metrics_of(run: Path, step: int, parameters: int, dtype: str) -> dict:
+    """BLEU as the training's end measured it, if it was of these weights, and not of an ensemble that they are in."""
     file = run / "metrics.json"
     metrics = json.loads(file.read_text()) if file.is_file() else {}
-    if metrics.get("steps") != step:
+    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters):
         return {}
     print(f"BLEU {metrics['test_bleu']:.2f} in float32, at the training's end; --dev SOURCE TARGET measures it here")
     if dtype != "float32":

@@ -1,0 +1,85 @@
+"""Several Transformers that decode as one."""
+
+import keras
+from keras import ops
+
+from tf_transformer.config import BadInput
+from tf_transformer.masks import padding_mask
+from tf_transformer.model import Transformer
+
+
+class Ensemble(keras.Model):
+    """The mean of the probabilities that several models give, where one `Transformer` is expected to decode: in a
+    `Translator`, and in what it saves.
+
+    Its logits are the logarithms of that mean; its attention weights are those of all heads of the first model's layer,
+    then of the second's, and so on. To train it, train the models.
+
+    Args:
+        models: built `Transformer`s of one configuration and one dtype, for one tokenizer.
+
+    Raises:
+        BadInput: there are none, or they differ.
+    """
+
+    def __init__(self, models: list[Transformer], **kwargs):
+        if not models or len({(model.config, model.dtype_policy.name) for model in models}) > 1:
+            given = "; ".join(f"{model.config} in {model.dtype_policy.name}" for model in models)
+            raise BadInput(f"expected models of one configuration and one dtype, got {given or 'none'}")
+        super().__init__(dtype=models[0].dtype_policy, **kwargs)
+        self.autocast = False  # ids that arrive as floats keep their value
+        self.models = list(models)
+        self.config = models[0].config
+        self.built = True
+
+    def encode(self, source, mask=None, return_attention_scores=False):
+        """As `Transformer.encode`; memory is a list, [B, S, d] of each model."""
+        mask = padding_mask(source) if mask is None else mask
+        encoded = [model.encode(source, mask, return_attention_scores) for model in self.models]
+        return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
+
+    def decode(self, target, memory, memory_mask, return_attention_scores=False):
+        """As `Transformer.decode`."""
+        decoded = [
+            model.decode(target, part, memory_mask, return_attention_scores)
+            for model, part in zip(self.models, memory, strict=True)
+        ]
+        logits, self_scores, cross_scores = zip(*decoded, strict=True)
+        return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
+
+    def init_cache(self, memory, slots=0):
+        """As `Transformer.init_cache`: the caches of all layers of the first model, then of the second, and so on."""
+        caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
+        return [cache for caches_of_model in caches for cache in caches_of_model]
+
+    def softmax_weights(self):
+        return [model.softmax_weights() for model in self.models]
+
+    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
+        """As `Transformer.decode_step`."""
+        logits, new_cache, layers = [], [], self.config.num_layers
+        for i, model in enumerate(self.models):
+            of_model = cache[i * layers : (i + 1) * layers], memory_mask, position, slot, attention_mask
+            model_logits, model_cache = model.decode_step(target, *of_model, softmax_weights and softmax_weights[i])
+            logits.append(model_logits)
+            new_cache += model_cache
+        return _log_mean(logits), new_cache
+
+    call = Transformer.call
+    compute_output_shape = Transformer.compute_output_shape
+    compute_output_spec = Transformer.compute_output_spec
+
+    def astype(self, dtype: str) -> "Ensemble":
+        """As `Transformer.astype`."""
+        return Ensemble([model.astype(dtype) for model in self.models])
+
+
+def _log_mean(logits):
+    """The logarithm of the mean of the probabilities: n times [..., V] to [..., V]."""
+    log_probs = ops.stack([ops.log_softmax(each) for each in logits])
+    return ops.logsumexp(log_probs, axis=0) - ops.log(float(len(logits)))
+
+
+def _side_by_side(scores):
+    """Attention weights [B, h, T, S] by model and layer to [B, n * h, T, S] by layer."""
+    return [ops.concatenate(layer, axis=1) for layer in zip(*scores, strict=True)]
