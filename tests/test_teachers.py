@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 
+import numpy as np
 import pytest
 import sentencepiece
 from programs import checkpoint, same_weights
@@ -82,6 +83,100 @@ def damage(run):
     """Its last checkpoint; one of step 3 is the newest whole one."""
     checkpoint(run, 3)
     (run / "checkpoints/step-00000005/model.weights.h5").write_text("damaged")
+
+
+@pytest.fixture
+def ensemble(argv, tmp_path, monkeypatch):
+    """The program with --ensemble, where nothing is learned; it gives the runs that would learn, in order."""
+    done = []
+
+    def learn(tt, args, strategy, config, recipe, run, settings, texts):
+        assert args.seed == settings["data"]["seed"] and settings["model"]["dropout"] == 0.1
+        assert config.dropout == (0.05 if texts.translations else 0.1)
+        assert recipe["cooldown_steps"] == (2 if texts.translations else 0)
+        assert texts.count == (1 + 2 * len(texts.translations)) * PAIRS
+        done.append((run.path.name, args.seed, args.steps, [forward.parent.name for forward, _ in texts.translations]))
+        run.begin(settings)
+        checkpoint(run.path, args.steps)
+
+    def translate(tt, args, run, files, sides):
+        done.append(f"{run.path.name} translates at {run.newest()[1]['step']}")
+        for file, side in zip(files, sides, strict=True):
+            file.write_text("".join(f"{run.path.name} {text}\n" for text in side))
+
+    def main(*names, more=("--ensemble",)):
+        del done[:]
+        folders = [str(tmp_path / name) for name in names]
+        translation.main([*argv, "--student-dropout", "0.05", "--teachers", *folders, *more])
+        return list(done)
+
+    monkeypatch.setattr(teachers, "learn", learn)
+    monkeypatch.setattr(teachers, "translate", translate)
+    monkeypatch.setattr(translation, "learn", learn)  # which says that there is nothing to score
+    return main
+
+
+def test_in_an_ensemble_each_learns_from_all_others(ensemble, tmp_path):
+    assert ensemble("one", "two") == [
+        ("one", 6, 5, []),
+        "one translates at 5",
+        ("two", 7, 5, []),
+        "two translates at 5",
+        ("run", 5, 5, []),
+        "run translates at 5",
+        ("one", 6, 8, ["run", "two"]),
+        ("two", 7, 8, ["run", "one"]),
+        ("run", 5, 8, ["one", "two"]),
+    ]
+    for name, others in (("run", ["one", "two"]), ("one", ["run", "two"]), ("two", ["run", "one"])):
+        assert tt.run.Run(tmp_path / name).settings()["data"]["teachers"] == [str(tmp_path / other) for other in others]
+    # What is there is not done again, but for the look of `learn`, which sees what is missing.
+    again = ensemble("one", "two")
+    assert again == [("one", 6, 8, ["run", "two"]), ("two", 7, 8, ["run", "one"]), ("run", 5, 8, ["one", "two"])]
+    # They are the teachers of another model, too, with what they said before they were taught.
+    before = {file: file.read_bytes() for name in ("one", "two") for file in (tmp_path / name).rglob("*.*")}
+    argv = "--run", str(tmp_path / "run_2"), "--seed", "11"
+    assert ensemble("one", "two", more=argv) == [("run_2", 11, 5, []), ("run_2", 11, 8, ["one", "two"])]
+    assert before == {file: file.read_bytes() for name in ("one", "two") for file in (tmp_path / name).rglob("*.*")}
+
+
+def test_who_has_gone_on_can_no_longer_say_what_it_would_have_said(ensemble, tmp_path):
+    ensemble("one")
+    for name in ("one", "run"):
+        files = [tmp_path / name / file for file in ("forward.txt", "backward.txt")]
+        text = files[1].read_text()
+        files[1].unlink()
+        message = (
+            rf"{name}: expected forward.txt and backward.txt, made at step 5, found a run that has gone on to step 8"
+        )
+        with pytest.raises(tt.BadInput, match=message):
+            ensemble("one")
+        files[1].write_text(text)
+    ensemble("two", more=("--run", str(tmp_path / "run_2")))
+    with pytest.raises(tt.BadInput, match=r"two holds a run .*: data.teachers was null, now \[\".*run\"\]"):
+        ensemble("two")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_scored_and_exported(ensemble, tmp_path, monkeypatch, together):
+    class Seen(Exception):
+        pass
+
+    def averaged(tt, args, *models):
+        raise Seen(*models)
+
+    monkeypatch.setattr(translation, "averaged", averaged)
+    monkeypatch.setattr(translation, "learn", lambda *given: True)
+    with pytest.raises(Seen) as seen:
+        ensemble("one", "two", more=["--ensemble"] * together)
+    model, *others = seen.value.args
+    assert model.path == tmp_path / "run" and others == [tmp_path / "one", tmp_path / "two"] * together
+
+
+def test_a_plan_counts_the_teachers(argv, capsys):
+    for more, said in ((["--ensemble"], "and as much for each of 2 teachers"), ([], "and 5 steps for each of 2 teach")):
+        translation.main([*argv, "--dry-run", "--teachers", "one", "two", *more])
+        assert f"\n{said}" in capsys.readouterr().out
 
 
 def test_teachers_are_looked_at_before_any_is_trained(argv, tmp_path, monkeypatch):
@@ -169,3 +264,23 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path, monkeypatch, capsys):
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
     same_weights(tmp_path / "run", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["data"]["teachers"] == [str(folder)]
+
+
+@pytest.mark.slow
+def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch):
+    """With the other as the teacher that it learns from."""
+    exports = []
+    monkeypatch.setattr(translation, "publish", lambda tt, args, run, export, *more: exports.append(export) or tmp_path)
+    run, teacher = tmp_path / "run", tmp_path / "teacher"
+    translation.main([*argv, "--teachers", str(teacher), "--ensemble"])
+    weights = [weight for folder in (run, teacher) for weight in tt.Translator.from_run(folder, 2).model.get_weights()]
+    for found, expected in zip(exports[0].weights, weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+    alone = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}
+    other = [*argv, "--seed", "5", "--run", str(tmp_path / "other_5"), "--steps", "5", "--cooldown-steps", "0"]
+    translation.main(other)
+    translation.main([*alone[6], "--teachers", str(tmp_path / "other_5")])
+    same_weights(tmp_path / "alone_6", teacher)
+    translation.main([*alone[5], "--teachers", str(tmp_path / "other_6")])
+    same_weights(tmp_path / "alone_5", run)

@@ -303,11 +303,12 @@ def growing(rate: float, over: int, interval: int, steps: int) -> dict[int, floa
     return stages
 
 
-def averaged(tt, args, run):
-    """The `Translator` of the run's last checkpoints (section 6.1)."""
+def averaged(tt, args, run, *others: Path):
+    """The `Translator` of the run's last checkpoints (section 6.1), and of those of the runs in other folders."""
     count = len(run.checkpoints()[-args.average_last :])
-    print(f"averaging the last {count} checkpoints; beam search with {args.beam_size} beams", flush=True)
-    return tt.Translator.from_run(run.path, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
+    of_each = f" of each of {1 + len(others)} models, an ensemble" if others else ""
+    print(f"averaging the last {count} checkpoints{of_each}; beam search with {args.beam_size} beams", flush=True)
+    return tt.Translator.from_run([run.path, *others], args.average_last, beam_size=args.beam_size, alpha=args.alpha)
 
 
 def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:

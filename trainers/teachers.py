@@ -17,16 +17,18 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     A teacher is a run like the model's own with another seed, trained as far as the model learns both directions; so
     far the model itself is trained here, too. What is there already is not done again.
 
+    With `args.ensemble` the model translates as well, and the teachers go on as it will, taught by it and each other.
+
     Args:
         run: the model's own.
-        settings: of it; from then on they name the teachers.
+        settings: of it; from then on they name its teachers.
 
     Returns:
         for the model's other steps: the configuration, with the recipe's `student_dropout`, and the texts, with what
         the teachers say.
 
     Raises:
-        BadInput: a folder is given twice, or holds another run, or translations of another text.
+        BadInput: a folder is given twice, or holds another run, or translations of another text, or went on without.
     """
     folders = [run.path, *args.teachers]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -34,48 +36,88 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
             f"expected different folders, got --run {run.path} --teachers {' '.join(map(str, args.teachers))}"
         )
     pairs = int(texts.train.reduce(0, lambda count, _: count + 1))
-    teachers = []
-    for number, folder in enumerate(args.teachers, 1):  # all are looked at before the first is trained
-        teacher = tt.run.Run(folder, keep=args.average_last)
-        of_teacher = copy.deepcopy(settings)
-        of_teacher["data"]["seed"] += number
-        if (folder / "config.json").exists():
-            begun = teacher.settings()
-            of_teacher["data"]["seed"] = begun["data"]["seed"]
-            of_teacher["training"] |= {name: begun.get("training", {}).get(name) for name in LATER}
-        files = folder / "forward.txt", folder / "backward.txt"
-        complete = teacher.exists(of_teacher) and all(file.exists() for file in files)
-        if complete and (lines := tt.data.check_text_pairs(*files, empty_lines=True)) != pairs:
-            raise tt.BadInput(
-                f"{folder}: expected as many translations as there are pairs to learn from, {pairs:,}, got {lines:,}; "
-                f"without {files[0].name} and {files[1].name} they are made again"
-            )
-        teachers.append((teacher, of_teacher, files, complete))
-    settings["data"] |= {"teachers": [str(folder) for folder in args.teachers]}
-    run.exists(settings)
-
     both_directions, without_cooldown = recipe["bidirectional_steps"], recipe | {"cooldown_steps": 0}
+    student = dataclasses.replace(config, dropout=recipe["student_dropout"])
+    teachers = [_teacher(tt, args, number, settings) for number in range(1, len(args.teachers) + 1)]
+    everyone = [*teachers, ("the model itself", run, settings)]
+    untold = []  # the runs of those that are to translate, and have not
+    for _, one, its_settings in everyone:  # all are looked at before the first is trained
+        if one is run or args.ensemble:
+            its_settings["data"] |= {"teachers": [str(folder) for folder in folders if folder != one.path]}
+        is_there = one.exists(its_settings)
+        if (one is not run or args.ensemble) and not (is_there and _has_translated(tt, one, both_directions, pairs)):
+            untold.append(one)
 
-    def learn_both_directions(what: str, one, its_settings) -> None:
+    def texts_for(one):
+        others = [other for other in folders if other != one.path and (other != run.path or args.ensemble)]
+        return dataclasses.replace(
+            texts,
+            count=(texts.count or 0) * (1 + 2 * len(others)),
+            translations=tuple(map(_translations, others)),
+        )
+
+    def learn_until(steps: int, its_config, its_recipe, one, its_settings, its_texts) -> None:
+        options = argparse.Namespace(**vars(args) | {"seed": its_settings["data"]["seed"], "steps": steps})
+        learn(tt, options, strategy, its_config, its_recipe, one, its_settings, its_texts)
+
+    for name, one, its_settings in everyone:
         newest = one.newest()
-        if not newest or newest[1]["step"] < both_directions:
-            print(f"\n{what}, in both directions to step {both_directions:,}: {one.path}", flush=True)
-            options = vars(args) | {"seed": its_settings["data"]["seed"], "steps": both_directions}
-            learn(tt, argparse.Namespace(**options), strategy, config, without_cooldown, one, its_settings, texts)
-
-    for number, (teacher, of_teacher, files, complete) in enumerate(teachers, 1):
-        if not complete:
-            learn_both_directions(f"teacher {number} of {len(teachers)}", teacher, of_teacher)
+        if (one is run or one in untold) and (not newest or newest[1]["step"] < both_directions):
+            print(f"\n{name}, in both directions to step {both_directions:,}: {one.path}", flush=True)
+            learn_until(both_directions, config, without_cooldown, one, its_settings, texts)
+        if one in untold:
             if tt.distribution.is_chief(strategy):
-                translate(tt, args, teacher, files, tt.data.to_lists(texts.train))
+                translate(tt, args, one, _translations(one.path), tt.data.to_lists(texts.train))
             tt.distribution.wait_for_all(strategy)
-    learn_both_directions("the model itself", run, settings)
+    if args.ensemble:
+        for name, one, its_settings in teachers:
+            print(f"\n{name}, from the others: {one.path}", flush=True)
+            learn_until(args.steps or config.train_steps, student, recipe, one, its_settings, texts_for(one))
     print(f"\nthe model itself, from its teachers: {run.path}", flush=True)
-    return dataclasses.replace(config, dropout=recipe["student_dropout"]), dataclasses.replace(
-        texts,
-        count=(texts.count or 0) * (1 + 2 * len(teachers)),
-        translations=tuple(files for _, _, files, _ in teachers),
-    )
+    return student, texts_for(run)
+
+
+def _teacher(tt, args, number: int, settings: dict):
+    """A teacher's name, its run, and its settings: those of the model, but for the seed."""
+    folder = args.teachers[number - 1]
+    teacher, of_teacher = tt.run.Run(folder, keep=args.average_last), copy.deepcopy(settings)
+    of_teacher["data"]["seed"] += number
+    if (folder / "config.json").exists():
+        begun = teacher.settings()
+        own = ("seed",) if args.ensemble else ("seed", "teachers")
+        of_teacher["data"] |= {name: begun["data"][name] for name in own if name in begun["data"]}
+        if not args.ensemble:
+            of_teacher["training"] |= {name: begun.get("training", {}).get(name) for name in LATER}
+    return f"teacher {number} of {len(args.teachers)}", teacher, of_teacher
+
+
+def _translations(folder: Path) -> tuple[Path, Path]:
+    """What a run makes of every source, and of every target."""
+    return folder / "forward.txt", folder / "backward.txt"
+
+
+def _has_translated(tt, run, step: int, pairs: int) -> bool:
+    """Whether a run has translated so many pairs, as it is to do at this step.
+
+    Raises:
+        BadInput: it has translated another text, or has gone on without.
+    """
+    forward, backward = _translations(run.path)
+    if forward.exists() and backward.exists():
+        lines = tt.data.check_text_pairs(forward, backward, empty_lines=True)
+        if lines != pairs:
+            raise tt.BadInput(
+                f"{run.path}: expected as many translations as there are pairs to learn from, {pairs:,}, got "
+                f"{lines:,}; without {forward.name} and {backward.name} they are made again"
+            )
+        return True
+    newest = run.newest()
+    if newest and newest[1]["step"] > step:
+        raise tt.BadInput(
+            f"{run.path}: expected {forward.name} and {backward.name}, made at step {step:,}, found a run that has "
+            f"gone on to step {newest[1]['step']:,} without them"
+        )
+    return False
 
 
 def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], list[str]]) -> None:

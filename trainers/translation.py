@@ -60,6 +60,8 @@ def arguments(argv) -> argparse.Namespace:
     add("--word-dropout", type=float, metavar="RATE", help=words)
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
+    ensemble = "the teachers learn as the model does, from it, too, and translate with it"
+    add("--ensemble", action="store_true", help=ensemble)
     add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
     cooldown = "the learning rate falls to 0 in so many last steps (the preset's)"
     add("--cooldown-steps", type=int, metavar="N", help=cooldown)
@@ -81,8 +83,9 @@ def arguments(argv) -> argparse.Namespace:
     for name in ("word_dropout", "student_dropout"):
         if not 0 <= (getattr(args, name) or 0) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a rate in [0, 1), got {getattr(args, name)}")
-    if args.student_dropout is not None and not args.teachers:
-        parser.error("--student-dropout: expected --teachers beside it, got none")
+    for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
+        if given and not args.teachers:
+            parser.error(f"--{option}: expected --teachers beside it, got none")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
     check_training_options(parser, args)
@@ -115,7 +118,8 @@ def main(argv=None) -> None:
     if args.dry_run:
         show_plan(tt, args, config, recipe)
         if args.teachers:
-            print(f"and {recipe['bidirectional_steps']:,} steps for each of {len(args.teachers)} teachers")
+            more = "as much" if args.ensemble else f"{recipe['bidirectional_steps']:,} steps"
+            print(f"and {more} for each of {len(args.teachers)} teachers")
         return
     settings["data"] |= {"train": (records and str(records.folder)) or args.train or args.tfds or "grammar"}
     name = args.preset if args.train or args.tfds or records else "demo"
@@ -136,7 +140,7 @@ def main(argv=None) -> None:
         return
 
     # Section 6.1: average the last checkpoints, beam search with length penalty.
-    translator = averaged(tt, args, run)
+    translator = averaged(tt, args, run, *(args.teachers if args.ensemble else []))
     translations = translator(test[0])
     bleu, chrf = tt.bleu.bleu(translations, test[1]), tt.bleu.chrf(translations, test[1])
     metrics = {
