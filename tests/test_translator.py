@@ -5,6 +5,7 @@ import json
 import shutil
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -231,6 +232,7 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
 @pytest.fixture(scope="module")
 def ensemble(translator):
     """The translator's model, and another."""
+    keras.utils.set_random_seed(13)
     other = tt.Transformer(translator.model.config)
     other.build()
     random = np.random.default_rng(2)
