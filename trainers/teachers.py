@@ -17,7 +17,8 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     A teacher is a run like the model's own with another seed, trained as far as the model learns both directions; so
     far the model itself is trained here, too. What is there already is not done again.
 
-    With `args.ensemble` the model translates as well, and the teachers go on as it will, taught by it and each other.
+    With `args.ensemble` the model translates as well, and the teachers go on as it will: it is taught by the first, each
+    of them by the next, and the last by the model.
 
     Args:
         run: the model's own.
@@ -40,21 +41,21 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     student = dataclasses.replace(config, dropout=recipe["student_dropout"])
     teachers = [_teacher(tt, args, number, settings) for number in range(1, len(args.teachers) + 1)]
     everyone = [*teachers, ("the model itself", run, settings)]
+    taught_by = {run.path: args.teachers}
+    if args.ensemble:
+        taught_by = {folder: [of] for folder, of in zip(folders, [*args.teachers, run.path], strict=True)}
     untold = []  # the runs of those that are to translate, and have not
     for _, one, its_settings in everyone:  # all are looked at before the first is trained
-        if one is run or args.ensemble:
-            its_settings["data"] |= {"teachers": [str(folder) for folder in folders if folder != one.path]}
+        if one.path in taught_by:
+            its_settings["data"] |= {"teachers": [str(folder) for folder in taught_by[one.path]]}
         is_there = one.exists(its_settings)
         if (one is not run or args.ensemble) and not (is_there and _has_translated(tt, one, both_directions, pairs)):
             untold.append(one)
 
     def texts_for(one):
-        others = [other for other in folders if other != one.path and (other != run.path or args.ensemble)]
-        return dataclasses.replace(
-            texts,
-            count=(texts.count or 0) * (1 + 2 * len(others)),
-            translations=tuple(map(_translations, others)),
-        )
+        translations = tuple(map(_translations, taught_by[one.path]))
+        count = (texts.count or 0) * (1 + 2 * len(translations))
+        return dataclasses.replace(texts, count=count, translations=translations)
 
     def learn_until(steps: int, its_config, its_recipe, one, its_settings, its_texts) -> None:
         options = argparse.Namespace(**vars(args) | {"seed": its_settings["data"]["seed"], "steps": steps})
@@ -71,7 +72,7 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
             tt.distribution.wait_for_all(strategy)
     if args.ensemble:
         for name, one, its_settings in teachers:
-            print(f"\n{name}, from the others: {one.path}", flush=True)
+            print(f"\n{name}, from a teacher of its own: {one.path}", flush=True)
             learn_until(args.steps or config.train_steps, student, recipe, one, its_settings, texts_for(one))
     print(f"\nthe model itself, from its teachers: {run.path}", flush=True)
     return student, texts_for(run)

@@ -60,7 +60,7 @@ def arguments(argv) -> argparse.Namespace:
     add("--word-dropout", type=float, metavar="RATE", help=words)
     teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
-    ensemble = "the teachers learn as the model does, from it, too, and translate with it"
+    ensemble = "the teachers learn as the model does, each from the next, and translate with it"
     add("--ensemble", action="store_true", help=ensemble)
     add("--student-dropout", type=float, metavar="RATE", help="P_drop in what then is learned from them (the preset's)")
     cooldown = "the learning rate falls to 0 in so many last steps (the preset's)"
