@@ -17,8 +17,8 @@ def learn_from_teachers(tt, args, strategy, config, recipe, run, settings, texts
     A teacher is a run like the model's own with another seed, trained as far as the model learns both directions; so
     far the model itself is trained here, too. What is there already is not done again.
 
-    With `args.ensemble` the model translates as well, and the teachers go on as it will: it is taught by the first, they
-    by the next of them, and the last by the model.
+    With `args.ensemble` the model translates as well, and the teachers go on as it will: it is taught by the first,
+    they by the next of them, and the last by the model.
 
     Args:
         run: the model's own.
