@@ -52,8 +52,14 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Go on when all workers have come here; an error if one of them has died."""
-    with strategy.scope():
-        strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))
+    if is_a_worker(strategy):
+        with strategy.scope():
+            strategy.run(_meet)
+
+
+@tf.function
+def _meet():
+    return over_replicas(tf.constant(0.0))
 
 
 def over_replicas(values):
