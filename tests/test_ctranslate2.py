@@ -231,6 +231,12 @@ def test_the_program(tokenizer, tmp_path, capsys):
     for file in (tmp_path / "expected").iterdir():
         assert file.read_bytes() == (tmp_path / "base/mine/1" / file.name).read_bytes()
 
-    for wrong in (["--quantization", "int8"], ["--format", "ctranslate2", "--dtype", "bfloat16"]):
+    theirs = ["--format", "ctranslate2"]
+    for wrong, said in (
+        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 beside it"),
+        ([*theirs, "--dtype", "bfloat16"], "expected neither --dtype nor --dev"),
+        ([*theirs, "--run", "one", "two", "three"], "expected one --run, since it has no ensembles, got 3"),
+    ):
         with pytest.raises(SystemExit):
             export.main([*argv, *wrong])
+        assert said in capsys.readouterr().err

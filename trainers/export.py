@@ -50,6 +50,8 @@ def arguments(argv) -> argparse.Namespace:
         parser.error(f"--name: expected a name without slashes, got {args.name!r}")
     if args.format == "ctranslate2" and (args.dtype != "float32" or args.dev):
         parser.error("--format ctranslate2: expected neither --dtype nor --dev; it has --quantization")
+    if args.format == "ctranslate2" and len(args.run) > 1:
+        parser.error(f"--format ctranslate2: expected one --run, since it has no ensembles, got {len(args.run)}")
     if args.format != "ctranslate2" and args.quantization:
         parser.error("--quantization: expected --format ctranslate2 beside it")
     args.base = args.base or Path({"savedmodel": "savedmodels", "ctranslate2": "ctranslate2"}[args.format])
