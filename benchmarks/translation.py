@@ -96,7 +96,7 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
 def _export(work, dtype, folder, max_length, kind, path) -> None:
     translator = random_translator(work, dtype, folder)
     if kind == "ctranslate2":
-        from tf_transformer import ctranslate2
+        from tf_transformer.interop import ctranslate2
 
         ctranslate2.save(translator, path)
     else:

@@ -41,10 +41,10 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A folder with a corpus of the grammar: train, dev and test, in .en and .de."""
-    from tf_transformer import grammar
+    from tf_transformer import toy_corpus
 
     folder = tmp_path_factory.mktemp("text")
-    grammar.write_corpus(folder, train=900, dev=23, test=19)
+    toy_corpus.write_corpus(folder, train=900, dev=23, test=19)
     return folder
 
 

@@ -32,7 +32,7 @@ def checkpoint(run, step):
     folder = run / f"checkpoints/step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.weights.h5").write_text(f"weights of {step}")
-    state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
+    state = {"step": step, "sha256": tt.files.checksum(folder / "model.weights.h5")}
     (folder / "state.json").write_text(json.dumps(state))
 
 

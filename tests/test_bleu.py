@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tf_transformer import bleu
+from tf_transformer.evaluation import bleu
 
 # 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; as long as the reference.
 #   a b c d x f

@@ -9,8 +9,8 @@ import pytest
 from test_run import new_model, train
 
 import tf_transformer as tt
-from tf_transformer.callbacks import NumbersGoneWrong, Stopped
-from tf_transformer.run import Run
+from tf_transformer.runs.callbacks import NumbersGoneWrong, Stopped
+from tf_transformer.runs.run import Run
 
 
 class Signals(keras.callbacks.Callback):

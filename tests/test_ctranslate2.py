@@ -10,7 +10,7 @@ import tensorflow as tf
 from conftest import array, draw_weights
 
 import tf_transformer as tt
-from tf_transformer.ctranslate2 import QUANTIZATIONS, save
+from tf_transformer.interop.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizer import EOS_ID
 from trainers import export
@@ -216,7 +216,7 @@ def test_the_program(tokenizer, tmp_path, capsys):
         folder = tmp_path / f"run/checkpoints/step-{step}"
         folder.mkdir(parents=True)
         model.save_weights(folder / "model.weights.h5")
-        state = {"step": step, "sha256": tt.run.checksum(folder / "model.weights.h5")}
+        state = {"step": step, "sha256": tt.files.checksum(folder / "model.weights.h5")}
         (folder / "state.json").write_text(json.dumps(state))
     settings = {"model": models[0].config.to_dict(), "data": {"train": "grammar", "seed": 1}}
     (tmp_path / "run/config.json").write_text(json.dumps(settings))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_transformer as tt
-from tf_transformer import data, grammar
+from tf_transformer import data, toy_corpus
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 from trainers.learning import Texts
 
@@ -18,7 +18,7 @@ PAIRS = 701
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    pairs = grammar.corpus(train=PAIRS, dev=0, test=0)["train"]
+    pairs = toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]
     for side, name in enumerate(("train.en", "train.de")):
         (folder / name).write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
     tokenizer = tt.Tokenizer.learn([folder / "train.en", folder / "train.de"], 400)

@@ -6,7 +6,7 @@ import pytest
 from programs import checkpoint, same_weights
 
 import tf_transformer as tt
-from tf_transformer import grammar
+from tf_transformer import toy_corpus
 from trainers import learning, translation
 
 
@@ -33,7 +33,7 @@ class Asked(Exception):
 @pytest.fixture
 def argv(tmp_path, monkeypatch):
     monkeypatch.setitem(tt.PRESETS, "tiny", dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8))
-    grammar.write_corpus(tmp_path, train=43, dev=5, test=5)
+    toy_corpus.write_corpus(tmp_path, train=43, dev=5, test=5)
     sides = [[f"--{split}", str(tmp_path / f"{split}.en"), str(tmp_path / f"{split}.de")] for split in ("train", "dev")]
     argv = [*sides[0], *sides[1], "--vocab-size", "350", "--batch-tokens", "256", "--eval-every", "2"]
     return [*argv, "--dropout", "0.3", "--dropout-steps", "3", "--beam-size", "1", "--steps"]

@@ -13,8 +13,8 @@ import pytest
 from programs import ROOT, fails, options
 
 import tf_transformer as tt
-from tf_transformer.callbacks import Stopped
-from tf_transformer.run import write_text
+from tf_transformer.files import write_text
+from tf_transformer.runs.callbacks import Stopped
 from tf_transformer.serving.export import MAX_ALPHA
 from trainers import attention, evaluate, export, learning, translate, translation
 from trainers.command import in_parts, languages, run_program

@@ -8,8 +8,8 @@ import pytest
 from programs import fails
 
 import tf_transformer as tt
+from tf_transformer.parsing.treebank import read_tree
 from tf_transformer.serving import publish
-from tf_transformer.treebank import read_tree
 from trainers import parsing, translate, translation
 
 NOUNS = ["cat", "dog", "door", "woman", "(", "tree"]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from programs import ROOT, fails, options
 
-from tf_transformer import grammar
+from tf_transformer import toy_corpus
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from trainers import attention, evaluate, export, prepare, translate, translation
@@ -218,7 +218,7 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
 
     import tf_transformer as tt
 
-    corpus = grammar.corpus(train=300, dev=11, test=13)
+    corpus = toy_corpus.corpus(train=300, dev=11, test=13)
 
     class GrammarTranslate(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")

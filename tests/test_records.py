@@ -8,14 +8,15 @@ import pytest
 from test_data import expected_rows
 
 import tf_transformer as tt
-from tf_transformer import grammar, records
+from tf_transformer import toy_corpus
+from tf_transformer.runs import records
 
 PAIRS, BATCH = 701, 512
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    pairs = grammar.corpus(train=PAIRS, dev=0, test=0)["train"]
+    pairs = toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]
     pairs[13] = ("", "leer")
     pairs[17] = ("long " * 300, "lang")
     return pairs, tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 400)

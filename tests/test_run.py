@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.callbacks import START, Progress
-from tf_transformer.run import Run
+from tf_transformer.runs.callbacks import START, Progress
+from tf_transformer.runs.run import Run
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 

@@ -10,7 +10,7 @@ import sentencepiece
 from programs import checkpoint, same_weights
 
 import tf_transformer as tt
-from tf_transformer import grammar
+from tf_transformer import toy_corpus
 from trainers import teachers, translation
 
 PAIRS = 43
@@ -18,7 +18,7 @@ PAIRS = 43
 
 @pytest.fixture
 def argv(tmp_path):
-    grammar.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
+    toy_corpus.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
     argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --alpha 0.9 --steps 8 --beam-size 2 --vocab-size 350"
     argv += f" --bidirectional-steps 5 --cooldown-steps 2 --seed 5 --run {tmp_path / 'run'}"
     argv = argv.split()

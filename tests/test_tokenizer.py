@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer import grammar
+from tf_transformer import toy_corpus
 
 HOSTILE = [
     "The old woman opens the red door.",
@@ -26,7 +26,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def pair(request):
-    sentences = [text for pair in grammar.corpus(train=1500, dev=0, test=0)["train"] for text in pair]
+    sentences = [text for pair in toy_corpus.corpus(train=1500, dev=0, test=0)["train"] for text in pair]
     tokenizer = tt.Tokenizer.learn_from(sentences, 500, request.param)
     return tokenizer, sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
 
@@ -84,7 +84,7 @@ def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
 
 
 def test_learns_from_plain_and_gz_alike(tmp_path):
-    text = "\n".join(english for english, _ in grammar.corpus(train=500, dev=0, test=0)["train"]) + "\n"
+    text = "\n".join(english for english, _ in toy_corpus.corpus(train=500, dev=0, test=0)["train"]) + "\n"
     (tmp_path / "plain").write_text(text, encoding="utf-8")
     with gzip.open(tmp_path / "packed.gz", "wt", encoding="utf-8") as file:
         file.write(text)

@@ -6,9 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nltk import Tree
 
-from tf_transformer import treebank
 from tf_transformer.config import BadInput
-from tf_transformer.treebank import as_line, is_well_formed, linearised, normalised, read_tree, to_tree, words_of
+from tf_transformer.parsing import treebank
+from tf_transformer.parsing.treebank import (
+    as_line,
+    is_well_formed,
+    linearised,
+    normalised,
+    read_tree,
+    to_tree,
+    words_of,
+)
 
 DATA = Path("../shared/data/treebank")
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import tf_transformer as tt
-from tf_transformer.visualize import attention_figure, attention_page
+from tf_transformer.evaluation.visualize import attention_figure, attention_page
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -181,8 +181,8 @@ def test_the_page_is_in_the_package_that_is_installed(tmp_path):
     shutil.copytree(ROOT / "tf_transformer", tmp_path / "tf_transformer", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py", "--build-lib", "built"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    built = tmp_path / "built" / "tf_transformer"
-    assert (built / "attention.html").read_bytes() == (ROOT / "tf_transformer" / "attention.html").read_bytes()
+    page = "tf_transformer/evaluation/attention.html"
+    assert (tmp_path / "built" / page).read_bytes() == (ROOT / page).read_bytes()
 
 
 @pytest.mark.slow

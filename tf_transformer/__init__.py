@@ -22,25 +22,27 @@ from tf_transformer.training import (
 from tf_transformer.version import __version__
 
 _LAZY = {
-    "bleu": ("bleu", None),
-    "callbacks": ("callbacks", None),
+    "bleu": ("evaluation.bleu", None),
+    "callbacks": ("runs.callbacks", None),
+    "costs": ("evaluation.costs", None),
+    "ctranslate2": ("interop.ctranslate2", None),
     "data": ("data", None),
-    "costs": ("costs", None),
     "distribution": ("distribution", None),
-    "ctranslate2": ("ctranslate2", None),
-    "grammar": ("grammar", None),
-    "evalb": ("evalb", None),
-    "load_marian": ("marian", "load_marian"),
-    "Parser": ("parsing", "Parser"),
+    "evalb": ("parsing.evalb", None),
+    "files": ("files", None),
+    "grammar": ("toy_corpus", None),  # its former name
+    "load_marian": ("interop.marian", "load_marian"),
+    "Parser": ("parsing.parser", "Parser"),
+    "records": ("runs.records", None),
+    "run": ("runs.run", None),
+    "SavedTranslator": ("translator", "SavedTranslator"),
     "search": ("search", None),
     "tokenizer": ("tokenizer", None),
-    "treebank": ("treebank", None),
     "Tokenizer": ("tokenizer", "Tokenizer"),
-    "records": ("records", None),
-    "run": ("run", None),
-    "SavedTranslator": ("translator", "SavedTranslator"),
+    "toy_corpus": ("toy_corpus", None),
     "Translator": ("translator", "Translator"),
-    "visualize": ("visualize", None),
+    "treebank": ("parsing.treebank", None),
+    "visualize": ("evaluation.visualize", None),
 }
 
 __all__ = [

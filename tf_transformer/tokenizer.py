@@ -4,9 +4,7 @@ import gzip
 import hashlib
 import io
 import itertools
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import tensorflow_text
 from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
 from tf_transformer.config import BadInput
+from tf_transformer.files import new_file
 from tf_transformer.masks import PAD_ID
 
 BOS_ID = 1
@@ -128,10 +127,8 @@ class Tokenizer:
         """Write the SentencePiece model, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as temporary:
-            temporary.write(self.model)
-        os.chmod(temporary.name, 0o644)  # temporary files are their owner's alone
-        os.replace(temporary.name, path)
+        with new_file(path) as temporary:
+            temporary.write_bytes(self.model)
 
     @property
     def fingerprint(self) -> str:

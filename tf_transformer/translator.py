@@ -10,7 +10,7 @@ from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
-from tf_transformer.run import Run
+from tf_transformer.runs.run import Run
 from tf_transformer.sampling import sample
 from tf_transformer.search import Hypotheses, beam_search, begins_with
 from tf_transformer.serving.export import Export

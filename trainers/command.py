@@ -85,8 +85,8 @@ def run_program(main) -> None:
     except Exception as error:
         import tensorflow as tf
 
-        from tf_transformer.callbacks import Stopped
         from tf_transformer.config import BadInput
+        from tf_transformer.runs.callbacks import Stopped
 
         if isinstance(error, Stopped):
             print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)

@@ -37,7 +37,7 @@ def main(argv=None) -> None:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
         systems[name] = list(in_parts(tt.SavedTranslator(name), source))
         if args.output:
-            tt.run.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
+            tt.files.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)
     print(f"{len(references):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
     for name in systems:

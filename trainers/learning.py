@@ -332,7 +332,7 @@ def publish(tt, args, run, export, metrics: dict, examples: list[str]) -> Path:
         "seconds": round(state["seconds"], 1),
         "parameters": export.facts["parameters"],
     }
-    tt.run.write_json(run.path / "metrics.json", metrics)
+    tt.files.write_json(run.path / "metrics.json", metrics)
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
     command = [sys.executable, "-m", "trainers.translate", str(saved)]
     answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")

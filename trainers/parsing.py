@@ -64,7 +64,8 @@ def main(argv=None) -> None:
     began = time.perf_counter()
     print("loading TensorFlow ...", flush=True)
     tt = load_tensorflow()
-    from tf_transformer import evalb, parsing, treebank
+    from tf_transformer.parsing import evalb, treebank
+    from tf_transformer.parsing import parser as parsing
     from tf_transformer.serving.export import ParserExport
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything

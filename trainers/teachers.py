@@ -135,4 +135,4 @@ def translate(tt, args, run, files: tuple[Path, Path], sides: tuple[list[str], l
     translator.extra_length = min(max(longest, 1), translator.extra_length)
     for file, side in zip(files, sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
-        tt.run.write_text(file, (f"{text}\n" for text in in_parts(translator, side)))
+        tt.files.write_text(file, (f"{text}\n" for text in in_parts(translator, side)))

@@ -26,7 +26,7 @@ def main(argv=None) -> None:
         lines.pop()
     translated = (f"{translation}\n" for translation in in_parts(translator, lines))
     if args.output:
-        tt.run.write_text(args.output, translated)
+        tt.files.write_text(args.output, translated)
     else:
         sys.stdout.buffer.writelines(line.encode() for line in translated)
 

@@ -126,7 +126,7 @@ def main(argv=None) -> None:
             bleu = tt.bleu.bleu(translator(dev[0]), dev[1])
             found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
             found |= {"dev_perplexity": round(run.history[-1]["val_perplexity"], 3), "steps": run.history[-1]["step"]}
-            tt.run.write_json(run.path / "metrics.json", found | {"parameters": tt.costs.parameters(config)})
+            tt.files.write_json(run.path / "metrics.json", found | {"parameters": tt.costs.parameters(config)})
         results.append(result(run, row, args.scale))
         write(tt, results, folder)
     print(f"\n{as_markdown(results)}\nwritten: {folder / 'table3.csv'}, table3.md, table3.png")
@@ -191,8 +191,8 @@ def write(tt, results: list[dict], folder: Path) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(results)
-    tt.run.write_text(folder / "table3.csv", text.getvalue())
-    tt.run.write_text(folder / "table3.md", as_markdown(results))
+    tt.files.write_text(folder / "table3.csv", text.getvalue())
+    tt.files.write_text(folder / "table3.md", as_markdown(results))
     draw(results, folder / "table3.png")
 
 

@@ -1,12 +1,9 @@
 """What lies in the folder of an export, and how it gets there: whole, checked and at once."""
 
-import contextlib
 import datetime
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tf_transformer.config import BadInput
+from tf_transformer.files import new_folder
 from tf_transformer.serving.check import check, failures, graph_of, nodes_of
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
@@ -96,39 +94,6 @@ def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
         return facts, tokenizer, [stored.get_tensor(name) for name in names]
     except (AttributeError, DecodeError, KeyError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
         raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
-
-
-@contextlib.contextmanager
-def new_folder(path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` at the end of the block; if the block raises, nothing is left.
-
-    A server loads a numbered folder as soon as it appears, and does not miss files that come later: so it appears
-    complete. Meanwhile it has its name inside a hidden folder beside its place.
-    """
-    path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".export-{path.name}-{os.getpid()}")
-    folder = hidden / path.name
-    try:
-        folder.mkdir(parents=True)
-        yield folder
-        for written in [*folder.rglob("*"), folder]:
-            _flush(written)
-        os.rename(folder, path)
-        _flush(path.parent)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Make sure that a file or a folder's list of names is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def next_version(path) -> Path:

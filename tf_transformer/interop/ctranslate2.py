@@ -12,8 +12,8 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.files import new_folder
 from tf_transformer.layers import sinusoids
-from tf_transformer.serving.publish import new_folder
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")

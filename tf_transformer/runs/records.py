@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import MAX_LENGTH, Summary, bucket_bounds, bucketed, numbered
-from tf_transformer.run import checksum, write_json
+from tf_transformer.files import checksum, new_file, write_json
 from tf_transformer.tokenizer import Tokenizer
 
 SHARD_LINES = 100_000
@@ -80,8 +79,7 @@ def _tokenize(tokenizer):
 
 def _write_shard(batches, path, max_length) -> dict:
     lengths, skipped, tokens = np.zeros(max_length + 1, "int64"), 0, np.zeros(2, "int64")
-    temporary = path.with_name(f".{path.name}")
-    with tf.io.TFRecordWriter(str(temporary)) as writer:
+    with new_file(path) as temporary, tf.io.TFRecordWriter(str(temporary)) as writer:
         for source, source_splits, target, target_splits, lines in batches:
             for i, line in enumerate(lines):
                 pair = [
@@ -94,10 +92,7 @@ def _write_shard(batches, path, max_length) -> dict:
                 lengths[max(sizes)] += 1
                 tokens += sizes
                 writer.write(_example(pair[0], pair[1], line))
-    with open(temporary, "rb+") as file:
-        os.fsync(file.fileno())
-    facts = {"sha256": checksum(temporary), "bytes": temporary.stat().st_size, "skipped": skipped}
-    os.replace(temporary, path)
+    facts = {"sha256": checksum(path), "bytes": path.stat().st_size, "skipped": skipped}
     return facts | {"tokens": tokens.tolist(), "lengths": lengths.tolist()}
 
 

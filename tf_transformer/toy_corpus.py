@@ -16,6 +16,8 @@ from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tf_transformer.files import write_text
+
 # Nouns by group and kind: English, German, German plural, gender (w: masculine, weak).
 NOUN_TABLE = {
     "being person child": "child Kind Kinder n, boy Junge Jungen w, girl Mädchen Mädchen n",
@@ -393,7 +395,5 @@ def write_corpus(
     for split, pairs in splits.items():
         paths[split] = Path(directory, f"{split}.en"), Path(directory, f"{split}.de")
         for side, path in enumerate(paths[split]):
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-            partial.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8", newline="\n")
-            os.replace(partial, path)
+            write_text(path, (pair[side] + "\n" for pair in pairs))
     return paths

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.run import Run
+from tf_transformer.runs.run import Run
 
 
 class DevScore(keras.callbacks.Callback):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tf_transformer.config import BadInput
-from tf_transformer.treebank import ROOTS, base_label
+from tf_transformer.parsing.treebank import ROOTS, base_label
 
 if TYPE_CHECKING:
     from nltk import Tree

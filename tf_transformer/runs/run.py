@@ -2,13 +2,11 @@
 
 import csv
 import errno
-import hashlib
 import io
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.files import checksum, write_json, write_text
 
 STOPPED = "-stopped"  # how the name of a checkpoint between two epochs' ends does
 
@@ -176,21 +175,6 @@ class Run:
         write_text(self.path / "history.csv", text.getvalue())
 
 
-def write_text(path, text: str | Iterable[str]) -> None:
-    """Write a file, whole or not at all; what there was of it when it failed stays beside it, in <path>.tmp."""
-    temporary = Path(f"{path}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines([text] if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def write_json(path, value) -> None:
-    """Write a JSON file, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
 def _whole(folder: Path) -> dict[str, Any]:
     """What the state.json of a checkpoint says, if all of it is as it was written."""
     try:
@@ -214,12 +198,6 @@ def _check_room(folder: Path, model: keras.Model) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
-
-
-def checksum(path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from tf_transformer import grammar
-from tf_transformer.grammar import (
+from tf_transformer import files, toy_corpus
+from tf_transformer.toy_corpus import (
     ADJECTIVES,
     FEW,
     HE,
@@ -526,7 +526,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(grammar.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_corpus(tmp_path, train=5, dev=1, test=1, seed=1)
     assert (tmp_path / "train.en").read_bytes() == before
@@ -541,7 +541,7 @@ def test_negative_count(sizes):
 
 
 def test_more_sentences_than_there_are(monkeypatch):
-    monkeypatch.setattr(grammar, "translate_pair", lambda rng, split: (f"{split} {rng.randrange(3)}", ""))
+    monkeypatch.setattr(toy_corpus, "translate_pair", lambda rng, split: (f"{split} {rng.randrange(3)}", ""))
     assert len(corpus(train=3, dev=0, test=0)["train"]) == 3
     with pytest.raises(ValueError, match="expected at most 3 distinct sentences for train, got 4"):
         corpus(train=4, dev=0, test=0)

@@ -13,16 +13,15 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
+from tf_transformer.parsing.constraint import LEAF, Grammar
+from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
 from tf_transformer.search import Hypotheses, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
 from tf_transformer.translator import Attention, Translator, by_batch, check_length
-from tf_transformer.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
 
-MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
-OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
 def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
@@ -49,7 +48,7 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
         _, pieces = word_pieces(tokenizer, texts)
         symbols = tf.strings.split(lines)
         is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
-        place = tf.maximum(tf.cumsum(_count(is_leaf)) - 1, 0)
+        place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32)) - 1, 0)
         firsts = first_pieces(pieces)
         end = tf.fill([firsts.nrows(), 1], -1)
         nexts = tf.concat([tf.concat([firsts, end], axis=1)[:, 1:].flat_values, [-1]], axis=0)
@@ -60,88 +59,6 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
         return pieces.merge_dims(1, 2), both
 
     return ids
-
-
-class Grammar:
-    """Which lines of ids are trees over given words: it knows what may follow the beginning of one.
-
-    A word comes, as its first piece, at the beginning and after the symbol of the word before; a closing bracket closes
-    the innermost open constituent, which is not empty and has its label; nothing is open at the end, and there is
-    always room to reach it.
-
-    Args:
-        symbols: of the tokenizer.
-        vocab_size: V.
-    """
-
-    def __init__(self, symbols: list[str], vocab_size: int):
-        ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
-        kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
-        closing = [-1] * vocab_size  # by opening bracket
-        kinds[EOS_ID] = END
-        for symbol, id in ids.items():
-            kinds[id] = {"(": OPEN, ")": CLOSE}.get(symbol[0], LEAF)
-            if kinds[id] == OPEN:
-                closing[id] = ids.get(f"){symbol[1:]}", -1)
-        if LEAF not in kinds or any(kind == OPEN and other < 0 for kind, other in zip(kinds, closing, strict=True)):
-            raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
-        self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
-
-    def allowed(self, firsts, count, max_length) -> Callable:
-        """For `search.beam_search(allowed=...)`.
-
-        Args:
-            firsts: int32 [B, N], the first piece of each word.
-            count: int32 [B], how many words there are in each row.
-            max_length: int32 [B], more than twice the number of words where there are any.
-        """
-        firsts = tf.pad(firsts, [[0, 0], [0, 1]])
-
-        def allowed(ids, position, row):
-            kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
-            opens = kinds == OPEN
-            depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
-            depth = depths[:, :, -1]  # [B, K]
-            words = tf.reduce_sum(_count(kinds == WORD), axis=2)
-            leaves = tf.reduce_sum(_count(kinds == LEAF), axis=2)
-            total = tf.gather(count, row)[:, tf.newaxis]
-            now = (words == leaves) & (words < total)  # the next word comes
-            named = words > leaves  # the newest word has no symbol yet
-            innermost = _last(opens & (depths == depth[:, :, tf.newaxis]))  # place of the innermost open bracket
-            closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
-            newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
-            room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
-            least = 2 * total - words - leaves + depth + 2  # that must come after an opening bracket
-            never = tf.zeros_like(now)
-            may = {
-                OTHER: never,
-                WORD: never,  # but one
-                LEAF: named,
-                OPEN: named & (newest < MOST_OPEN) & (least <= room),
-                CLOSE: never,  # but one
-                END: (leaves == total) & (depth == 0),
-            }
-            may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
-            first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
-
-            def only(id, condition):
-                return condition[:, :, tf.newaxis] & (
-                    tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
-                )  # [B, K, V]
-
-            return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
-
-        return allowed
-
-
-def _count(condition):
-    return tf.cast(condition, tf.int32)
-
-
-def _last(condition):
-    """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
-    places = tf.range(tf.shape(condition)[2])
-    return tf.reduce_max(tf.where(condition, places, -1), axis=2)
 
 
 EXTRA_LENGTH = 300  # section 6.3: so many symbols more than the source at most
@@ -299,7 +216,7 @@ class Parser:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""
         words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
-        place = tf.maximum(tf.cumsum(_count(is_leaf), axis=1) - 1, 0)
+        place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
         dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
         word = tf.gather(dense, place, batch_dims=1)  # [B, L]
         names = tf.gather(self._written, ids)

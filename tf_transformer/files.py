@@ -1,0 +1,77 @@
+"""Files and folders that appear whole, or not at all, and are on the disk when they appear."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write, <path>.tmp, which becomes `path` at the end of the block. If the block raises, it stays."""
+    temporary = Path(f"{path}.tmp")
+    yield temporary
+    _flush(temporary)
+    os.replace(temporary, path)
+
+
+def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
+    """Write a text file in UTF-8. If that fails, what was written stays in <path>.tmp."""
+    with new_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines([text] if isinstance(text, str) else text)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a JSON file."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` at the end of the block. If the block raises, nothing is left.
+
+    A model server loads a numbered folder as soon as it appears, and misses files that come later. So the folder
+    appears complete; until then it has its name inside a hidden folder beside its place.
+
+    Raises:
+        FileExistsError: there is a `path`, at the beginning of the block or at its end.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".export-{path.name}-{os.getpid()}")
+    folder = hidden / path.name
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        for written in [*folder.rglob("*"), folder]:
+            _flush(written)
+        try:
+            os.rename(folder, path)
+        except OSError as error:
+            if path.exists():
+                raise FileExistsError(f"expected a new folder to save into, but {path} exists by now") from error
+            raise
+        _flush(path.parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checksum(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
