@@ -12,6 +12,7 @@ from tf_transformer.ensemble import Ensemble
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.training import (
     Adam,
+    Cooldown,
     Perplexity,
     SmoothedCrossEntropy,
     TokenAccuracy,
@@ -24,6 +25,7 @@ from tf_transformer.version import __version__
 _LAZY = {
     "bleu": ("evaluation.bleu", None),
     "callbacks": ("runs.callbacks", None),
+    "Corpus": ("corpora.corpus", "Corpus"),
     "costs": ("evaluation.costs", None),
     "ctranslate2": ("interop.ctranslate2", None),
     "data": ("data", None),
@@ -31,17 +33,27 @@ _LAZY = {
     "evalb": ("parsing.evalb", None),
     "files": ("files", None),
     "grammar": ("toy_corpus", None),  # its former name
+    "load": ("runs.trainer", "load"),
     "load_marian": ("interop.marian", "load_marian"),
+    "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
-    "records": ("runs.records", None),
+    "PreparedCorpus": ("corpora.corpus", "PreparedCorpus"),
+    "Recipe": ("runs.recipe", "Recipe"),
+    "RECIPES": ("runs.recipe", "RECIPES"),
+    "records": ("corpora.records", None),
     "run": ("runs.run", None),
     "SavedTranslator": ("translator", "SavedTranslator"),
     "search": ("search", None),
-    "tokenizer": ("tokenizer", None),
+    "TextCorpus": ("corpora.corpus", "TextCorpus"),
+    "TfdsCorpus": ("corpora.corpus", "TfdsCorpus"),
     "Tokenizer": ("tokenizer", "Tokenizer"),
+    "tokenizer": ("tokenizer", None),
     "toy_corpus": ("toy_corpus", None),
+    "ToyCorpus": ("corpora.corpus", "ToyCorpus"),
+    "Trainer": ("runs.trainer", "Trainer"),
     "Translator": ("translator", "Translator"),
     "treebank": ("parsing.treebank", None),
+    "TreebankCorpus": ("parsing.corpus", "TreebankCorpus"),
     "visualize": ("evaluation.visualize", None),
 }
 
@@ -50,6 +62,7 @@ __all__ = [
     "Adam",
     "AttentionScores",
     "BadInput",
+    "Cooldown",
     "Ensemble",
     "Perplexity",
     "SmoothedCrossEntropy",

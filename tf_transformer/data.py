@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, open_text, sentences
+from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
@@ -175,35 +175,6 @@ def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
     return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
 
 
-def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
-    """Each pair as it is and then with its sides exchanged; what more there is to it, a number, goes with both."""
-
-    def twice(source, target, *more):
-        return tf.stack([source, target]), tf.stack([target, source]), *(tf.stack([item, item]) for item in more)
-
-    return pairs.map(twice).unbatch()
-
-
-def with_translations(pairs: tf.data.Dataset, translations) -> tf.data.Dataset:
-    """Beside each pair what other models made of its source and of its target: (source, made), (made, target).
-
-    Args:
-        pairs: of strings; what more there is to one, a number, goes with all.
-        translations: for each model two files, of what it made of the sources and of the targets, line by line.
-    """
-    if not translations:
-        return pairs
-
-    def together(pair, *made):
-        source, target, *more = pair
-        sources = tf.stack([source] * (1 + len(made) // 2) + [*made[1::2]])
-        targets = tf.stack([target, *made[::2]] + [target] * (len(made) // 2))
-        return sources, targets, *(tf.repeat(item, 1 + len(made)) for item in more)
-
-    made = (tf.data.TextLineDataset(str(file)) for files in translations for file in files)
-    return tf.data.Dataset.zip(pairs, *made).map(together).unbatch()
-
-
 def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 
@@ -287,33 +258,6 @@ def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.d
         bucket_batch_sizes=[batch_tokens // bound for bound in bounds] + [1],
         padding_values=((PAD_ID, PAD_ID), PAD_ID, *(tf.zeros((), more.dtype) for more in pairs.element_spec[2:])),
     )
-
-
-def without_words(batches: tf.data.Dataset, rate: float, seed: int, first: int = 0, after: int = 0) -> tf.data.Dataset:
-    """Batches as of `text_pairs` with some of the ids that the model sees unknown; those it is to predict all stay.
-
-    Word dropout (Bowman et al. 2016; of source and target, Sennrich and Zhang 2019). The paper has none.
-
-    Args:
-        rate: share of the tokens of source and target_in.
-        seed: which ones is a function of it and of the batch's number.
-        first: number of batches that came before these.
-        after: so many batches, of all there are, stay as they are.
-    """
-    if not rate:
-        return batches
-
-    def hide(ids, *draw):
-        hidden = tf.random.stateless_uniform(tf.shape(ids), draw) < rate
-        return tf.where(hidden & (ids >= FIRST_ID), UNKNOWN_ID, ids)
-
-    def late(number, batch):
-        return tf.cond(number < after, lambda: batch, lambda: drop(number, *batch))
-
-    def drop(number, inputs, *more):
-        return tuple(hide(ids, seed, 2 * number + side) for side, ids in enumerate(inputs)), *more
-
-    return batches.enumerate(first).map(late)
 
 
 def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

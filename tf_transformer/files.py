@@ -15,7 +15,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file to write, <path>.tmp, which becomes `path` at the end of the block. If the block raises, it stays."""
     temporary = Path(f"{path}.tmp")
     yield temporary
-    _flush(temporary)
+    flush(temporary)
     os.replace(temporary, path)
 
 
@@ -49,21 +49,25 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
         yield folder
-        for written in [*folder.rglob("*"), folder]:
-            _flush(written)
+        flush(folder)
         try:
             os.rename(folder, path)
         except OSError as error:
             if path.exists():
                 raise FileExistsError(f"expected a new folder to save into, but {path} exists by now") from error
             raise
-        _flush(path.parent)
+        _flush_one(path.parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, is on the disk."""
+def flush(path: Path) -> None:
+    """Make sure that a file, or a folder with all that is in it, is on the disk."""
+    for written in [*path.rglob("*"), path]:
+        _flush_one(written)
+
+
+def _flush_one(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

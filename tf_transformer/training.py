@@ -17,32 +17,53 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         d_model: width of the model.
         warmup_steps: steps of linear growth.
         factor: multiplies the rate; the paper's is 1.
-        cooldown_steps: the last ones, in which the rate also falls linearly to 0 (Zhai et al. 2022); the paper's are 0.
-        train_steps: all of them; only a cooldown needs to know.
+    """
+
+    def __init__(self, d_model, warmup_steps=4000, factor=1.0):
+        self.d_model = d_model
+        self.warmup_steps = warmup_steps
+        self.factor = factor
+
+    def __call__(self, step):
+        step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
+        rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
+        return self.factor * self.d_model**-0.5 * rate
+
+    def get_config(self):
+        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "factor": self.factor}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule whose rate falls linearly to 0 in its last steps (Zhai et al. 2022); the paper has none.
+
+    Args:
+        schedule: any schedule.
+        cooldown_steps: the steps in which its rate falls.
+        train_steps: all steps, these included.
 
     Raises:
         ValueError: there are fewer steps than are to be the last.
     """
 
-    def __init__(self, d_model, warmup_steps=4000, factor=1.0, cooldown_steps=0, train_steps=0):
-        if cooldown_steps and not 0 < cooldown_steps <= train_steps:
-            raise ValueError(f"expected 0 to train_steps={train_steps} for cooldown_steps, got {cooldown_steps}")
-        self.d_model = d_model
-        self.warmup_steps = warmup_steps
-        self.factor = factor
+    def __init__(self, schedule, cooldown_steps, train_steps):
+        if not 0 < cooldown_steps <= train_steps:
+            raise ValueError(f"expected 1 to train_steps={train_steps} for cooldown_steps, got {cooldown_steps}")
+        self.schedule = schedule
         self.cooldown_steps = cooldown_steps
         self.train_steps = train_steps
 
     def __call__(self, step):
-        step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
-        rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
-        if self.cooldown_steps:
-            rate *= ops.clip((self.train_steps + 1.0 - step_num) / self.cooldown_steps, 0.0, 1.0)
-        return self.factor * self.d_model**-0.5 * rate
+        left = self.train_steps - ops.cast(step, "float32")
+        return self.schedule(step) * ops.clip(left / self.cooldown_steps, 0.0, 1.0)
 
     def get_config(self):
-        names = "d_model", "warmup_steps", "factor", "cooldown_steps", "train_steps"
-        return {name: getattr(self, name) for name in names}
+        schedule = keras.optimizers.schedules.serialize(self.schedule)
+        return {"schedule": schedule, "cooldown_steps": self.cooldown_steps, "train_steps": self.train_steps}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**(config | {"schedule": keras.optimizers.schedules.deserialize(config["schedule"])}))
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

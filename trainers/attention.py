@@ -4,17 +4,17 @@ For each sentence the encoder's and the decoder's self-attention and the cross-a
 sentences they are read from standard input, one a line.
 """
 
-import argparse
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 from trainers.command import load_tensorflow, options, run_program
 
 PAGE = Path("attention.html")
 
 
-def arguments(argv) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> None:
     parser = options("attention", __doc__, "Layers and heads are counted from 1. Figures need matplotlib.")
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="what to translate, or to parse")
@@ -34,22 +34,18 @@ def arguments(argv) -> argparse.Namespace:
                 parser.error(f"--{name}: expected a positive number, got {number}")
     if not args.png and (args.layer or args.head or args.kind != "cross"):
         parser.error("--kind, --layer and --head: expected --png FILE beside them; the page has them all")
-    if not args.png:
-        args.html = args.html or PAGE
-    return args
-
-
-def main(argv=None) -> None:
-    args = arguments(argv)
+    page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or sys.stdin.read().splitlines()
-    tt = load_tensorflow()
+    load_tensorflow()
+    import tf_transformer as tt
+
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
     targets = args.target or [None] * len(sentences)
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    model = load(tt, args)
+    model = tt.load(args.model or args.run)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:
@@ -62,34 +58,29 @@ def main(argv=None) -> None:
     files = {}
     for number, pair in enumerate(pairs if args.png else [], 1):
         name = args.png if len(pairs) == 1 else args.png.with_stem(f"{args.png.stem}-{number}")
-        files[name] = png(tt, pair, args)
-    if args.html:
-        files[args.html] = tt.visualize.attention_page(pairs).encode()
+        files[name] = png(pair, args.kind, args.layer, args.head)
+    if page:
+        files[page] = tt.visualize.attention_page(pairs).encode()
     for name, content in files.items():
         name.parent.mkdir(parents=True, exist_ok=True)
         name.write_bytes(content)
         print(f"wrote {name}, {len(content):,} bytes")
 
 
-def load(tt, args):
-    """The translator, or the parser, of a SavedModel or a run."""
-    if args.model:
-        translator = tt.Translator.from_saved_model(args.model)
-        return tt.Parser(translator) if translator.tokenizer.symbols else translator
-    translator = tt.Translator.from_run(args.run)
-    return tt.Parser.from_run(args.run) if translator.tokenizer.symbols else translator
+def png(pair: Any, kind: str, layer: int | None, heads: list[int] | None) -> bytes:
+    """A figure of one layer's heads, counted from 1; `None` means the last layer, all heads."""
+    from tf_transformer.config import BadInput
+    from tf_transformer.evaluation.visualize import attention_figure
 
-
-def png(tt, pair, args) -> bytes:
-    weights = getattr(pair.scores, args.kind)
-    layer, heads = args.layer or len(weights), args.head or range(1, weights[0].shape[1] + 1)
+    weights = getattr(pair.scores, kind)
+    most = weights[0].shape[1]
+    layer, heads = layer or len(weights), heads or list(range(1, most + 1))
     if layer > len(weights):
-        raise tt.BadInput(f"--layer: expected 1 to {len(weights)}, got {layer}")
-    if max(heads) > weights[0].shape[1]:
-        raise tt.BadInput(f"--head: expected 1 to {weights[0].shape[1]}, got {max(heads)}")
+        raise BadInput(f"--layer: expected 1 to {len(weights)}, got {layer}")
+    if max(heads) > most:
+        raise BadInput(f"--head: expected 1 to {most}, got {max(heads)}")
     written = io.BytesIO()
-    figure = tt.visualize.attention_figure(pair, args.kind, layer - 1, [head - 1 for head in heads])
-    figure.savefig(written, format="png")
+    attention_figure(pair, kind, layer - 1, [head - 1 for head in heads]).savefig(written, format="png")
     return written.getvalue()
 
 

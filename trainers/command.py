@@ -1,4 +1,4 @@
-"""What the programs have in common: how they begin and how they end."""
+"""What the programs have in common: how they begin, how they end, and the options of those that train."""
 
 import argparse
 import contextlib
@@ -6,21 +6,61 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 
-def options(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+def options(program: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser whose help fits a screen."""
 
-    def formatter(prog):
+    def formatter(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
-    prog = f"python -m trainers.{program}"
-    return argparse.ArgumentParser(prog, f"{prog} [options]", description.strip(), epilog, formatter_class=formatter)
+    prog, described = f"python -m trainers.{program}", (description or "").strip()
+    return argparse.ArgumentParser(prog, f"{prog} [options]", described, epilog, formatter_class=formatter)
+
+
+def add_tfds_options(add: Callable) -> None:
+    """A corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
+    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
+    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
+    add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
+
+
+def add_training_options(add: Callable) -> None:
+    """The options of every program that trains: a `Recipe`'s fields under their names, and some more."""
+    add("--run", type=Path, metavar="DIR", help="the run's folder; one that was stopped goes on (runs/PRESET)")
+    add("--steps", type=int, metavar="N", help="updates (the preset's)")
+    add("--epochs", type=int, metavar="N", help="passes over the training text, instead of --steps")
+    add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
+    add("--vocab-size", type=int, metavar="N", help="of the vocabulary that both sides share (the preset's)")
+    add("--tokenizer", metavar="KIND", help="bpe or unigram (bpe)")
+    add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
+    add("--cooldown-steps", type=int, metavar="N", help="last steps, in which it falls to 0 (the preset's)")
+    add("--factor", type=float, metavar="X", help="multiplies equation (3)'s learning rate (the preset's)")
+    add("--dropout", type=float, metavar="P", help="P_drop (the preset's)")
+    add("--eval-every", type=int, metavar="N", help="steps between checkpoints and looks at the dev text")
+    add("--average-last", type=int, metavar="N", help="checkpoints to keep, and to average at the end (5)")
+    add("--beam-size", type=int, metavar="K", help="beams in the final search (4)")
+    add("--length-penalty", type=float, metavar="A", help="exponent of the length penalty, the paper's alpha")
+    add("--mixed-precision", metavar="DTYPE", help="bfloat16 or float16 to compute in, with weights in float32")
+    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 to try it (one device; TF_CONFIG's workers)")
+    add("--parts", type=int, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
+    add("--clip-norm", type=float, metavar="NORM", help="the largest norm of a gradient (no limit)")
+    add("--on-nan", metavar="DO", help="stop, or skip the update (stop)")
+    add("--seed", type=int, metavar="N", help="of weights, dropout and the order of the text (1)")
+    add("--dry-run", nargs="?", const="8xP100", metavar="DEVICES", help="say what it would take on 8xP100, and stop")
+    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+
+
+def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names that have a value."""
+    return {name: given[name] for name in names if given.get(name) is not None}
 
 
 @contextlib.contextmanager
-def quiet_stderr():
+def quiet_stderr() -> Iterator[None]:
     """Drop what C++ libraries write to standard error meanwhile; Python's own exceptions are still seen."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -33,47 +73,27 @@ def quiet_stderr():
         os.close(kept)
 
 
-def load_tensorflow():
-    """Import the package, quietly: TensorFlow says much about drivers and instruction sets, whatever its log level."""
+def load_tensorflow() -> None:
+    """Import the package quietly: TensorFlow says much about drivers and instruction sets, whatever its log level."""
     with quiet_stderr():
         import tensorflow  # noqa: F401
 
-        import tf_transformer
-
-    return tf_transformer
+        import tf_transformer  # noqa: F401
 
 
-def add_tfds_options(add) -> None:
-    """A corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
-    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
-    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
-    add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
-
-
-def languages(settings, given=None) -> dict:
-    """Source and target as the names of the training files end, train.en and train.de, if not given."""
-    train = settings["data"]["train"]
-    if not given and train == "grammar":
-        given = ("en", "de")
-    if not given and isinstance(train, list):
-        endings = [name.removesuffix(".gz").rpartition(".")[2] for name in train]
-        given = endings if all(len(ending) == 2 and ending.isalpha() for ending in endings) else None
-    return dict(zip(("source_language", "target_language"), given, strict=True)) if given else {}
-
-
-def in_parts(translator, texts, part: int = 2_000) -> Iterator[str]:
-    """Translations as they come, `part` after `part`; of more than one, standard error says how far it is."""
+def in_chunks(translator: Callable, texts: Sequence, size: int = 2_000) -> Iterator[str]:
+    """Translations as they come, chunk after chunk; of more than one, standard error says how far it is."""
     began = time.monotonic()
-    for start in range(0, len(texts), part):
-        yield from translator(texts[start : start + part])
-        if len(texts) > part:
-            done = min(start + part, len(texts))
+    for start in range(0, len(texts), size):
+        yield from translator(texts[start : start + size])
+        if len(texts) > size:
+            done = min(start + size, len(texts))
             speed = done / (time.monotonic() - began)
             print(f"{done:,} of {len(texts):,} sentences, {speed:.0f} a second", file=sys.stderr, flush=True)
 
 
-def run_program(main) -> None:
-    """Run a program: what the user gave wrong is one line and exit status 2, Ctrl-C is 130."""
+def run_program(main: Callable[[], None]) -> None:
+    """Run a program: bad input is one line and exit status 2, Ctrl-C is 130."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow has it on with AVX-512 only; it helps without, too

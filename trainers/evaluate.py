@@ -5,10 +5,10 @@ Of several, each after the first is compared with the first by paired bootstrap.
 
 from pathlib import Path
 
-from trainers.command import in_parts, load_tensorflow, options, run_program
+from trainers.command import in_chunks, load_tensorflow, options, run_program
 
 
-def main(argv=None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = options("evaluate", __doc__)
     add = parser.add_argument
     add("--reference", required=True, help="the reference translations, a sentence a line")
@@ -29,13 +29,15 @@ def main(argv=None) -> None:
     if args.samples <= 0:
         parser.error(f"--samples: expected a positive number, got {args.samples}")
 
-    tt = load_tensorflow()
+    load_tensorflow()
+    import tf_transformer as tt
+
     systems = {}
     for name in args.translations:
         systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
     for name in args.model:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        systems[name] = list(in_parts(tt.SavedTranslator(name), source))
+        systems[name] = list(in_chunks(tt.SavedTranslator(name), source))
         if args.output:
             tt.files.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainers.command import add_tfds_options, load_tensorflow, options, run_program
 
 
-def main(argv=None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = options("prepare", __doc__)
     add = parser.add_argument
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, plain or .gz")
@@ -31,7 +31,8 @@ def main(argv=None) -> None:
     if args.tfds and args.skip_bad_lines:
         parser.error("--skip-bad-lines: expected --train beside it")
     print("loading TensorFlow ...", flush=True)
-    tt = load_tensorflow()
+    load_tensorflow()
+    import tf_transformer as tt
 
     if args.tfds:
         pairs = tt.data.tfds_pairs(args.tfds, "train", tuple(args.languages), args.tfds_dir)

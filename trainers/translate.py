@@ -2,10 +2,10 @@
 
 import sys
 
-from trainers.command import in_parts, load_tensorflow, options, run_program
+from trainers.command import in_chunks, load_tensorflow, options, run_program
 
 
-def main(argv=None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
     parser.add_argument("model", help="the folder of a SavedModel, e.g. savedmodels/demo/1")
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
@@ -15,7 +15,9 @@ def main(argv=None) -> None:
     if args.batch_size < 1:
         parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
 
-    tt = load_tensorflow()
+    load_tensorflow()
+    import tf_transformer as tt
+
     translator = tt.SavedTranslator(args.model, args.batch_size)
     if args.source == "-":
         lines = sys.stdin.buffer.read().split(b"\n")
@@ -24,7 +26,7 @@ def main(argv=None) -> None:
             lines = file.read().split(b"\n")
     if lines[-1] == b"":
         lines.pop()
-    translated = (f"{translation}\n" for translation in in_parts(translator, lines))
+    translated = (f"{translation}\n" for translation in in_chunks(translator, lines))
     if args.output:
         tt.files.write_text(args.output, translated)
     else:

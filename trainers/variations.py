@@ -3,227 +3,68 @@
 A row's run lies in RUN/ROW; rows that are complete are not trained again.
 """
 
-import argparse
-import csv
 import dataclasses
-import io
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
-from trainers.command import load_tensorflow, options, run_program
-from trainers.learning import (
-    Texts,
-    add_training_options,
-    averaged,
-    check_training_options,
-    described,
-    learn,
-    watch_bleu,
-)
+from trainers.command import add_training_options, chosen, load_tensorflow, options, run_program
 
-PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
-    "base": (4.92, 25.8, 65),
-    "A_h1": (5.29, 24.9, None),
-    "A_h4": (5.00, 25.5, None),
-    "A_h16": (4.91, 25.8, None),
-    "A_h32": (5.01, 25.4, None),
-    "B_dk16": (5.16, 25.1, 58),
-    "B_dk32": (5.01, 25.4, 60),
-    "C_N2": (6.11, 23.7, 36),
-    "C_N4": (5.19, 25.3, 50),
-    "C_N8": (4.88, 25.5, 80),
-    "C_d256": (5.75, 24.5, 28),
-    "C_d1024": (4.66, 26.0, 168),
-    "C_ff1024": (5.12, 25.4, 53),
-    "C_ff4096": (4.75, 26.2, 90),
-    "D_drop0": (5.77, 24.6, None),
-    "D_drop2": (4.95, 25.5, None),
-    "D_ls0": (4.67, 25.3, None),
-    "D_ls2": (5.47, 25.7, None),
-    "E_learned": (4.92, 25.7, None),
-    "big": (4.33, 26.4, 213),
-}
-SCALES: dict[str, dict] = {  # what base becomes; every row keeps its ratio to it, but for the steps: as many for all
-    "paper": {},
-    "multi30k": {
-        "num_layers": 3,
-        "d_model": 128,
-        "d_ff": 512,
-        "train_steps": 2_500,
-        "max_length": 256,
-        "vocab_size": 4_000,
-    },
-}
-RECIPES = {
-    "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "factor": 1.0, "eval_every": 5_000},
-    "multi30k": {"batch_tokens": 2_048, "warmup_steps": 600, "factor": 1.0, "eval_every": 500},
-}
-COLUMNS = {  # and how Markdown shows them
-    "row": "",
-    "what differs": "",
-    "steps": ",",
-    "perplexity": ".2f",
-    "BLEU": ".2f",
-    "parameters": ",",
-    "paper's perplexity": ".2f",
-    "paper's BLEU": ".1f",
-    "paper's parameters (millions)": "",
+RECIPES: dict[str, dict[str, Any]] = {  # Table 3 averages no checkpoints
+    "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "eval_every": 5_000, "average_last": 1},
+    "multi30k": {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1},
 }
 
 
-def arguments(argv) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> None:
     parser = options("variations", __doc__)
     add = parser.add_argument
     add("--rows", default="all", metavar="LIST", help="all, or rows and groups such as base,A,B_dk16 (all)")
-    add("--scale", default="multi30k", choices=sorted(SCALES), help="size of base: paper or multi30k (multi30k)")
+    add("--scale", default="multi30k", choices=sorted(RECIPES), help="size of base: paper or multi30k (multi30k)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score the rows with")
-    add_training_options(add, beam_size=4, alpha=0.6, average_last=1)  # Table 3 averages no checkpoints
+    add_training_options(add)
     args = parser.parse_args(argv)
-    check_training_options(parser, args)
     if args.dropout is not None:
         parser.error("--dropout: expected none, since the rows say it")
-    if args.dry_run:
-        parser.error("--dry-run: expected at trainers.translation --preset ROW, not here")
-    return args
-
-
-def main(argv=None) -> None:
-    args = arguments(argv)
-    rows = chosen(args.rows)
+    if args.dry_run or args.export:
+        parser.error("--dry-run, --export: expected at trainers.translation --preset ROW, not here")
     print("loading TensorFlow ...", flush=True)
-    tt = load_tensorflow()
+    load_tensorflow()
     import keras
 
+    import tf_transformer as tt
+    from tf_transformer.evaluation import table3
+    from trainers.publishing import averaged, is_complete, search_of
+
+    rows = table3.chosen(args.rows)
     strategy = tt.distribution.strategy(args.devices)
+    fields = [field.name for field in dataclasses.fields(tt.Recipe)]
+    given = RECIPES[args.scale] | {"dev_sentences": 200} | chosen(vars(args), fields)
+    recipe, search = tt.Recipe(**given), search_of(vars(args))
     folder = args.run or Path("runs") / f"variations-{args.scale}"
-    count = tt.data.check_text_pairs(*args.train)
-    train, dev = tt.data.text_lines(*args.train), tt.data.read_text_pairs(*args.dev)
-    recipe = {name: getattr(args, name) or value for name, value in RECIPES[args.scale].items()}
-    tokenizers: list = []
-
-    def learn_tokenizer():
-        if not tokenizers:
-            texts = tt.tokenizer.sentences(args.train)
-            size = args.vocab_size or scaled("base", args.scale).vocab_size
-            tokenizers.append(tt.Tokenizer.learn_from(texts, size, args.tokenizer))
-        return tokenizers[0]
-
-    texts = Texts(train, count, dev, learn_tokenizer, watch_bleu(tt, dev, sentences=200, show=1))
-    results = []
+    corpus = tt.TextCorpus(args.train, args.dev)
+    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # type: ignore[method-assign]  # one for all rows
+    lines = []
     for row in rows:
-        print(f"\n{row}: {difference(row, args.scale) or 'as the paper has it'}")
-        config = scaled(row, args.scale)
-        if args.vocab_size:
-            config = dataclasses.replace(config, vocab_size=args.vocab_size)
-        args.preset = row
-        settings = described(args, config, recipe)
-        settings["data"] |= {"train": args.train}
-        run = tt.run.Run(folder / row, keep=max(2, args.average_last))
+        print(f"\n{row}: {table3.difference(row, args.scale) or 'as the paper has it'}")
+        config = table3.scaled(row, args.scale)
+        config = dataclasses.replace(config, **chosen(vars(args), ["vocab_size"]))
         keras.utils.clear_session()
-        if learn(tt, args, strategy, config, recipe, run, settings, texts):
-            translator = averaged(tt, args, run)
-            bleu = tt.bleu.bleu(translator(dev[0]), dev[1])
+        trainer = tt.Trainer(folder / row, config, corpus, recipe, strategy=strategy)
+        trainer.fit()
+        metrics = trainer.run.path / "metrics.json"
+        if trainer.writes and not is_complete(trainer):
+            bleu = trainer.evaluate(translator=averaged(trainer, search))["BLEU"]
+            last = trainer.run.history[-1]
             found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
-            found |= {"dev_perplexity": round(run.history[-1]["val_perplexity"], 3), "steps": run.history[-1]["step"]}
-            tt.files.write_json(run.path / "metrics.json", found | {"parameters": tt.costs.parameters(config)})
-        results.append(result(run, row, args.scale))
-        write(tt, results, folder)
-    print(f"\n{as_markdown(results)}\nwritten: {folder / 'table3.csv'}, table3.md, table3.png")
-
-
-def chosen(names: str) -> list[str]:
-    """Rows by their names, or by a group's letter, in the table's order."""
-    from tf_transformer.config import BadInput
-
-    given = [name.strip() for name in names.split(",")]
-    unknown = [name for name in given if name not in ("all", *PAPER, *"ABCDE")]
-    if unknown:
-        raise BadInput(f"--rows: expected all, A to E, or {', '.join(PAPER)}; got {', '.join(unknown)}")
-    return [row for row in PAPER if {"all", row, row.split("_")[0]} & set(given)]
-
-
-def scaled(row: str, scale: str):
-    """The configuration of a row of Table 3 whose base has another size: what differs keeps its ratio to base."""
-    from tf_transformer import PRESETS
-
-    paper, varied = PRESETS["base"], PRESETS[row]
-    base = dataclasses.replace(paper, **SCALES[scale])
-    changes = {}
-    for field in dataclasses.fields(paper):
-        value = getattr(varied, field.name)
-        if value == getattr(paper, field.name) or (field.name == "train_steps" and scale != "paper"):
-            continue
-        if field.name == "d_k":
-            value = value * (base.d_model // base.num_heads) // (paper.d_model // paper.num_heads)
-        elif isinstance(value, int):
-            value = value * getattr(base, field.name) // getattr(paper, field.name)
-        changes[field.name] = value
-    return dataclasses.replace(base, **changes)
-
-
-def difference(row: str, scale: str) -> str:
-    """What a row changes of base."""
-    config, base = scaled(row, scale).to_dict(), scaled("base", scale).to_dict()
-    return ", ".join(
-        f"{name} {value}" for name, value in config.items() if value != base[name] and name != "train_steps"
-    )
-
-
-def result(run, row: str, scale: str) -> dict:
-    """A line of the table."""
-    found = json.loads((run.path / "metrics.json").read_text())
-    perplexity, bleu, millions = PAPER[row]
-    here = (found["steps"], found["dev_perplexity"], found["dev_bleu"], found["parameters"])
-    paper = (perplexity, bleu, millions or PAPER["base"][2])
-    return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
-
-
-def as_markdown(results: list[dict]) -> str:
-    lines = [[*COLUMNS], ["---"] * len(COLUMNS)]
-    lines += [[f"{line[name]:{form}}" for name, form in COLUMNS.items()] for line in results]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def write(tt, results: list[dict], folder: Path) -> None:
-    """The table as CSV and Markdown, and its picture, whole at any time."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(results)
-    tt.files.write_text(folder / "table3.csv", text.getvalue())
-    tt.files.write_text(folder / "table3.md", as_markdown(results))
-    draw(results, folder / "table3.png")
-
-
-def draw(results: list[dict], path: Path) -> None:
-    """Perplexity and BLEU of each row, as distances from base, beside the paper's."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no picture: it takes matplotlib (pip install matplotlib)")
-        return
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    base = next((line for line in results if line["row"] == "base"), results[0])
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.32 * len(results) + 1.6), sharey=True, layout="constrained")
-    places = range(len(results))
-    for axis, name, better in zip(axes, ("perplexity", "BLEU"), ("left", "right"), strict=True):
-        for column, shift, colour, label in (
-            (name, -0.17, "#0072B2", "here"),
-            (f"paper's {name}", 0.17, "#E69F00", "paper"),
-        ):
-            values = [line[column] - base[column] for line in results]
-            axis.barh([place + shift for place in places], values, 0.34, color=colour, label=label)
-        axis.axvline(0, color="black", linewidth=0.8)
-        axis.set_title(f"{name}, difference from {base['row']} ({better} is better)", fontsize=10)
-    labels = [f"{line['row']}  ({line['what differs']})" if line["what differs"] else line["row"] for line in results]
-    axes[0].set_yticks(list(places), labels, fontsize=8)
-    axes[0].invert_yaxis()
-    axes[1].legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            found |= {"dev_perplexity": round(last["val_perplexity"], 3), "steps": last["step"]}
+            tt.files.write_json(metrics, found | {"parameters": tt.costs.parameters(config)})
+        if trainer.writes:
+            lines.append(table3.line_of(row, args.scale, json.loads(metrics.read_text())))
+            table3.write(lines, folder)
+    print(f"\n{table3.as_markdown(lines)}\nwritten: {folder / 'table3.csv'}, table3.md, table3.png")
 
 
 if __name__ == "__main__":

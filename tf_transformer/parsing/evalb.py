@@ -27,6 +27,13 @@ class Score:
     words: int = 0  # that count
     sentences: int = 0
 
+    signature = "EVALB with COLLINS.prm"
+
+    @property
+    def value(self) -> float:
+        """F1, under the name that other scores have for theirs."""
+        return self.f1
+
     @property
     def recall(self) -> float:
         return _percent(self.matched, self.gold)
@@ -55,7 +62,7 @@ class Score:
     def __str__(self) -> str:
         return (
             f"F1 {self.f1:.2f} (precision {self.precision:.2f}, recall {self.recall:.2f}), complete match "
-            f"{self.complete_match:.2f}, tags {self.tagging:.2f}; {self.sentences:,} sentences, EVALB with COLLINS.prm"
+            f"{self.complete_match:.2f}, tags {self.tagging:.2f}; {self.sentences:,} sentences, {self.signature}"
         )
 
 

@@ -110,6 +110,10 @@ class Parser:
         `Translator.from_run`."""
         return cls(Translator.from_run(path, average_last, **({"alpha": 0.3, "extra_length": EXTRA_LENGTH} | options)))
 
+    def astype(self, dtype: str) -> "Parser":
+        """As `Translator.astype`."""
+        return Parser(self.translator.astype(dtype))
+
     def __call__(self, texts):
         """The tree of each text. A string gives a string, a list a list."""
         if isinstance(texts, str):

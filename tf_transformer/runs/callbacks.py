@@ -1,10 +1,21 @@
-"""Callbacks that watch a training: its score, its progress, its end, numbers that go wrong."""
+"""Keras callbacks for `fit`: checkpoints to go on from, a score of the dev text, plain lines, numbers that go wrong.
+
+`Trainer` uses them. They work in a `model.fit` of your own as well:
+
+    checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
+    model.fit(batches, epochs=10, callbacks=[checkpoints])  # run again: goes on after the last whole epoch
+    tt.load("runs/mine").save("savedmodels/mine/1")  # the average of its last checkpoints
+"""
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,90 +25,87 @@ from tf_transformer.config import BadInput
 from tf_transformer.runs.run import Run
 
 
-class DevScore(keras.callbacks.Callback):
-    """At the end of every epoch: a score of the dev text, in the logs as `dev_bleu`, and some outputs to look at.
-
-    Args:
-        name: of the score, e.g. "BLEU".
-        function: list of strings to list of strings.
-        score: of outputs and references, a number.
-        source: sentences.
-        references: their translations.
-        sentences: use at most so many, evenly spread.
-        show: how many to print.
-        logs: TensorBoard's folder, for the same outputs, and the attention of the first if `function` has it.
-    """
-
-    def __init__(self, name: str, function, score, source, references, sentences: int = 500, show: int = 2, logs=None):
-        super().__init__()
-        self.name, self.function, self.score = name, function, score
-        self.logs = logs
-        every = -(-len(source) // sentences)
-        self.source, self.references = source[::every], references[::every]
-        self.show = show
-
-    def on_epoch_end(self, epoch, logs=None):
-        outputs = self.function(self.source)
-        value = logs[f"dev_{self.name.lower()}"] = self.score(outputs, self.references)
-        step = int(_values(self.model.optimizer.iterations))
-        print(f"\n  step {step:,}: dev {self.name} {value:.2f}")
-        shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
-        for k in shown:
-            print(f"    {self.source[k]}\n      -> {outputs[k]}\n       = {self.references[k]}")
-        if self.logs and shown:
-            self._draw(step, shown, outputs)
-
-    def _draw(self, step, shown, outputs):
-        import tensorflow as tf
-
-        lines = [f"| {self.source[k]} | {outputs[k]} | {self.references[k]} |" for k in shown]
-        with tf.summary.create_file_writer(str(self.logs / "outputs")).as_default(step):
-            tf.summary.text("outputs", "\n".join(["| source | output | reference |", "|---|---|---|", *lines]))
-            if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
-                scores = self.function.attention_scores(self.source[shown[0]], outputs[shown[0]])
-                heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
-                tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
-
-
 class Stopped(Exception):
-    """Training was told to stop, by the signal of this `number`, and has saved where it is."""
+    """Training has saved where it is and stopped: told to by the signal of this `number`, or at the step asked for."""
 
-    def __init__(self, message: str, number: int):
+    def __init__(self, message: str, number: int = 0):
         super().__init__(message)
         self.number = number
 
 
-class Progress(keras.callbacks.Callback):
-    """Shows tokens/s; at the end of every epoch adds a row to the history and saves a checkpoint.
+class Checkpoints(keras.callbacks.Callback):
+    """Goes on from a run's newest checkpoint; saves one, and a row of the history, at the end of every epoch.
 
-    At SIGTERM or Ctrl-C it saves one between two steps and raises `Stopped`; a second Ctrl-C does not wait for that. A
-    run that goes on from there finishes the epoch: its row is that of a run which was never stopped.
+    In the logs "tokens/s" stands for the metric `TokenCount`, if the model has it. Each epoch's row has the learning
+    rate and the norm of the last gradient. A whole epoch is not trained again: `fit` begins with the first that is
+    missing. Epochs that are parts of an endless dataset go on where the last one ended with
+    `batches.skip(checkpoints.step)`.
 
     Args:
-        run: where to.
-        state: what the checkpoint says that training begins from (`Run.restore`), or `START`.
-        steps: how many there are to be; the epoch ends with the last.
-        alone: whether this process trains by itself; of several, one cannot save where the others are not.
+        run: the run's folder, or a `Run`.
+        tokenizer: kept in the folder, so that `load` can make a translator of the run; not needed where it is there.
+        steps: the last step of all; an epoch ends there. `None` leaves that to `fit`.
+        until: stop at this step, having saved; `None` stops at none.
+        alone: whether this process trains by itself. Of several, none stops where the others do not.
     """
 
-    def __init__(self, run: Run, state: dict[str, Any], steps: int | None = None, alone: bool = True):
+    def __init__(
+        self,
+        run: Run | str | Path,
+        tokenizer: Any = None,
+        steps: int | None = None,
+        until: int | None = None,
+        alone: bool = True,
+    ):
         super().__init__()
-        self.run = run
-        self.alone = alone
-        self.steps = steps
-        self.step = state["step"]
-        self.tokens = state["target_tokens"]
-        self.seconds = state["seconds"]
-        self.half_done = state.get("half_done")  # an epoch: seconds, and the metrics' sums
+        self.run = run if isinstance(run, Run) else Run(run)
+        self.tokenizer = tokenizer
+        self.steps, self.until, self.alone = steps, until, alone
+        newest = self.run.newest()
+        self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
+        self._restored: keras.Model | None = None
         self.told_to_stop = 0
 
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        self.step: int = state["step"]
+        self.tokens: int = state["target_tokens"]
+        self.seconds: float = state["seconds"]
+        self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
+
+    def restore(self, model: keras.Model) -> None:
+        """Load the newest checkpoint, if there is one, into a built and compiled model; `fit` then does not."""
+        strategy = getattr(model, "distribute_strategy", None)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            state = self.run.restore(model)
+        if state:
+            self._begin_at(state)
+        self._restored = model
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._locked = self.run.lock()
+        if not (self.run.path / "config.json").exists() and self.run.writes:
+            model = {name: value for name, value in self.model.config.to_dict().items() if name != "train_steps"}
+            self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
+            if self.tokenizer:
+                self.tokenizer.save(self.run.path / "tokenizer.model")
+        if self._restored is not self.model:
+            self.restore(self.model)
+            self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        if self._locked:
+            self.run.unlock()
+        if self.told_to_stop:  # while the last epoch ended, too
+            raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
+
     @contextlib.contextmanager
-    def hears_signals(self):
-        """What `fit` is called in, for SIGTERM and Ctrl-C to stop it: in the main thread, if they are not ignored, as
-        Ctrl-C is by what a script starts with &.
+    def hears_signals(self) -> Iterator[None]:
+        """Save and raise `Stopped` at SIGTERM or Ctrl-C, inside the block that calls `fit`; a second Ctrl-C does not
+        wait. Signals that are ignored stay so, as Ctrl-C is by what a script starts with &.
         """
 
-        def stop(number, _):
+        def stop(number: int, _: Any) -> None:
             self.told_to_stop = number
             if number == signal.SIGINT:
                 signal.signal(number, before[number])
@@ -105,7 +113,9 @@ class Progress(keras.callbacks.Callback):
 
         able = self.alone and threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if able}
-        before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+        before: dict[int, Any] = {
+            number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+        }
         try:
             for number in before:
                 signal.signal(number, stop)
@@ -114,17 +124,13 @@ class Progress(keras.callbacks.Callback):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def on_train_end(self, logs=None):
-        if self.told_to_stop:  # while the last epoch ended, too
-            raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
-
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.began = time.perf_counter()
         self.first = self.step
         if self.half_done:
             self.began -= self.half_done["seconds"]
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
         if self.half_done:  # all metrics are sums, and some are made in the first step
@@ -132,21 +138,22 @@ class Progress(keras.callbacks.Callback):
                 now = _values(variable)
                 variable.assign(now + np.asarray(value, now.dtype))
             self.half_done = None
-        self.seen = logs.pop("tokens")
-        logs["tokens/s"] = self.seen / self.elapsed
+        if "tokens" in logs:
+            logs["tokens/s"] = logs.pop("tokens") / self.elapsed
         self.model.stop_training |= self.step == self.steps
         ends = self.model.stop_training or batch + 1 == self.params["steps"]  # the epoch, which then saves
-        if self.told_to_stop and not ends:
+        if (self.told_to_stop or self.step == self.until) and not ends:
             sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
-            self.on_train_end()
+            raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
-    def on_epoch_end(self, epoch, logs=None):
-        tokens = int(logs.pop("tokens"))
-        self.tokens += tokens
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.seconds += self.elapsed
+        if "tokens" in logs:
+            tokens = int(logs.pop("tokens"))
+            self.tokens += tokens
+            logs["tokens/s"] = tokens / self.elapsed
         logs.pop("val_tokens", None)
-        logs["tokens/s"] = tokens / self.elapsed
         logs["learning_rate"] = float(_values(self.model.optimizer.learning_rate))
         if hasattr(self.model, "gradient_norm"):  # on TensorFlow
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
@@ -157,31 +164,119 @@ class Progress(keras.callbacks.Callback):
             minutes = (self.steps - self.step) * self.seconds / self.step / 60
             print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
 
-    def _save(self, **state):
+    def _save(self, **state: Any) -> None:
         self.run.save(self.model, self.step, target_tokens=self.tokens, seconds=self.seconds, **state)
 
 
-START = {"step": 0, "seconds": 0.0, "target_tokens": 0}
+@dataclass(frozen=True)
+class DevText:
+    """What a model is scored with while it trains.
+
+    Attributes:
+        metric: the score's name, for example "BLEU".
+        score: outputs and references to a number.
+        source: sentences.
+        references: what their outputs are compared with.
+    """
+
+    metric: str
+    score: Callable[[list[str], list[str]], float]
+    source: list[str]
+    references: list[str]
+
+    def thinned(self, most: int) -> "DevText":
+        """With at most this many sentences, evenly spread."""
+        every = max(1, -(-len(self.source) // most))
+        return DevText(self.metric, self.score, self.source[::every], self.references[::every])
+
+
+class DevScore(keras.callbacks.Callback):
+    """At the end of every epoch: the score of the dev text, in the logs as `dev_bleu`, and some outputs to look at.
+
+    Args:
+        function: list of strings to list of strings, a `Translator` for example.
+        dev: what to score it with.
+        show: outputs to print.
+        logs: TensorBoard's folder, for the same outputs, and the attention of the first if `function` has it.
+    """
+
+    def __init__(self, function: Callable, dev: DevText, show: int = 2, logs: Path | None = None):
+        super().__init__()
+        self.function, self.dev, self.show, self.logs = function, dev, show, logs
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        source, references = self.dev.source, self.dev.references
+        outputs = self.function(source)
+        value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
+        step = int(_values(self.model.optimizer.iterations))
+        print(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
+        shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
+        for k in shown:
+            print(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
+        if self.logs and shown:
+            self._draw(self.logs, step, shown, outputs)
+
+    def _draw(self, logs: Path, step: int, shown: list[int], outputs: list[str]) -> None:
+        import tensorflow as tf
+
+        source, references = self.dev.source, self.dev.references
+        lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in shown]
+        with tf.summary.create_file_writer(str(logs / "outputs")).as_default(step):
+            tf.summary.text("outputs", "\n".join(["| source | output | reference |", "|---|---|---|", *lines]))
+            if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
+                scores = self.function.attention_scores(source[shown[0]], outputs[shown[0]])
+                heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
+                tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
+
+
+class PlainLines(keras.callbacks.Callback):
+    """Progress for a log file: a line every so many seconds, and one at the end of an epoch.
+
+    Args:
+        seconds: from one line to the next.
+    """
+
+    def __init__(self, seconds: float = 30.0):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.said = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if time.monotonic() - self.said >= self.seconds:
+            self.said = time.monotonic()
+            self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._say(f"epoch {epoch + 1:,}", logs)
+
+    def _say(self, what: str, logs: dict[str, Any]) -> None:
+        values = (
+            f"{name} {float(value):,.0f}" if abs(value) >= 1_000 else f"{name} {float(value):.4g}"
+            for name, value in logs.items()
+        )
+        print(f"{what}: {', '.join(values)}", flush=True)
 
 
 class NumbersGoneWrong(keras.callbacks.Callback):
     """Looks after each step for a loss or a gradient that is not finite, and stops there or says that it was left out.
 
     Args:
-        batches: a function of a batch's number, from 0, and `lines=True`, that gives the batches from there on, with
-            the numbers of its lines.
+        batches: `batches(number, lines=True)` gives the batches from that number on, from 0, each with the numbers of
+            its lines as last element.
         first: the number of the batch that training begins with.
         skip: go on; the model's `skip_not_finite` has left the update out.
     """
 
-    def __init__(self, batches, first: int, skip: bool = False):
+    def __init__(self, batches: Callable, first: int, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         self.seen = int(self.model.not_finite.numpy())
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.number += 1
         seen = int(self.model.not_finite.numpy())
         if seen > self.seen:
@@ -196,5 +291,10 @@ class NumbersGoneWrong(keras.callbacks.Callback):
             print(f"\n  {what}; this update was left out")
 
 
-def _values(variable) -> np.ndarray:
+def progress() -> tuple[int, list[keras.callbacks.Callback]]:
+    """The `verbose` of `fit`, and callbacks: Keras's bar on a terminal, plain lines elsewhere."""
+    return (1, []) if sys.stdout.isatty() else (0, [PlainLines()])
+
+
+def _values(variable: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(variable)

@@ -7,78 +7,132 @@ import json
 import math
 import os
 import shutil
+import socket
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 import numpy as np
+import portalocker
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, write_json, write_text
+from tf_transformer.files import checksum, flush, write_json, write_text
+from tf_transformer.runs.recipe import FREE
 
-STOPPED = "-stopped"  # how the name of a checkpoint between two epochs' ends does
+VERSION = 2  # of config.json
+STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
+LOCK = ".lock"
+# Options that earlier versions kept beside the recipe; they are the corpus's now.
+FORMER = ("dropout_steps", "bidirectional_steps", "word_dropout", "student_dropout")
 
 
 class Run:
     """runs/NAME/{config.json, tokenizer.model, checkpoints/, logs/, history.csv, metrics.json}.
 
-    A checkpoint is a folder checkpoints/step-N with the weights of model and optimizer, and state.json with the step,
-    the random state, the history and a checksum of the weights. It is written beside its place and then renamed. One
-    that was written because training was told to stop, checkpoints/step-N-stopped, goes when the next one is there, so
-    that averages are those of a run which was never stopped.
+    config.json says what the run was asked to do:
+
+        version   2
+        kind      "translation" or "parsing"
+        model     the fields of `TransformerConfig`, without train_steps
+        recipe    the fields of `Recipe`
+        corpus    what `Corpus.describe` says: "train", the training text, and what changes it
+
+    A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
+    step, the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
+    A checkpoint that was saved because training was told to stop, checkpoints/step-N-stopped, goes when the next one is
+    there. So an average is that of a run which was never stopped.
 
     Args:
         path: the folder.
         keep: checkpoints to keep; older ones are removed.
-        writes: whether this process is the one that writes, of several that train together.
+        writes: whether this process writes; of several that train together, one does.
     """
 
-    def __init__(self, path, keep: int = 5, writes: bool = True):
+    def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
         self.path = Path(path)
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
+        self._lock: IO[str] | None = None
 
     def exists(self, settings: dict[str, Any]) -> bool:
-        """Whether the folder holds a run with these settings.
+        """Whether the folder holds a run with these settings, apart from those that may change as a run goes on.
 
         Raises:
             BadInput: it holds a run with other settings, or something else.
         """
-        file = self.path / "config.json"
-        if not file.exists():
-            if self.path.exists() and set(path.name for path in self.path.iterdir()) - {"tokenizer.model"}:
+        if not (self.path / "config.json").exists():
+            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK}
+            if self.path.exists() and {path.name for path in self.path.iterdir()} - own:
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
-        differences = _differences(self.settings(), json.loads(json.dumps(settings)))
+        differences = _differences(_fixed(self.settings()), _fixed(json.loads(json.dumps(settings))))
         if differences:
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
-                f"give --run another folder, or the same options as before"
+                f"give another folder, or the same options as before"
             )
         return True
 
     def settings(self) -> dict[str, Any]:
-        """What config.json says.
+        """What config.json says, also that of an earlier version, as this version writes it.
 
         Raises:
-            BadInput: there is none, or it is something else.
+            BadInput: there is none, or it is something else, or of a later version.
         """
         file = self.path / "config.json"
         if not file.is_file():
             raise BadInput(f"{self.path}: expected a run's folder, found no config.json in it")
         try:
-            settings = json.loads(file.read_text())
+            settings = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-        if not isinstance(settings, dict) or not {"model", "data"} <= set(settings):
+        if isinstance(settings, dict) and {"model", "data"} <= set(settings):
+            settings = _upgraded(settings)
+        if not isinstance(settings, dict) or not {"version", "kind", "model", "recipe", "corpus"} <= set(settings):
             raise BadInput(f"{file}: expected a run's configuration, got something else")
+        if settings["version"] != VERSION:
+            raise BadInput(f"{file}: expected version {VERSION} or earlier, got {settings['version']}")
         return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Make the folder the run's with these settings."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "config.json", settings)
+        write_json(self.path / "config.json", {"version": VERSION} | settings)
+
+    def lock(self) -> bool:
+        """Keep other processes from training in this folder, until `unlock` or the end of this process.
+
+        It is an advisory lock on the file .lock; on a network file system it works as far as that has such locks.
+
+        Returns:
+            whether the lock is new; not where it is held already, nor where another process writes.
+
+        Raises:
+            BadInput: another process trains there.
+        """
+        if self._lock or not self.writes:
+            return False
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the lock is held)
+        try:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+        except portalocker.LockException as error:
+            file.seek(0)
+            owner = file.read() or "another process"
+            file.close()
+            raise BadInput(f"{self.path}: expected a run that nothing else trains; {owner} is training it") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._lock = file
+        return True
+
+    def unlock(self) -> None:
+        """Let other processes train here."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""
@@ -98,13 +152,13 @@ class Run:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
 
-    def save(self, model: keras.Model, step: int, **state) -> Path:
+    def save(self, model: keras.Model, step: int, **state: Any) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
 
         Args:
             model: a compiled model.
-            step: how many it has made.
-            state: what more there is to remember; `half_done` of an epoch that is not at its end.
+            step: updates made.
+            state: more to remember; `half_done` says that an epoch is not at its end.
 
         Raises:
             OSError: it cannot be written, the disk is full; the checkpoints before it stay.
@@ -127,6 +181,7 @@ class Run:
                 "sha256": checksum(weights),
             }
             write_json(temporary / "state.json", state)
+            flush(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
             self._write_history()
@@ -200,12 +255,30 @@ def _check_room(folder: Path, model: keras.Model) -> None:
         raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
 
 
+def _upgraded(former: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the version before there were numbers: {"model", "training", "data"}."""
+    data, training = dict(former["data"]), dict(former.get("training", {}))
+    recipe = {name: data.pop(name) for name in ("tokenizer", "seed", "mixed_precision") if name in data}
+    corpus = data | {name: training.pop(name) for name in FORMER if training.get(name)}
+    if "teachers" not in corpus:
+        corpus.pop("student_dropout", None)  # which had a value also where nobody learned from it
+    kind = "parsing" if "tags" in data else "translation"
+    recipe |= {name: value for name, value in training.items() if name not in FORMER}
+    return {"version": VERSION, "kind": kind, "model": former["model"], "recipe": recipe, "corpus": corpus}
+
+
+def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that may change as a run goes on."""
+    recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in FREE}
+    return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}
+
+
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     found = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _differences(old, new, f"{prefix}{name}.")
-        elif old != new and (old or new):  # what another version has no word for is off
+        elif old != new and (old or new):  # an option that another version lacks counts as off
             found.append(f"{prefix}{name} was {json.dumps(old)}, now {json.dumps(new)}")
     return found

@@ -1,0 +1,272 @@
+"""What a run learns from: parallel text, TensorFlow Datasets, prepared records, the toy corpus; or your own kind."""
+
+import abc
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer import data, toy_corpus
+from tf_transformer.config import BadInput
+from tf_transformer.corpora.records import Records
+from tf_transformer.evaluation import bleu
+from tf_transformer.tokenizer import Tokenizer, sentences
+from tf_transformer.translator import Translator
+
+Texts = tuple[list[str], list[str]]  # sources and their references
+Files = Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How pairs become batches.
+
+    Attributes:
+        tokenizer: of source and target.
+        batch_tokens: source tokens, and target tokens, in a batch.
+        seed: of the order.
+    """
+
+    tokenizer: Tokenizer
+    batch_tokens: int
+    seed: int
+
+
+class Corpus(abc.ABC):
+    """What a `Trainer` learns from and is watched with. For pairs of strings derive from `PairCorpus`.
+
+    Attributes:
+        kind: what is learned, "translation" or "parsing".
+        metric: name of the dev text's score.
+        max_length: tokens a side; longer pairs are left out.
+        dev: sources and references to watch the training with.
+        test: sources and references to score the result with.
+        languages: of source and target, for example ("en", "de"); `None` if they are not known.
+    """
+
+    kind = "translation"
+    metric = "BLEU"
+    max_length = data.MAX_LENGTH
+    dev: Texts
+    test: Texts
+    languages: tuple[str, str] | None = None
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain values for config.json that tell this training text from another."""
+
+    @abc.abstractmethod
+    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        """The vocabulary of a new run."""
+
+    @abc.abstractmethod
+    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+        """Endless training batches as of `data.text_pairs`, from the one numbered `first` on.
+
+        Args:
+            batching: how pairs become batches.
+            first: number of the first batch, from 0.
+            lines: each batch also has the numbers of its lines, int64 [B], from 1.
+        """
+
+    @abc.abstractmethod
+    def summary(self, batching: Batching) -> data.Summary:
+        """What one pass over the training text is."""
+
+    def dev_batches(self, batching: Batching) -> tf.data.Dataset:
+        """The dev text in batches, once."""
+        return self.batched(data.in_memory(*self.dev), batching, shuffle=False)
+
+    def batched(self, pairs: tf.data.Dataset, batching: Batching, **options: Any) -> tf.data.Dataset:
+        """Pairs in batches of similar length (section 5.1); `options` are those of `data.token_batches`."""
+        options |= {"seed": batching.seed}
+        return data.token_batches(pairs, batching.tokenizer, batching.batch_tokens, self.max_length, **options)
+
+    def decoder(self, model: Any, tokenizer: Tokenizer) -> Any:
+        """A function of a list of sources that gives the outputs of greedy search."""
+        return Translator(model, tokenizer, beam_size=1)
+
+    @classmethod
+    def read(cls, files: Files) -> Texts:
+        """Sources and references from files.
+
+        Raises:
+            BadInput: they are not parallel text in UTF-8.
+        """
+        source, target = files
+        return data.read_text_pairs(source, target)
+
+    @classmethod
+    def score(cls, outputs: list[str], references: list[str]) -> float:
+        """The score that training is watched with."""
+        return cls.scores(outputs, references)[cls.metric].value
+
+    @classmethod
+    def scores(cls, outputs: list[str], references: list[str]) -> dict[str, Any]:
+        """Scores by name, `metric` among them; each has a `value` and a `signature`."""
+        return {"BLEU": bleu.bleu(outputs, references), "chrF": bleu.chrf(outputs, references)}
+
+
+class PairCorpus(Corpus):
+    """A corpus of pairs of strings; a subclass gives the pairs."""
+
+    @abc.abstractmethod
+    def pairs(self) -> tf.data.Dataset:
+        """The training text: pairs of strings (source, target), always in the same order."""
+
+    @abc.abstractmethod
+    def count(self) -> int:
+        """The number of pairs."""
+
+    def sentences(self) -> Iterator[str]:
+        """Every sentence of the training text, of both sides."""
+        return data.each_sentence(self.pairs())
+
+    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        return Tokenizer.learn_from(self.sentences(), vocab_size, kind)
+
+    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+        pairs = data.numbered(self.pairs()) if lines else self.pairs()
+        return self.batched(pairs, batching, repeat=True).skip(first)
+
+    def summary(self, batching: Batching) -> data.Summary:
+        return data.summarize(self.batched(self.pairs(), batching, shuffle=False), self.count())
+
+
+class TextCorpus(PairCorpus):
+    """Parallel text, a sentence a line, in UTF-8, plain or .gz; read and checked when the corpus is made.
+
+    Args:
+        train: two files, source and target.
+        dev: two files to watch the training with.
+        test: two files to score the result with; `None` means the dev files.
+        skip_bad_lines: leave out pairs with an empty, over-long or invalid line, which are an error otherwise.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        BadInput: the lines do not match, or one is bad; the message says where.
+    """
+
+    def __init__(self, train: Files, dev: Files, test: Files | None = None, skip_bad_lines: bool = False):
+        self.train = [str(file) for file in train]
+        self.skip_bad_lines = skip_bad_lines
+        self.dev = self.read(dev)
+        self.test = self.read(test) if test else self.dev
+        self.languages = languages_of(self.train)
+        self._count = data.check_text_pairs(self.train[0], self.train[1], skip_bad_lines)
+
+    def describe(self) -> dict[str, Any]:
+        return {"train": self.train}
+
+    def pairs(self) -> tf.data.Dataset:
+        return data.text_lines(self.train[0], self.train[1], self.skip_bad_lines)
+
+    def count(self) -> int:
+        return self._count
+
+    def sentences(self) -> Iterator[str]:
+        return sentences(self.train)
+
+
+class TfdsCorpus(PairCorpus):
+    """A translation corpus of TensorFlow Datasets: its splits "train", "validation" and "test".
+
+    Args:
+        name: for example "wmt14_translate/de-en".
+        languages: of source and target.
+        data_dir: where the corpora lie; `None` means TFDS's own place.
+
+    Raises:
+        BadInput: there is no such language or split.
+    """
+
+    def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | None = None):
+        self.name, self.languages = name, languages
+        splits = (data.tfds_pairs(name, split, languages, data_dir) for split in ("train", "validation", "test"))
+        self._train, dev, test = splits
+        self.dev, self.test = data.to_lists(dev), data.to_lists(test)
+
+    def describe(self) -> dict[str, Any]:
+        return {"train": self.name}
+
+    def pairs(self) -> tf.data.Dataset:
+        return self._train
+
+    def count(self) -> int:
+        return int(self._train.cardinality())
+
+
+class ToyCorpus(PairCorpus):
+    """English and German of a small grammar, 25,000 pairs to learn from; see `toy_corpus`.
+
+    Args:
+        seed: of the sentences.
+    """
+
+    languages = ("en", "de")
+
+    def __init__(self, seed: int = 1):
+        splits = toy_corpus.corpus(seed=seed)
+        columns = (zip(*splits[split], strict=True) for split in ("train", "dev", "test"))
+        self._train, self.dev, self.test = ((list(source), list(target)) for source, target in columns)
+
+    def describe(self) -> dict[str, Any]:
+        return {"train": "grammar"}
+
+    def pairs(self) -> tf.data.Dataset:
+        return data.in_memory(*self._train)
+
+    def count(self) -> int:
+        return len(self._train[0])
+
+    def sentences(self) -> Iterator[str]:
+        return itertools.chain(*self._train)
+
+
+class PreparedCorpus(Corpus):
+    """Records that `trainers.prepare` wrote, for texts larger than memory.
+
+    Args:
+        folder: of the records.
+        dev: sources and references to watch the training with.
+        test: to score the result with; `None` means the dev text.
+
+    Raises:
+        BadInput: the folder holds something else, or damaged records.
+    """
+
+    def __init__(self, folder: str | Path, dev: Texts, test: Texts | None = None):
+        self.records = Records(folder)
+        self.dev, self.test = dev, test or dev
+
+    def describe(self) -> dict[str, Any]:
+        return {"train": str(self.records.folder)}
+
+    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        tokenizer = self.records.tokenizer
+        if tokenizer.vocab_size != vocab_size:
+            raise BadInput(f"vocab_size: expected {tokenizer.vocab_size}, that of the records, got {vocab_size}")
+        return tokenizer
+
+    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+        return self.records.batches(batching.batch_tokens, batching.seed, first, lines)
+
+    def summary(self, batching: Batching) -> data.Summary:
+        return self.records.summary(batching.batch_tokens, batching.seed)
+
+
+def languages_of(train: Any) -> tuple[str, str] | None:
+    """The languages of a training text, as its files' names end: train.en, train.de.gz.
+
+    Args:
+        train: what config.json says of it: "grammar", the toy corpus; two files; or the name of something else.
+    """
+    if train == "grammar":
+        return ToyCorpus.languages
+    if not isinstance(train, list) or len(train) != 2:
+        return None
+    source, target = (str(name).removesuffix(".gz").rpartition(".")[2] for name in train)
+    return (source, target) if all(len(name) == 2 and name.isalpha() for name in (source, target)) else None

@@ -1,0 +1,113 @@
+"""Treebanks as a corpus to train a parser on (section 6.3)."""
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer import data
+from tf_transformer.config import BadInput
+from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
+from tf_transformer.parsing import evalb, treebank
+from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
+from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.translator import Translator
+
+WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
+
+
+class TreebankCorpus(PairCorpus):
+    """Bracketed trees, read when the corpus is made; sources are their words.
+
+    Args:
+        train: files of trees.
+        dev: files of trees to watch the training with.
+        test: files of trees to score the result with; `None` means the dev files.
+        tags: learn each word's tag; otherwise XX for every word.
+
+    Raises:
+        BadInput: a file is missing, or is not trees; the message says where.
+    """
+
+    kind = "parsing"
+    metric = "F1"
+    max_length = MAX_LENGTH
+
+    def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
+        self.tags = tags
+        self._said: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
+        self.gold = self.trees = _trees("train", train)
+        self.dev_trees = _trees("dev", dev)
+        self.test_trees = _trees("test", test) if test else self.dev_trees
+        self.dev, self.test = _texts(self.dev_trees), _texts(self.test_trees)
+
+    @classmethod
+    def wsj(cls, folder: str | Path, tags: bool = True) -> "TreebankCorpus":
+        """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
+        train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
+        corpus = cls(train, dev, test, tags)
+        corpus._said["train"] = str(folder)
+        return corpus
+
+    def add(self, extra: Files, ratio: float = 1.0) -> None:
+        """Train on trees of another parser besides, `ratio` of them for each gold tree."""
+        self._said |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
+        self.trees = mixed(self.gold, _trees("extra", extra), ratio)
+
+    def describe(self) -> dict[str, Any]:
+        return self._said
+
+    def pairs(self) -> tf.data.Dataset:
+        return data.in_memory(*self._linearised())
+
+    def _linearised(self) -> Texts:
+        lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.trees]
+        return [words_of(tree) for tree in self.trees], lines
+
+    def count(self) -> int:
+        return len(self.trees)
+
+    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        sources, lines = self._linearised()
+        symbols = sorted({symbol for line in lines for symbol in line.split()})
+        return Tokenizer.learn_from(sources, vocab_size, kind, symbols=symbols)
+
+    def batched(self, pairs: tf.data.Dataset, batching: Batching, **options: Any) -> tf.data.Dataset:
+        return super().batched(pairs, batching, pair_ids=pair_ids(batching.tokenizer), **options)
+
+    def dev_batches(self, batching: Batching) -> tf.data.Dataset:
+        lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.dev_trees]
+        return self.batched(data.in_memory(self.dev[0], lines), batching, shuffle=False)
+
+    def decoder(self, model: Any, tokenizer: Tokenizer) -> Parser:
+        return Parser(Translator(model, tokenizer, 1, 0.0, EXTRA_LENGTH))
+
+    @classmethod
+    def read(cls, files: Files) -> Texts:
+        return _texts(_trees("given", files))
+
+    @classmethod
+    def scores(cls, outputs: list[str], references: list[str]) -> dict[str, Any]:
+        return {"F1": evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))}
+
+
+def _texts(trees: list) -> Texts:
+    return [words_of(tree) for tree in trees], [treebank.as_line(tree) for tree in trees]
+
+
+def words_of(tree: Any) -> str:
+    """A tree's words with spaces between them."""
+    return " ".join(treebank.words_of(tree))
+
+
+def mixed(gold: list, extra: list, ratio: float) -> list:
+    """Gold trees, as often as it takes, and `ratio` times as many others."""
+    times = max(1, round(len(extra) / (ratio * len(gold))))
+    return gold * times + extra[: round(ratio * len(gold) * times)]
+
+
+def _trees(name: str, files: Files) -> list:
+    trees = treebank.read_trees(files)
+    if not trees:
+        raise BadInput(f"expected trees with words in the {name} files, got none")
+    return trees

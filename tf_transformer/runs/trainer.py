@@ -1,0 +1,262 @@
+"""Train, go on, average, score and export from Python; the programs in trainers/ do no more than this."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_transformer import data, distribution
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.corpora.corpus import Batching, Corpus, Files
+from tf_transformer.evaluation import costs
+from tf_transformer.model import Transformer
+from tf_transformer.parsing.parser import Parser
+from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
+from tf_transformer.runs.recipe import Recipe
+from tf_transformer.runs.run import Run
+from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.training import (
+    Adam,
+    Cooldown,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TokenAccuracy,
+    TokenCount,
+    WarmupSchedule,
+)
+from tf_transformer.translator import Translator
+
+
+@dataclass
+class Trainer:
+    """A run and what it takes to go on with it.
+
+        corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
+        trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048))
+        trainer.fit()
+        trainer.evaluate(("test.en", "test.de"))
+        trainer.translator().save("savedmodels/mine/1")
+
+    A run that was stopped, or killed, goes on when `fit` is called again, in any process, and ends with the weights
+    that it would have had.
+
+    Attributes:
+        path: the run's folder; see `Run`.
+        config: of the model.
+        corpus: what it learns from.
+        recipe: how.
+        schedule: a learning rate instead of equation (3); the recipe's cooldown follows it as well.
+        optimizer: instead of `Adam` with the paper's settings and the schedule; under a `strategy` made in its scope.
+        callbacks: more of them for `fit`; what they add to the logs of an epoch stands in the history.
+        strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
+    """
+
+    path: str | Path
+    config: TransformerConfig
+    corpus: Corpus
+    recipe: Recipe = field(default_factory=Recipe)
+    schedule: keras.optimizers.schedules.LearningRateSchedule | None = None
+    optimizer: keras.optimizers.Optimizer | None = None
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    strategy: tf.distribute.Strategy | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
+            raise BadInput(
+                "optimizer: expected no schedule, cooldown_steps or clip_norm beside it, which it has itself"
+            )
+        self._strategy = self.strategy or tf.distribute.get_strategy()
+        self.writes = distribution.is_chief(self._strategy)
+        self.run = Run(self.path, self.recipe.average_last, self.writes)
+        self.steps = self.began = 0  # of the last `fit`: the last step of all, and the one that it began after
+        self._model: Transformer | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What config.json says of this run."""
+        settings = {
+            "kind": self.corpus.kind,
+            "model": {name: value for name, value in self.config.to_dict().items() if name != "train_steps"},
+            "recipe": self.recipe.to_dict(),
+            "corpus": self.corpus.describe(),
+        }
+        given = {"schedule": self.schedule, "optimizer": self.optimizer}
+        return settings | {name: type(value).__name__ for name, value in given.items() if value}
+
+    def fit(self, until: int | None = None) -> list[dict[str, Any]]:
+        """Train, from the run's last checkpoint if there is one.
+
+        SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
+
+        Args:
+            until: stop after this step, for a later `fit` to go on; `None` means the end.
+
+        Returns:
+            the history: a row for each checkpoint, as in history.csv.
+
+        Raises:
+            BadInput: the folder holds another run, or another process trains there; the corpus has nothing to learn.
+        """
+        try:
+            batching, steps, dev_steps = self._begin()
+            self._train(batching, steps, dev_steps, min(until or steps, steps))
+        finally:
+            self.run.unlock()
+        return self.run.history
+
+    def _begin(self) -> tuple[Batching, int, int]:
+        """A new run's tokenizer and config.json.
+
+        Returns:
+            how pairs become batches; the number of all steps; the number of dev batches.
+        """
+        run, recipe = self.run, self.recipe
+        if run.path.is_dir():
+            run.lock()
+        is_there = run.exists(self.settings)
+        distribution.wait_for_all(self._strategy)  # until then, what they find is the same
+        is_first = self.writes and not is_there
+        if is_first:
+            tokenizer = self.corpus.learn_tokenizer(self.config.vocab_size, recipe.tokenizer)
+        else:
+            if not is_there:
+                distribution.wait_for_all(self._strategy)  # for the chief
+            tokenizer = Tokenizer.load(run.path / "tokenizer.model")
+        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
+        summary = self.corpus.summary(batching)
+        print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+        if not summary.pairs:
+            raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
+        dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
+        print(f"dev text: {dev_summary}")
+        if self.writes:
+            run.lock()
+            if is_first:
+                tokenizer.save(run.path / "tokenizer.model")
+            run.begin(self.settings)
+        if is_first:
+            distribution.wait_for_all(self._strategy)
+        steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or self.config.train_steps)
+        return batching, steps, dev_summary.batches
+
+    def _train(self, batching: Batching, steps: int, dev_steps: int, until: int) -> None:
+        replicas = self._strategy.num_replicas_in_sync
+        interval = self.recipe.interval(steps)
+        alone = not distribution.is_a_worker(self._strategy)
+        checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
+        self.steps, self.began = steps, checkpoints.step
+        print(f"model: {costs.parameters(self.config):,} parameters, {replicas} x; run: {self.run.path}")
+        if checkpoints.step:
+            print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+        if self._model is None:
+            self._model = self.make_model(steps)
+        model = self._model
+        checkpoints.restore(model)
+
+        def batches(first: int, lines: bool = False) -> tf.data.Dataset:
+            return self.corpus.batches(batching, first, lines)
+
+        while checkpoints.step < until:
+            print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+            first, done = divmod(checkpoints.step, interval)  # where it was stopped, an epoch may be partly done
+            wrong = NumbersGoneWrong(batches, checkpoints.step, model.skip_not_finite)
+            verbose, lines = progress()
+            with checkpoints.hears_signals():
+                try:
+                    model.fit(
+                        data.for_replicas(batches(checkpoints.step), replicas),
+                        steps_per_epoch=interval - done,
+                        initial_epoch=first,
+                        epochs=first + 1 if done else -(-until // interval),
+                        validation_data=data.for_replicas(self.corpus.dev_batches(batching), replicas),
+                        validation_steps=dev_steps,
+                        shuffle=False,  # the batches are
+                        verbose=verbose,
+                        callbacks=[*self._watching(model, batching), wrong, *self.callbacks, checkpoints, *lines],
+                    )
+                except Stopped as stopped:
+                    if stopped.number:
+                        raise
+            if model.stop_training and checkpoints.step < until:
+                print(f"stopped at step {checkpoints.step:,} by a callback")
+                break
+        distribution.wait_for_all(self._strategy)  # for the chief to save
+
+    def _watching(self, model: Transformer, batching: Batching) -> list[keras.callbacks.Callback]:
+        """What looks at the dev text and writes for TensorBoard: in one process of several."""
+        if not self.writes:
+            return []
+        dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+        logs = self.run.path / "logs"
+        decoder = self.corpus.decoder(model, batching.tokenizer)
+        return [DevScore(decoder, dev, logs=logs), keras.callbacks.TensorBoard(str(logs), write_graph=False)]
+
+    def make_model(self, steps: int) -> Transformer:
+        """A built and compiled model, to be trained for this many steps (sections 5.3 and 5.4).
+
+        A subclass may make another, of the same weights.
+        """
+        recipe = self.recipe
+        keras.utils.set_random_seed(recipe.seed)
+        policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
+        with self._strategy.scope():  # not around `fit`: what one process alone makes there is not to be mirrored
+            model = Transformer(self.config, dtype=policy)
+            model.build()
+            model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
+            model.compile(
+                optimizer=self.optimizer or self._adam(steps),
+                loss=SmoothedCrossEntropy(self.config.label_smoothing),
+                metrics=[TokenAccuracy(), Perplexity(), TokenCount()],
+            )
+        return model
+
+    def _adam(self, steps: int) -> Adam:
+        recipe = self.recipe
+        schedule: Any = self.schedule or WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.factor)
+        if recipe.cooldown_steps:
+            schedule = Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
+        return Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
+
+    def translator(self, **search: Any) -> Translator | Parser:
+        """What the run has learned, the average of its last checkpoints (section 6.1), in float32.
+
+        Args:
+            search: options of `Translator`, for example beam_size.
+
+        Returns:
+            a `Translator`; of a run that parses, a `Parser`.
+        """
+        return load(self.path, self.recipe.average_last, **search)
+
+    def evaluate(self, files: Files | None = None, translator: Any = None) -> dict[str, Any]:
+        """Scores by their names: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
+
+        Args:
+            files: source and reference, or files of trees; `None` means the corpus's test text.
+            translator: what to score; `None` means `self.translator()`.
+        """
+        source, references = self.corpus.read(files) if files else self.corpus.test
+        return self.corpus.scores((translator or self.translator())(source), references)
+
+
+def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
+    """What a run or a SavedModel has learned: a `Translator`, or a `Parser`.
+
+    Args:
+        path: a run's folder, or a list of several, for an `Ensemble`; or the folder of a SavedModel.
+        average_last: checkpoints to average (section 6.1); `None` means as many as the run's recipe says.
+        search: options of `Translator`, for example beam_size.
+
+    Raises:
+        BadInput: the folder holds something else, or a run without checkpoints.
+    """
+    folders = [Path(each) for each in (path if isinstance(path, list | tuple) else [path])]
+    if (folders[0] / "saved_model.pb").is_file():
+        translator = Translator.from_saved_model(folders[0], **search)
+        return Parser(translator) if translator.tokenizer.symbols else translator
+    settings = Run(folders[0]).settings()
+    kind = Parser if settings["kind"] == "parsing" else Translator
+    return kind.from_run(path, average_last or settings["recipe"].get("average_last", 5), **search)

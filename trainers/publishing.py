@@ -1,0 +1,133 @@
+"""What the programs that train do before and after training: plans, averages, SavedModels."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tf_transformer import PRESETS, TransformerConfig
+from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
+from tf_transformer.evaluation import costs
+from tf_transformer.files import write_json
+from tf_transformer.parsing.corpus import TreebankCorpus
+from tf_transformer.runs.recipe import Recipe, recipe_of
+from tf_transformer.runs.run import Run
+from tf_transformer.runs.trainer import Trainer, load
+from tf_transformer.serving.export import Root
+from tf_transformer.serving.publish import next_version, save_export
+from trainers.command import chosen
+
+CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # who scores a kind of run
+
+
+def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
+    """The configuration and the recipe of a preset, with what the options `given` change."""
+    fields = [field.name for field in dataclasses.fields(Recipe)]
+    recipe = dataclasses.replace(recipe_of(given["preset"], kind), **chosen(given, fields))
+    config = dataclasses.replace(PRESETS[given["preset"]], **chosen(given, ("vocab_size", "dropout")))
+    return config, recipe
+
+
+def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
+    """Print an estimate of the cost (--dry-run)."""
+    half = bool(recipe.mixed_precision)
+    steps = recipe.steps or config.train_steps
+    print(json.dumps(config.to_dict()))
+    print(costs.plan(config, steps, recipe.batch_tokens, devices, half, recipe.parts))
+    every = recipe.interval(steps)
+    print(f"checkpoints: one every {every:,} steps; the last {recipe.average_last} are kept, and averaged")
+
+
+def is_complete(trainer: Trainer) -> bool:
+    """Whether there was nothing left to do in the last `fit`, since a run before had done and scored all; says so."""
+    metrics = trainer.run.path / "metrics.json"
+    if trainer.began < trainer.steps or not metrics.exists():
+        return False
+    print(f"this run is complete: {metrics} says\n{metrics.read_text()}")
+    print(f"Give more --steps to train on, or another --run to start anew (this one did {trainer.began:,}).")
+    return True
+
+
+def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = ()) -> Any:
+    """What a run has learned, or an ensemble of it with those in other folders."""
+    count, paths = len(trainer.run.checkpoints()[-trainer.recipe.average_last :]), [trainer.run.path, *others]
+    of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
+    print(f"averaging the last {count} checkpoints{of_each}", flush=True)
+    return load(paths, trainer.recipe.average_last, **search)
+
+
+def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
+    """Write the SavedModel, checked, and metrics.json, with what the last checkpoint says; show that it answers.
+
+    Args:
+        run: what was trained.
+        export: what to write.
+        root: the folder of the SavedModel's versions.
+        metrics: what was measured.
+        examples: texts for a fresh process to give to the SavedModel.
+
+    Returns:
+        the folder of the version.
+    """
+    print("writing the SavedModel, and checking that it can be served", flush=True)
+    saved = next_version(root)
+    state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
+    export.describe(step=state["step"])
+    save_export(export, saved, checked=True)
+    facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
+    write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
+    print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
+    command = [sys.executable, "-m", "trainers.translate", str(saved)]
+    answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")
+    if answer.returncode:
+        sys.exit(f"the SavedModel did not answer:\n{answer.stderr}")
+    for source, output in zip(examples, answer.stdout.splitlines(), strict=True):
+        print(f"  {source}\n    -> {output}")
+    return saved
+
+
+def search_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a search that were given, each in its range."""
+    return chosen(given, ("beam_size", "length_penalty"))
+
+
+def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
+    """What a run can be scored with: the files given, or the toy corpus's dev text; `None` if there is none."""
+    if files:
+        return CORPORA[settings["kind"]].read(files)
+    if settings["corpus"].get("train") == "grammar":
+        return ToyCorpus(settings["recipe"]["seed"]).dev
+    return None
+
+
+def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
+    """Score a model in each dtype, and print it.
+
+    Returns:
+        what an export says of the last one's score.
+    """
+    metric, facts = CORPORA[kind].metric, dict[str, Any]()
+    for dtype, translator in learned.items():
+        score = CORPORA[kind].scores(translator(dev[0]), dev[1])[metric]
+        print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}", flush=True)
+        facts = facts_of(metric, score)
+    return facts
+
+
+def facts_of(metric: str, score: Any) -> dict[str, Any]:
+    """A score as an export and metrics.json say it."""
+    return {metric.lower(): round(score.value, 2), f"{metric.lower()}_signature": score.signature}
+
+
+def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
+    """The score that was measured at the end of training, if it was that of these weights, not of an ensemble's."""
+    file, metric = run.path / "metrics.json", CORPORA[run.settings()["kind"]].metric
+    metrics = json.loads(file.read_text()) if file.is_file() else {}
+    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters):
+        return {}
+    names = (metric.lower(), f"{metric.lower()}_signature")
+    print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the training's end; --dev measures it here")
+    return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}
