@@ -1,12 +1,13 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
+import functools
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.masks import both, over_queries
+from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
 
@@ -103,6 +104,26 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
     output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
     B, h = ops.shape(query)[0], ops.shape(query)[1]
     return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
+
+
+def masked_attention(T, attention_mask, padding, window, weights):
+    """How a whole target attends to itself: each position to itself and those before (section 3.2.3), and of these, if
+    there is a window, to the nearest (section 4).
+
+    Args:
+        T: the target's length.
+        attention_mask: bool [B, T, T], what may be attended instead of itself and all before; or `None`.
+        padding: the target's padding mask [B, 1, T], or `None`.
+        window: r, or `None`.
+        weights: the attention weights [B, h, T, T] are asked for.
+
+    Returns:
+        A mask and a function for `MultiHeadAttention.attend`.
+    """
+    if window and attention_mask is None and not weights:
+        return padding, functools.partial(restricted_attention, window=window, causal=True)
+    mask = both(causal_mask(T) if attention_mask is None else attention_mask, padding)
+    return both(mask, near_mask(T, window) if window else None), attention
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -1,14 +1,13 @@
 """The decoder's layer: the right half of Figure 1 (section 3.1)."""
 
-import functools
 from typing import NamedTuple
 
 import keras
 from keras import ops
 
-from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import both, causal_mask, near_mask, newest, over_queries
+from tf_transformer.masks import causal_mask, newest, over_queries
 
 
 class DecoderCache(NamedTuple):
@@ -114,24 +113,18 @@ class DecoderLayer(keras.layers.Layer):
         Returns:
             x [B, T, d]; then the cache if one was given; then both attention weights if asked for.
         """
-        target = self.self_attention.project(x)
+        T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
         if cache is None:
             kv = self.cross_attention.project(memory)
+            masks = attention_mask, over_queries(x_mask)
+            attention_mask, attend = masked_attention(T, *masks, self.attention_window, return_attention_scores)
         else:
             target, kv = cache.target.write(slot, target), cache.memory
             cache = DecoderCache(target, kv)
-        window, T, attend = self.attention_window, ops.shape(x)[1], attention
-        if window and cache is None and attention_mask is None and not return_attention_scores:
-            attention_mask = over_queries(x_mask)
-            attend = functools.partial(restricted_attention, window=window, causal=True)
-        else:
             if attention_mask is None:
                 attention_mask = causal_mask(T, ops.shape(target.key)[2], slot)
-            if cache is None:
-                attention_mask = both(attention_mask, over_queries(x_mask))
-                attention_mask = both(attention_mask, near_mask(T, window) if window else None)
-            elif window:
-                attention_mask = newest(attention_mask, window // 2 + 1)
+            if self.attention_window:
+                attention_mask = newest(attention_mask, self.attention_window // 2 + 1)
 
         attended, self_scores = self.self_attention.attend(x, target, attention_mask, attend)
         x = self.self_attention_norm(x, attended)
