@@ -157,21 +157,29 @@ class MultiHeadAttention(keras.layers.Layer):
             )
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
 
-        def dense(name, units, input_shape, scale):
-            # Variance over the fans of query, key and value as one kernel [d, 3d], as in the authors' code: half of
-            # what Glorot gives each by itself.
-            initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
-            layer = keras.layers.Dense(
-                units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
-            )
-            layer.build(input_shape)
-            return layer
-
-        self.query_projection = dense("query", self.num_heads * d_k, query_shape, 0.5)
-        self.key_projection = dense("key", self.num_heads * d_k, value_shape, 0.5)
-        self.value_projection = dense("value", self.num_heads * d_v, value_shape, 0.5)
-        self.output_projection = dense("output", d_model, (*query_shape[:-1], self.num_heads * d_v), 1.0)
+        self.query_projection = self.make_projection("query", self.num_heads * d_k, 0.5)
+        self.key_projection = self.make_projection("key", self.num_heads * d_k, 0.5)
+        self.value_projection = self.make_projection("value", self.num_heads * d_v, 0.5)
+        self.output_projection = self.make_projection("output", d_model, 1.0)
+        self.query_projection.build(query_shape)
+        self.key_projection.build(value_shape)
+        self.value_projection.build(value_shape)
+        self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+
+    def make_projection(self, name, units, scale):
+        """One of the four, for a variant to override.
+
+        Args:
+            name: "query", "key", "value" or "output".
+            units: of all heads together, or d_model.
+            scale: of the variance of its initial weights over their fans: 1 is Glorot's. Query, key and value have half
+                of it, that of one kernel [d, 3d], as in the authors' code.
+        """
+        initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
+        return keras.layers.Dense(
+            units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
+        )
 
     def _split_heads(self, x):
         B, T, width = ops.shape(x)[0], ops.shape(x)[1], x.shape[-1]

@@ -58,14 +58,12 @@ class DecoderLayer(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape, memory_shape=None):
-        child = {"dtype": self.dtype_policy}
-        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
-        self.self_attention = MultiHeadAttention(*heads, name="self_attention", **child)
-        self.cross_attention = MultiHeadAttention(*heads, name="cross_attention", **child)
-        self.feed_forward = FeedForward(self.d_ff, name="feed_forward", **child)
-        self.self_attention_norm = AddAndNorm(self.dropout, name="self_attention_norm", **child)
-        self.cross_attention_norm = AddAndNorm(self.dropout, name="cross_attention_norm", **child)
-        self.feed_forward_norm = AddAndNorm(self.dropout, name="feed_forward_norm", **child)
+        self.self_attention = self.make_attention("self_attention")
+        self.cross_attention = self.make_attention("cross_attention")
+        self.feed_forward = self.make_feed_forward("feed_forward")
+        self.self_attention_norm = self.make_norm("self_attention_norm")
+        self.cross_attention_norm = self.make_norm("cross_attention_norm")
+        self.feed_forward_norm = self.make_norm("feed_forward_norm")
         self.cross_attention.build(x_shape, memory_shape)
         for layer in (
             self.self_attention,
@@ -75,6 +73,18 @@ class DecoderLayer(keras.layers.Layer):
             self.feed_forward_norm,
         ):
             layer.build(x_shape)
+
+    # What a variant overrides, to be made of other parts.
+
+    def make_attention(self, name):
+        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
+        return MultiHeadAttention(*heads, name=name, dtype=self.dtype_policy)
+
+    def make_feed_forward(self, name):
+        return FeedForward(self.d_ff, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name):
+        return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
     def init_cache(self, memory, slots=0) -> DecoderCache:
         """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
