@@ -116,14 +116,12 @@ class MarianEmbedding(PositionalEmbedding):
         super().build(ids_shape)
         self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias", autocast=False)
 
-    def embed(self, ids, position=None):
-        if position is None:
-            position = ops.arange(ops.shape(ids)[1])
+    def scaled(self, ids):
+        return super().scaled(ids) if self.scale else ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
+
+    def encoding(self, position):
         pairs = sinusoids(position, self.d_model)
-        encoding = ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
-        embedded = ops.take(self.embeddings, ops.cast(ids, "int32"), axis=0)  # [B, T, d]
-        embedded = embedded * (self.d_model**0.5 if self.scale else 1.0) + encoding
-        return self.sum_dropout(ops.cast(embedded, self.compute_dtype))
+        return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
     def logits(self, x, *args):
         return super().logits(x, *args) + self.logits_bias

@@ -91,12 +91,18 @@ class PositionalEmbedding(keras.layers.Layer):
                     f"got ids of shape {tuple(ids.shape)}"
                 )
             position = ops.arange(ops.shape(ids)[1])
+        summed = self.scaled(ids) + self.encoding(position)
+        return self.sum_dropout(ops.cast(summed, self.compute_dtype))
+
+    def scaled(self, ids):
+        """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
+        return ops.cast(ops.take(self.embeddings, ids, axis=0), "float32") * self.d_model**0.5
+
+    def encoding(self, position):
+        """What is added to embeddings at `position` [T] (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
-            encoding = ops.take(self.position_embeddings, position, axis=0)
-        else:
-            encoding = sinusoids(position, self.d_model)
-        embedded = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32") * self.d_model**0.5  # [B, T, d]
-        return self.sum_dropout(ops.cast(embedded + encoding, self.compute_dtype))
+            return ops.take(self.position_embeddings, position, axis=0)
+        return sinusoids(position, self.d_model)
 
     def softmax_weights(self):
         """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype."""
