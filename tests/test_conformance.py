@@ -100,7 +100,7 @@ def learned(**kwargs):
 
 
 def feed_forward(**kwargs):
-    return tt.layers.FeedForward(d_ff=17, **kwargs)
+    return tt.layers.FeedForward(d_ff=17, activation="gelu", **kwargs)
 
 
 def add_and_norm(**kwargs):

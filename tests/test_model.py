@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tf_transformer import PRESETS, SmoothedCrossEntropy, Transformer, TransformerConfig
+from tf_transformer.layers import DecoderLayer, EncoderLayer, FeedForward
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
 SIZES = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}
@@ -290,3 +291,53 @@ def test_an_id_0_inside_a_target_is_a_token_like_any_other():
     for t in range(T):
         logits, cache = MODEL.decode_step(ops.array(target[:, t : t + 1]), cache, memory_mask, ops.array([t]), t)
         close(logits[:, 0], expected[:, t], atol=1e-5)
+
+
+# Variants
+
+
+@keras.saving.register_keras_serializable("test_model")
+class SwishEncoderLayer(EncoderLayer):
+    def make_feed_forward(self, name):
+        return FeedForward(self.d_ff, "swish", name=name, dtype=self.dtype_policy)
+
+
+@keras.saving.register_keras_serializable("test_model")
+class SwishDecoderLayer(DecoderLayer):
+    make_feed_forward = SwishEncoderLayer.make_feed_forward
+
+
+@keras.saving.register_keras_serializable("test_model")
+class SwishTransformer(Transformer):
+    """Of other layers, and a decoder of another depth."""
+
+    def make_encoder_layers(self):
+        return [SwishEncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(N)]
+
+    def make_decoder_layers(self):
+        return [SwishDecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(N + 1)]
+
+
+def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
+    def feed_forward(x, weights):
+        hidden = x @ weights["hidden/kernel"] + weights["hidden/bias"]
+        return hidden / (1 + np.exp(-hidden)) @ weights["output/kernel"] + weights["output/bias"]
+
+    monkeypatch.setattr(oracle, "feed_forward", feed_forward)
+    model = SwishTransformer(MODEL.config)
+    model.build()
+    weights = weights_of(draw_weights(model))
+    mask = SOURCE[1] != 0
+    memory = oracle.embed(SOURCE[1], weights["embedding/embeddings"])
+    for i in range(N):
+        memory, _ = oracle.encoder_layer(memory, oracle.part(weights, f"encoder_{i}"), h, mask)
+    x = oracle.embed(TARGET[1], weights["embedding/embeddings"])
+    for i in range(N + 1):
+        x, *_ = oracle.decoder_layer(x, memory, oracle.part(weights, f"decoder_{i}"), h, mask)
+    found = model((SOURCE, TARGET))
+    close(found[1], x @ weights["embedding/embeddings"].T, atol=1e-5)
+
+    model.save(tmp_path / "model.keras")
+    for again in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
+        assert type(again) is SwishTransformer
+        close(again((SOURCE, TARGET)), found)

@@ -1,5 +1,7 @@
 """The feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
 
+import math
+
 import numpy as np
 import oracle
 import pytest
@@ -28,6 +30,20 @@ def test_feed_forward_is_applied_to_each_position_alike():
     layer, x = built(FeedForward(d_ff)), normal(B, T, d)
     order = [3, 0, 4, 1, 2]
     close(layer(x[:, order]), array(layer(x))[:, order])
+
+
+def cubed(x):
+    return x * x * x
+
+
+@pytest.mark.parametrize("activation", ["gelu", cubed])
+def test_another_activation_than_equation_2_s(activation):
+    layer, x = built(FeedForward(d_ff, activation)), normal(B, T, d)
+    weights = weights_of(layer)
+    hidden = x @ weights["hidden/kernel"] + weights["hidden/bias"]
+    erf = np.vectorize(math.erf)
+    hidden = hidden * (1 + erf(hidden / np.sqrt(2))) / 2 if activation == "gelu" else hidden**3
+    close(layer(x), hidden @ weights["output/kernel"] + weights["output/bias"], atol=1e-5)
 
 
 def test_add_and_norm():

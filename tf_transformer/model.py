@@ -37,28 +37,27 @@ class Transformer(Model):
         super().__init__(**kwargs)
         self.autocast = False  # ids that arrive as floats keep their value
         self.config = config
-        child = {"dtype": self.dtype_policy}
-        layer = {
-            "num_heads": config.num_heads,
-            "d_ff": config.d_ff,
-            "d_k": config.d_k,
-            "d_v": config.d_v,
-            "dropout": config.dropout,
-            "attention_dropout": config.attention_dropout,
-            "attention_window": config.attention_window,
-        }
-        self.embedding = PositionalEmbedding(
-            config.vocab_size,
-            config.d_model,
-            config.positions,
-            config.max_length,
-            config.dropout,
-            name="embedding",
-            **child,
-        )
-        numbers = range(config.num_layers)
-        self.encoder_layers = [EncoderLayer(name=f"encoder_{i}", **layer, **child) for i in numbers]
-        self.decoder_layers = [DecoderLayer(name=f"decoder_{i}", **layer, **child) for i in numbers]
+        self.embedding = self.make_embedding()
+        self.encoder_layers = self.make_encoder_layers()
+        self.decoder_layers = self.make_decoder_layers()
+
+    # What a variant overrides, to be made of other parts.
+
+    def make_embedding(self):
+        config = self.config
+        table = (config.vocab_size, config.d_model, config.positions, config.max_length, config.dropout)
+        return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
+
+    def make_encoder_layers(self):
+        return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
+
+    def make_decoder_layers(self):
+        return [DecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(self.config.num_layers)]
+
+    def layer_options(self):
+        """The arguments that encoder and decoder layers have in common, from the configuration."""
+        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
+        return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
     def build(self, input_shape=None):
         """Create every weight; no sizes are taken from the input."""
@@ -160,7 +159,7 @@ class Transformer(Model):
 
     def astype(self, dtype: str) -> "Transformer":
         """A built model with the same weights, which are kept, and multiplied, in another dtype."""
-        model = Transformer(self.config, dtype=dtype)
+        model = type(self)(self.config, dtype=dtype)
         model.build()
         model.set_weights(self.get_weights())
         return model

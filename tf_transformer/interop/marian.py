@@ -23,7 +23,6 @@ from tf_transformer.layers import (
     PositionalEmbedding,
     sinusoids,
 )
-from tf_transformer.layers.dropout import Dropout
 from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
@@ -66,19 +65,8 @@ class MarianConfig(TransformerConfig):
 class MarianAttention(MultiHeadAttention):
     """Multi-head attention whose four projections have biases."""
 
-    def build(self, query_shape, value_shape=None):
-        d_model = query_shape[-1]
-
-        def dense(name):
-            layer = keras.layers.Dense(d_model, dtype=self.dtype_policy, name=name)
-            layer.build((None, None, d_model))
-            return layer
-
-        self.query_projection = dense("query")
-        self.key_projection = dense("key")
-        self.value_projection = dense("value")
-        self.output_projection = dense("output")
-        self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+    def make_projection(self, name, units, scale):
+        return keras.layers.Dense(units, dtype=self.dtype_policy, name=name)
 
 
 class _MarianParts(keras.layers.Layer):
@@ -93,20 +81,14 @@ class _MarianParts(keras.layers.Layer):
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def _attention(self, name, shape):
-        layer = MarianAttention(self.num_heads, dropout=self.attention_dropout, dtype=self.dtype_policy, name=name)
-        layer.build(shape)
-        norm = AddAndNorm(self.dropout, EPSILON, dtype=self.dtype_policy, name=f"{name}_norm")
-        norm.build(shape)
-        return layer, norm
+    def make_attention(self, name):
+        return MarianAttention(self.num_heads, dropout=self.attention_dropout, name=name, dtype=self.dtype_policy)
 
-    def _feed_forward(self, shape):
-        layer = FeedForward(self.d_ff, dtype=self.dtype_policy, name="feed_forward")
-        layer.build(shape)
-        layer.hidden.activation = keras.activations.get(self.activation)
-        norm = AddAndNorm(self.dropout, EPSILON, dtype=self.dtype_policy, name="feed_forward_norm")
-        norm.build(shape)
-        return layer, norm
+    def make_feed_forward(self, name):
+        return FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name):
+        return AddAndNorm(self.dropout, EPSILON, name=name, dtype=self.dtype_policy)
 
     def get_config(self):
         return super().get_config() | {"activation": self.activation}
@@ -116,19 +98,10 @@ class _MarianParts(keras.layers.Layer):
 class MarianEncoderLayer(_MarianParts, EncoderLayer):
     """`EncoderLayer` of Marian's parts."""
 
-    def build(self, x_shape):
-        self.self_attention, self.self_attention_norm = self._attention("self_attention", x_shape)
-        self.feed_forward, self.feed_forward_norm = self._feed_forward(x_shape)
-
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianDecoderLayer(_MarianParts, DecoderLayer):
     """`DecoderLayer` of Marian's parts."""
-
-    def build(self, x_shape, memory_shape=None):
-        self.self_attention, self.self_attention_norm = self._attention("self_attention", x_shape)
-        self.cross_attention, self.cross_attention_norm = self._attention("cross_attention", x_shape)
-        self.feed_forward, self.feed_forward_norm = self._feed_forward(x_shape)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -143,14 +116,12 @@ class MarianEmbedding(PositionalEmbedding):
         super().build(ids_shape)
         self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias", autocast=False)
 
-    def embed(self, ids, position=None):
-        if position is None:
-            position = ops.arange(ops.shape(ids)[1])
+    def scaled(self, ids):
+        return super().scaled(ids) if self.scale else ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
+
+    def encoding(self, position):
         pairs = sinusoids(position, self.d_model)
-        encoding = ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
-        embedded = ops.take(self.embeddings, ops.cast(ids, "int32"), axis=0)  # [B, T, d]
-        embedded = embedded * (self.d_model**0.5 if self.scale else 1.0) + encoding
-        return self.sum_dropout(ops.cast(embedded, self.compute_dtype))
+        return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
     def logits(self, x, *args):
         return super().logits(x, *args) + self.logits_bias
@@ -173,35 +144,23 @@ class MarianTransformer(Transformer):
 
     config: MarianConfig
 
-    def __init__(self, config: MarianConfig, **kwargs):
-        super(Transformer, self).__init__(**kwargs)  # not Transformer's, which would make the paper's layers
-        self.autocast = False
-        self.config = config
-        child = {"dtype": self.dtype_policy}
-        rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
-        self.embedding = MarianEmbedding(
-            config.vocab_size,
-            config.d_model,
-            dropout=config.dropout,
-            scale=config.scale_embedding,
-            name="embedding",
-            **child,
-        )
-        self.encoder_layers = [
-            MarianEncoderLayer(
-                config.num_heads, config.d_ff, activation=config.activation, name=f"encoder_{i}", **rates, **child
-            )
+    def make_embedding(self):
+        config = self.config
+        options = {"dropout": config.dropout, "scale": config.scale_embedding, "dtype": self.dtype_policy}
+        return MarianEmbedding(config.vocab_size, config.d_model, name="embedding", **options)
+
+    def make_encoder_layers(self):
+        config, sizes = self.config, self.layer_options()
+        return [
+            MarianEncoderLayer(**sizes, activation=config.activation, name=f"encoder_{i}")
             for i in range(config.num_layers)
         ]
-        self.decoder_layers = [
-            MarianDecoderLayer(
-                config.num_decoder_heads,
-                config.decoder_d_ff,
-                activation=config.activation,
-                name=f"decoder_{i}",
-                **rates,
-                **child,
-            )
+
+    def make_decoder_layers(self):
+        config = self.config
+        sizes = self.layer_options() | {"num_heads": config.num_decoder_heads, "d_ff": config.decoder_d_ff}
+        return [
+            MarianDecoderLayer(**sizes, activation=config.activation, name=f"decoder_{i}")
             for i in range(config.num_decoder_layers)
         ]
 

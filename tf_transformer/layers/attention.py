@@ -1,12 +1,13 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
+import functools
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.masks import both, over_queries
+from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
 
@@ -105,6 +106,26 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
     return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
 
 
+def masked_attention(T, attention_mask, padding, window, weights):
+    """How a whole target attends to itself: each position to itself and those before (section 3.2.3), and of these, if
+    there is a window, to the nearest (section 4).
+
+    Args:
+        T: the target's length.
+        attention_mask: bool [B, T, T], what may be attended instead of itself and all before; or `None`.
+        padding: the target's padding mask [B, 1, T], or `None`.
+        window: r, or `None`.
+        weights: the attention weights [B, h, T, T] are asked for.
+
+    Returns:
+        A mask and a function for `MultiHeadAttention.attend`.
+    """
+    if window and attention_mask is None and not weights:
+        return padding, functools.partial(restricted_attention, window=window, causal=True)
+    mask = both(causal_mask(T) if attention_mask is None else attention_mask, padding)
+    return both(mask, near_mask(T, window) if window else None), attention
+
+
 @keras.saving.register_keras_serializable("tf_transformer")
 class MultiHeadAttention(keras.layers.Layer):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
@@ -136,21 +157,29 @@ class MultiHeadAttention(keras.layers.Layer):
             )
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
 
-        def dense(name, units, input_shape, scale):
-            # Variance over the fans of query, key and value as one kernel [d, 3d], as in the authors' code: half of
-            # what Glorot gives each by itself.
-            initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
-            layer = keras.layers.Dense(
-                units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
-            )
-            layer.build(input_shape)
-            return layer
-
-        self.query_projection = dense("query", self.num_heads * d_k, query_shape, 0.5)
-        self.key_projection = dense("key", self.num_heads * d_k, value_shape, 0.5)
-        self.value_projection = dense("value", self.num_heads * d_v, value_shape, 0.5)
-        self.output_projection = dense("output", d_model, (*query_shape[:-1], self.num_heads * d_v), 1.0)
+        self.query_projection = self.make_projection("query", self.num_heads * d_k, 0.5)
+        self.key_projection = self.make_projection("key", self.num_heads * d_k, 0.5)
+        self.value_projection = self.make_projection("value", self.num_heads * d_v, 0.5)
+        self.output_projection = self.make_projection("output", d_model, 1.0)
+        self.query_projection.build(query_shape)
+        self.key_projection.build(value_shape)
+        self.value_projection.build(value_shape)
+        self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+
+    def make_projection(self, name, units, scale):
+        """One of the four, for a variant to override.
+
+        Args:
+            name: "query", "key", "value" or "output".
+            units: of all heads together, or d_model.
+            scale: of the variance of its initial weights over their fans: 1 is Glorot's. Query, key and value have half
+                of it, that of one kernel [d, 3d], as in the authors' code.
+        """
+        initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
+        return keras.layers.Dense(
+            units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
+        )
 
     def _split_heads(self, x):
         B, T, width = ops.shape(x)[0], ops.shape(x)[1], x.shape[-1]

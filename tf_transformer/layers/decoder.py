@@ -1,14 +1,13 @@
 """The decoder's layer: the right half of Figure 1 (section 3.1)."""
 
-import functools
 from typing import NamedTuple
 
 import keras
 from keras import ops
 
-from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import both, causal_mask, near_mask, newest, over_queries
+from tf_transformer.masks import causal_mask, newest, over_queries
 
 
 class DecoderCache(NamedTuple):
@@ -59,14 +58,12 @@ class DecoderLayer(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape, memory_shape=None):
-        child = {"dtype": self.dtype_policy}
-        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
-        self.self_attention = MultiHeadAttention(*heads, name="self_attention", **child)
-        self.cross_attention = MultiHeadAttention(*heads, name="cross_attention", **child)
-        self.feed_forward = FeedForward(self.d_ff, name="feed_forward", **child)
-        self.self_attention_norm = AddAndNorm(self.dropout, name="self_attention_norm", **child)
-        self.cross_attention_norm = AddAndNorm(self.dropout, name="cross_attention_norm", **child)
-        self.feed_forward_norm = AddAndNorm(self.dropout, name="feed_forward_norm", **child)
+        self.self_attention = self.make_attention("self_attention")
+        self.cross_attention = self.make_attention("cross_attention")
+        self.feed_forward = self.make_feed_forward("feed_forward")
+        self.self_attention_norm = self.make_norm("self_attention_norm")
+        self.cross_attention_norm = self.make_norm("cross_attention_norm")
+        self.feed_forward_norm = self.make_norm("feed_forward_norm")
         self.cross_attention.build(x_shape, memory_shape)
         for layer in (
             self.self_attention,
@@ -76,6 +73,18 @@ class DecoderLayer(keras.layers.Layer):
             self.feed_forward_norm,
         ):
             layer.build(x_shape)
+
+    # What a variant overrides, to be made of other parts.
+
+    def make_attention(self, name):
+        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
+        return MultiHeadAttention(*heads, name=name, dtype=self.dtype_policy)
+
+    def make_feed_forward(self, name):
+        return FeedForward(self.d_ff, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name):
+        return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
     def init_cache(self, memory, slots=0) -> DecoderCache:
         """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
@@ -114,24 +123,18 @@ class DecoderLayer(keras.layers.Layer):
         Returns:
             x [B, T, d]; then the cache if one was given; then both attention weights if asked for.
         """
-        target = self.self_attention.project(x)
+        T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
         if cache is None:
             kv = self.cross_attention.project(memory)
+            masks = attention_mask, over_queries(x_mask)
+            attention_mask, attend = masked_attention(T, *masks, self.attention_window, return_attention_scores)
         else:
             target, kv = cache.target.write(slot, target), cache.memory
             cache = DecoderCache(target, kv)
-        window, T, attend = self.attention_window, ops.shape(x)[1], attention
-        if window and cache is None and attention_mask is None and not return_attention_scores:
-            attention_mask = over_queries(x_mask)
-            attend = functools.partial(restricted_attention, window=window, causal=True)
-        else:
             if attention_mask is None:
                 attention_mask = causal_mask(T, ops.shape(target.key)[2], slot)
-            if cache is None:
-                attention_mask = both(attention_mask, over_queries(x_mask))
-                attention_mask = both(attention_mask, near_mask(T, window) if window else None)
-            elif window:
-                attention_mask = newest(attention_mask, window // 2 + 1)
+            if self.attention_window:
+                attention_mask = newest(attention_mask, self.attention_window // 2 + 1)
 
         attended, self_scores = self.self_attention.attend(x, target, attention_mask, attend)
         x = self.self_attention_norm(x, attended)

@@ -46,15 +46,24 @@ class EncoderLayer(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape):
-        child = {"dtype": self.dtype_policy}
-        self.self_attention = MultiHeadAttention(
-            self.num_heads, self.d_k, self.d_v, self.attention_dropout, name="self_attention", **child
-        )
-        self.self_attention_norm = AddAndNorm(self.dropout, name="self_attention_norm", **child)
-        self.feed_forward = FeedForward(self.d_ff, name="feed_forward", **child)
-        self.feed_forward_norm = AddAndNorm(self.dropout, name="feed_forward_norm", **child)
+        self.self_attention = self.make_attention("self_attention")
+        self.self_attention_norm = self.make_norm("self_attention_norm")
+        self.feed_forward = self.make_feed_forward("feed_forward")
+        self.feed_forward_norm = self.make_norm("feed_forward_norm")
         for layer in (self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(x_shape)
+
+    # What a variant overrides, to be made of other parts.
+
+    def make_attention(self, name):
+        heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
+        return MultiHeadAttention(*heads, name=name, dtype=self.dtype_policy)
+
+    def make_feed_forward(self, name):
+        return FeedForward(self.d_ff, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name):
+        return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
     def call(self, x, mask=None, return_attention_scores=False):
         """Encode x [B, S, d] under its padding mask [B, S].

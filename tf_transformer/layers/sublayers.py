@@ -12,15 +12,17 @@ class FeedForward(keras.layers.Layer):
 
     Args:
         d_ff: width of the hidden layer.
+        activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
     """
 
-    def __init__(self, d_ff=2048, **kwargs):
+    def __init__(self, d_ff=2048, activation="relu", **kwargs):
         super().__init__(**kwargs)
         self.d_ff = d_ff
+        self.activation = activation
         self.supports_masking = True
 
     def build(self, x_shape):
-        self.hidden = keras.layers.Dense(self.d_ff, activation="relu", dtype=self.dtype_policy, name="hidden")
+        self.hidden = keras.layers.Dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
         self.hidden.build(x_shape)
         self.output_projection = keras.layers.Dense(x_shape[-1], dtype=self.dtype_policy, name="output")
         self.output_projection.build((*x_shape[:-1], self.d_ff))
@@ -32,7 +34,7 @@ class FeedForward(keras.layers.Layer):
         return x_shape
 
     def get_config(self):
-        return super().get_config() | {"d_ff": self.d_ff}
+        return super().get_config() | {"d_ff": self.d_ff, "activation": self.activation}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
