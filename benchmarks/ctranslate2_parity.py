@@ -36,7 +36,7 @@ def main(argv=None) -> list[dict]:
 
     sources, targets = tt.data.read_text_pairs(args.source, args.target)
     with tempfile.TemporaryDirectory() as folder:
-        translator = tt.Translator.from_run(args.run, args.average_last, alpha=0.0, extra_length=10_000)
+        translator = tt.Translator.from_run(args.run, args.average_last, length_penalty=0.0, extra_length=10_000)
         both = Both(translator, Path(folder) / "ctranslate2", args)
         lines = [both.compare_outputs(sources, beam_size) for beam_size in (1, args.beam_size)]
         lines.append(both.compare_scores(sources, targets))
@@ -49,7 +49,7 @@ class Both:
     """One model in the two engines.
 
     Args:
-        translator: a `Translator`, alpha = 0.
+        translator: a `Translator`, length_penalty = 0.
         folder: where to write it for CTranslate2.
         args: longest and tolerance.
     """

@@ -115,7 +115,7 @@ def random_translator(work, dtype, folder: Path, **options):
     model.build()
     never_end(model)
     tokenizer = tt.Tokenizer.load(tokenizer_path(work, folder))
-    translator = tt.Translator(model, tokenizer, work.beam_size, work.alpha, **options)
+    translator = tt.Translator(model, tokenizer, work.beam_size, work.length_penalty, **options)
     return translator if dtype == "float32" else translator.astype(dtype)
 
 

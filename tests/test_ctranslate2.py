@@ -63,7 +63,7 @@ class Both:
     """One model in the two engines."""
 
     def __init__(self, model, tokenizer, folder):
-        self.ours = tt.Translator(model, tokenizer, beam_size=4, alpha=0.0, extra_length=LONGEST)
+        self.ours = tt.Translator(model, tokenizer, beam_size=4, length_penalty=0.0, extra_length=LONGEST)
         self.folder = folder
         save(self.ours, folder)
         self.theirs = ctranslate2.Translator(str(folder), intra_threads=1)

@@ -219,7 +219,7 @@ def test_wrong_shapes_are_refused(served):
     [
         ({"n_best": 0}, "n_best and beam_size of 1 to max_beam_size=16, got 0 and 3"),
         ({"max_beam_size": 2}, "n_best and beam_size of 1 to max_beam_size=2, got 4 and 3"),
-        ({"max_length": 0}, "max_length of at least 1 and alpha of at most 5.0, got 0 and 0.6"),
+        ({"max_length": 0}, "max_length of at least 1 and length_penalty of at most 5.0, got 0 and 0.6"),
     ],
 )
 def test_options_of_the_export(translator, wrong, message):

@@ -113,7 +113,9 @@ def test_wrong_arguments(translator):
         tt.Translator(small, translator.tokenizer)
 
 
-@pytest.mark.parametrize("wrong", [{"beam_size": 0}, {"alpha": -0.1}, {"extra_length": 0}, {"max_source_length": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"beam_size": 0}, {"length_penalty": -0.1}, {"extra_length": 0}, {"max_source_length": 0}]
+)
 def test_wrong_options(translator, wrong):
     with pytest.raises(tt.BadInput, match="expected beam_size, extra_length and max_source_length of at least 1"):
         tt.Translator(translator.model, translator.tokenizer, **wrong)
@@ -180,7 +182,7 @@ def test_what_attention_refuses(translator):
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
     again = tt.Translator.from_saved_model(saved)
-    for name in ("beam_size", "alpha", "extra_length", "max_source_length"):
+    for name in ("beam_size", "length_penalty", "extra_length", "max_source_length"):
         assert getattr(again, name) == getattr(translator, name), name
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model
@@ -194,7 +196,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     model = translator.astype(dtype).model
     save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
     again = tt.Translator.from_saved_model(tmp_path / "1")
-    assert (again.beam_size, again.alpha, again.extra_length) == (5, 0.3, 50)
+    assert (again.beam_size, again.length_penalty, again.extra_length) == (5, 0.3, 50)
     assert {weight.dtype for weight in again.model.weights} == {dtype}
     for found, expected in zip(again.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))

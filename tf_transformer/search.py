@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     start_ids: tf.Tensor  # int32 [B]
     max_length: tf.Tensor  # int32 [B]
     beam_size: tf.Tensor  # int32 [B]
-    alpha: tf.Tensor  # float32 [B]
+    length_penalty: tf.Tensor  # float32 [B]
 
 
 class BeamState(NamedTuple):
@@ -46,9 +46,9 @@ class BeamState(NamedTuple):
     cache: Any
 
 
-def length_penalty(length, alpha):
-    """((5 + n) / 6)^alpha, where n counts the end symbol (Wu et al. 2016, equation 14)."""
-    return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** alpha
+def penalty(length, exponent):
+    """((5 + n) / 6)^exponent, where n counts the end symbol (Wu et al. 2016, equation 14)."""
+    return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
 def beam_search(
@@ -59,7 +59,7 @@ def beam_search(
     max_length,
     end_id: int,
     beam_size=4,
-    alpha=0.6,
+    length_penalty=0.6,
     n_best: int = 1,
     allowed: Callable | None = None,
 ) -> Hypotheses:
@@ -83,7 +83,7 @@ def beam_search(
         max_length: int32 [B], the greatest number of symbols a row, the end symbol included; 0 gives the empty output.
         end_id: the symbol that ends an output.
         beam_size: int32, one or [B]; the widest is K.
-        alpha: float32, one or [B], the length penalty's exponent.
+        length_penalty: float32, one or [B]: the penalty's exponent, the paper's α.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
@@ -93,8 +93,8 @@ def beam_search(
     """
     B = tf.shape(start_ids)[0]
     beam_size = tf.maximum(tf.broadcast_to(tf.cast(beam_size, tf.int32), [B]), 1)
-    alpha = tf.broadcast_to(tf.cast(alpha, tf.float32), [B])
-    rows = Rows(tf.range(B), start_ids, tf.cast(max_length, tf.int32), beam_size, alpha)
+    length_penalty = tf.broadcast_to(tf.cast(length_penalty, tf.float32), [B])
+    rows = Rows(tf.range(B), start_ids, tf.cast(max_length, tf.int32), beam_size, length_penalty)
     K = tf.maximum(tf.reduce_max(beam_size), 1)  # of an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
@@ -270,7 +270,7 @@ def top_k(logits, k):
 def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
     K = tf.shape(best.scores)[1]
-    scores = log_probs / length_penalty(length, rows.alpha[:, tf.newaxis])
+    scores = log_probs / penalty(length, rows.length_penalty[:, tf.newaxis])
     new = Hypotheses(
         ids,
         tf.where(finishes, scores, IMPOSSIBLE),
@@ -292,7 +292,7 @@ def _has_ended(state: BeamState, n_best: int):
     more than its log-probability now over the penalty at the greatest length.
     """
     rows, alive = state.rows, state.alive_log_probs[:, 0]
-    reachable = tf.where(_possible(alive), alive / length_penalty(rows.max_length, rows.alpha), 2 * IMPOSSIBLE)
+    reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
     wanted = tf.minimum(n_best, rows.beam_size) - 1
     worst = tf.gather(state.best.scores, wanted, batch_dims=1)  # of those that are asked for
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
@@ -301,7 +301,7 @@ def _has_ended(state: BeamState, n_best: int):
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:
     """The n_best finished outputs; of a row with none, the alive ones."""
-    scores = state.alive_log_probs / length_penalty(state.lengths, state.rows.alpha)[:, tf.newaxis]
+    scores = state.alive_log_probs / penalty(state.lengths, state.rows.length_penalty)[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,
         tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE),

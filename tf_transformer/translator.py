@@ -43,7 +43,7 @@ class Translator:
         model: a built `Transformer`; its weights are read at every call, so it may go on training. Or an `Ensemble`.
         tokenizer: the one it was trained with.
         beam_size: K of section 6.1.
-        alpha: exponent of the length penalty (section 6.1).
+        length_penalty: its exponent, the paper's α (section 6.1).
         extra_length: an output has at most so many tokens more than its source (section 6.1), end symbol included.
         max_source_length: longer sources are cut to so many tokens, with a warning when called from Python.
         batch_size: sentences a batch when called from Python.
@@ -54,7 +54,7 @@ class Translator:
         model: Transformer | Ensemble,
         tokenizer: Tokenizer,
         beam_size: int = 4,
-        alpha: float = 0.6,
+        length_penalty: float = 0.6,
         extra_length: int = 50,
         max_source_length: int = 256,
         batch_size: int = 64,
@@ -63,17 +63,17 @@ class Translator:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
             )
-        if beam_size < 1 or alpha < 0 or extra_length < 1 or max_source_length < 1:
+        if beam_size < 1 or length_penalty < 0 or extra_length < 1 or max_source_length < 1:
             raise BadInput(
-                "expected beam_size, extra_length and max_source_length of at least 1 and alpha of at least 0, "
-                f"got {beam_size}, {extra_length}, {max_source_length} and {alpha}"
+                "expected beam_size, extra_length and max_source_length of at least 1 and length_penalty of at least 0,"
+                f" got {beam_size}, {extra_length}, {max_source_length} and {length_penalty}"
             )
         if model.config.positions == "learned":
             max_source_length = min(max_source_length, model.config.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
         self.beam_size = beam_size
-        self.alpha = alpha
+        self.length_penalty = length_penalty
         self.extra_length = extra_length
         self.max_source_length = max_source_length
         self.batch_size = batch_size
@@ -123,7 +123,7 @@ class Translator:
         """
         facts, tokenizer, weights = read_export(path)
         try:
-            stored = {"beam_size": facts["beam_size"], "alpha": facts["length_penalty"]}
+            stored = {"beam_size": facts["beam_size"], "length_penalty": facts["length_penalty"]}
             stored |= {name: facts[name] for name in ("extra_length", "max_source_length") if name in facts}
             config, models = TransformerConfig(**facts["config"]), list[Transformer]()
             while weights or not models:
@@ -142,7 +142,7 @@ class Translator:
         """
         if dtype not in ("float32", "bfloat16", "float16"):
             raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
-        options = (self.beam_size, self.alpha, self.extra_length, self.max_source_length, self.batch_size)
+        options = (self.beam_size, self.length_penalty, self.extra_length, self.max_source_length, self.batch_size)
         return Translator(self.model.astype(dtype), self.tokenizer, *options)
 
     def __call__(self, texts):
@@ -163,7 +163,9 @@ class Translator:
         def search(text, prefix_text=None):
             source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
-            return truncated, self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
+            return truncated, self.search(
+                source, source_length, self.beam_size, self.length_penalty, tf.int32.max, n, prefix
+            )
 
         columns = [texts] if prefixes is None else [texts, prefixes]
         return [
@@ -219,21 +221,23 @@ class Translator:
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, beam_size, alpha, max_length, n_best: int, prefix=None) -> Hypotheses:
+    def search(
+        self, source, source_length, beam_size, length_penalty, max_length, n_best: int, prefix=None
+    ) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
             source: from `source`.
             source_length: int32 [B]; where it is 0 the output is empty.
             beam_size: int32, one or [B].
-            alpha: float32, one or [B].
+            length_penalty: float32, one or [B].
             max_length: int32, one or [B], the end symbol included.
             n_best: N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
         """
         start = self.start(source, source_length, max_length)
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(**start, beam_size=beam_size, alpha=alpha, n_best=n_best, allowed=allowed)
+        return beam_search(**start, beam_size=beam_size, length_penalty=length_penalty, n_best=n_best, allowed=allowed)
 
     def start(self, source, source_length, max_length) -> dict[str, Any]:
         """What every search begins with, by the names of its arguments."""
@@ -277,7 +281,7 @@ class Translator:
         ids, length, _ = self.source(tf.constant([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
-            found = self._search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
+            found = self._search(ids, length, self.beam_size, self.length_penalty, tf.int32.max, 1)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
         return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
 

@@ -87,7 +87,8 @@ class Parser:
     """parser(["The cat slept ."]) -> ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
     Args:
-        translator: of texts to linearised trees; its beam size, α, extra_length, max_source_length and batch_size hold.
+        translator: of texts to linearised trees; its beam_size, length_penalty, extra_length, max_source_length and
+            batch_size hold.
     """
 
     def __init__(self, translator: Translator):
@@ -106,9 +107,10 @@ class Parser:
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
-        """Of what a run of trainers.parsing has learned, with α and extra_length of section 6.3 if not given; see
-        `Translator.from_run`."""
-        return cls(Translator.from_run(path, average_last, **({"alpha": 0.3, "extra_length": EXTRA_LENGTH} | options)))
+        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 if not
+        given; see `Translator.from_run`."""
+        options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH} | options
+        return cls(Translator.from_run(path, average_last, **options))
 
     def __call__(self, texts):
         """The tree of each text. A string gives a string, a list a list."""
@@ -210,7 +212,9 @@ class Parser:
     def _search(self, start, source: Source | None = None) -> Hypotheses:
         """By the grammar, if the source is given."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start["max_length"])
-        return beam_search(**start, beam_size=self.translator.beam_size, alpha=self.translator.alpha, allowed=allowed)
+        return beam_search(
+            **start, beam_size=self.translator.beam_size, length_penalty=self.translator.length_penalty, allowed=allowed
+        )
 
     def trees(self, ids, source: Source) -> tf.Tensor:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""
