@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.search import IMPOSSIBLE, beam_search, begins_with, penalty, top_k
+from tf_transformer.search import IMPOSSIBLE, Start, beam_search, begins_with, penalty, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -25,7 +25,8 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    return beam_search(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END, **options)
+    start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
+    return beam_search(start, **options)
 
 
 def random_models(B, L, V, seed=0):
@@ -208,7 +209,7 @@ def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch
         return cache[0], tf.pad(cache[1], [[0, 0], [0, slots - cache[1].shape[1]]])
 
     cache = (tf.constant(models), tf.zeros([19, 0]))
-    found = beam_search(step, cache, grow, tf.fill([19], START), [11] * 19, END, beam_size=3)
+    found = beam_search(Start(step, cache, grow, tf.fill([19], START), [11] * 19, END), beam_size=3)
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
     rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
@@ -297,7 +298,7 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END)
+    found = beam_search(Start(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END))
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 
@@ -374,8 +375,8 @@ def search_transformer(model, source, max_length, favour=None, **options):
     def grow(cache, slots):
         return cache[0], [layer.grow(slots) for layer in cache[1]]
 
-    start = tf.fill([len(source)], BOS)
-    return beam_search(step, (memory_mask, model.init_cache(memory)), grow, start, max_length, END, **options)
+    cache = (memory_mask, model.init_cache(memory))
+    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 def search_without_cache(model, source, max_length, favour, **options):
@@ -395,7 +396,7 @@ def search_without_cache(model, source, max_length, favour, **options):
         return (*cache[:2], tf.pad(cache[2], [[0, 0], [0, slots - cache[2].shape[1]]]))
 
     cache = (*model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
-    return beam_search(step, cache, grow, tf.fill([len(source)], BOS), max_length, END, **options)
+    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 @pytest.mark.parametrize(

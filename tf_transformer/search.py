@@ -22,6 +22,23 @@ class Hypotheses(NamedTuple):
     finished: tf.Tensor  # bool [B, N], the end symbol was reached
 
 
+class Start(NamedTuple):
+    """What a search or a sample of B outputs begins with.
+
+    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
+    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
+    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
+    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
+    """
+
+    step: Callable
+    cache: Any  # the first: nested tensors, their first axis the batch; the axis of the slots is the one of size 0
+    grow: Callable
+    start_ids: Any  # int32 [B], the symbol before the first
+    max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
+    end_id: int  # the symbol that ends an output
+
+
 class Rows(NamedTuple):
     """What a search was asked for, by row."""
 
@@ -52,36 +69,16 @@ def penalty(length, exponent):
 
 
 def beam_search(
-    step: Callable,
-    cache,
-    grow: Callable,
-    start_ids,
-    max_length,
-    end_id: int,
-    beam_size=4,
-    length_penalty=0.6,
-    n_best: int = 1,
-    allowed: Callable | None = None,
+    start: Start, beam_size=4, length_penalty=0.6, n_best: int = 1, allowed: Callable | None = None
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
-
-    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
-    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
-    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
 
     A sentence's search ends when no alive hypothesis can still beat its n_best-th finished one, or at its maximum
     length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have ended they
     leave the batch. A row's result is as if searched alone. (Since rows leave, XLA cannot compile a search.)
 
     Args:
-        step: see above.
-        cache: the first cache: any nested structure of tensors, their first axis the batch; the axis of the slots is
-            the one of size 0.
-        grow: see above.
-        start_ids: int32 [B], the symbol before the first.
-        max_length: int32 [B], the greatest number of symbols a row, the end symbol included; 0 gives the empty output.
-        end_id: the symbol that ends an output.
+        start: the model's step, and what each row begins with.
         beam_size: int32, one or [B]; the widest is K.
         length_penalty: float32, one or [B]: the penalty's exponent, the paper's α.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
@@ -91,10 +88,10 @@ def beam_search(
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
     """
-    B = tf.shape(start_ids)[0]
+    B = tf.shape(start.start_ids)[0]
     beam_size = tf.maximum(tf.broadcast_to(tf.cast(beam_size, tf.int32), [B]), 1)
     length_penalty = tf.broadcast_to(tf.cast(length_penalty, tf.float32), [B])
-    rows = Rows(tf.range(B), start_ids, tf.cast(max_length, tf.int32), beam_size, length_penalty)
+    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), beam_size, length_penalty)
     K = tf.maximum(tf.reduce_max(beam_size), 1)  # of an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
@@ -104,10 +101,10 @@ def beam_search(
         newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
         own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
-        logits, cache = step(newest, position, slot, ancestry, state.cache)
+        logits, cache = start.step(newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(ancestry=ancestry, cache=cache)
-        return (_extend(state, tf.cast(logits, tf.float32), may_follow, end_id, n_best),)
+        return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, n_best),)
 
     def may_advance(state: BeamState):
         has_room = state.position * K < tf.shape(state.ancestry)[2]
@@ -115,7 +112,7 @@ def beam_search(
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        state = _make_room(_running_only(state), grow, L)
+        state = _make_room(_running_only(state), start.grow, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
@@ -128,7 +125,7 @@ def beam_search(
         lengths=tf.zeros([B], tf.int32),
         best=_no_hypotheses(B, K, L),
         running=rows.max_length > 0,
-        cache=cache,
+        cache=start.cache,
     )
     loop = [state, _results(state, n_best)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731

@@ -1,7 +1,7 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
 from tf_transformer.sampling import sample
-from tf_transformer.search import Hypotheses, beam_search, begins_with
+from tf_transformer.search import Hypotheses, Start, beam_search, begins_with
 from tf_transformer.serving.export import Export
 from tf_transformer.serving.publish import check_saved_model, read_export, save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
@@ -181,7 +181,7 @@ class Translator:
         def draw(text, temperature, seed):
             source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
-            return truncated, sample(**start, seed=seed, temperature=temperature, k=k)
+            return truncated, sample(start, seed, temperature, k)
 
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
@@ -237,20 +237,21 @@ class Translator:
         """
         start = self.start(source, source_length, max_length)
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(**start, beam_size=beam_size, length_penalty=length_penalty, n_best=n_best, allowed=allowed)
+        return beam_search(start, beam_size, length_penalty, n_best, allowed)
 
-    def start(self, source, source_length, max_length) -> dict[str, Any]:
-        """What every search begins with, by the names of its arguments."""
+    def start(self, source, source_length, max_length) -> Start:
+        """What every search of outputs for source ids [B, S] begins with; the arguments are those of `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
         limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
-        return decoding(self.model, memory, memory_mask) | {
-            "start_ids": tf.fill(tf.shape(source_length), BOS_ID),
-            "max_length": limit,
-            "end_id": EOS_ID,
-        }
+        return Start(
+            *decoding(self.model, memory, memory_mask),
+            start_ids=tf.fill(tf.shape(source_length), BOS_ID),
+            max_length=limit,
+            end_id=EOS_ID,
+        )
 
     def force(self, source, target):
         """Decode a given target: what the model thinks of each of its symbols.

@@ -226,26 +226,24 @@ class MarianTransformer(Transformer):
         import tensorflow as tf
 
         from tf_transformer.decoding import decoding
-        from tf_transformer.search import beam_search
+        from tf_transformer.search import Start, beam_search
 
         source = tf.convert_to_tensor(source, tf.int32)
         memory, memory_mask, _ = self.encode(source)
         padding = tf.one_hot(self.config.pad_id, self.config.vocab_size, -1e9, 0.0)
-        start, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
+        decoder, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
 
         def step(*arguments):
-            logits, cache = start["step"](*arguments)
+            logits, cache = decoder.step(*arguments)
             return logits + padding, cache  # not by `allowed`, which leaves padding its share of the probability
 
-        return beam_search(
-            **start | {"step": step},
+        start = Start(
+            *decoder._replace(step=step),
             start_ids=tf.fill(rows, self.config.start_id),
             max_length=tf.broadcast_to(max_length, rows),
             end_id=self.config.end_id,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            n_best=n_best,
         )
+        return beam_search(start, beam_size, length_penalty, n_best)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

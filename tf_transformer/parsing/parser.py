@@ -15,7 +15,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.search import Hypotheses, beam_search
+from tf_transformer.search import Hypotheses, Start, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
@@ -203,18 +203,16 @@ class Parser:
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text):
+    def _start(self, text) -> tuple[Source, Start]:
         source = self.source(text)
         start = self.translator.start(source.ids, source.length, tf.int32.max)
-        most = tf.minimum(start["max_length"] + source.count, self.max_length)  # the words themselves do not count
-        return source, start | {"max_length": most}
+        most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
+        return source, start._replace(max_length=most)
 
-    def _search(self, start, source: Source | None = None) -> Hypotheses:
+    def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
         """By the grammar, if the source is given."""
-        allowed = source and self.grammar.allowed(source.firsts, source.count, start["max_length"])
-        return beam_search(
-            **start, beam_size=self.translator.beam_size, length_penalty=self.translator.length_penalty, allowed=allowed
-        )
+        allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
+        return beam_search(start, self.translator.beam_size, self.translator.length_penalty, allowed=allowed)
 
     def trees(self, ids, source: Source) -> tf.Tensor:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""
