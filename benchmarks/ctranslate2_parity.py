@@ -71,7 +71,7 @@ class Both:
         )
 
     def _search(self, source, length, beam_size):
-        found = self.ours.search(source, length, beam_size, 0.0, self.args.longest, 1)
+        found = self.ours.search(source, length, beam_size=beam_size, max_length=self.args.longest)
         return found.ids[:, 0], found.lengths[:, 0], found.log_probs[:, 0]
 
     def split(self, texts):
@@ -152,7 +152,7 @@ class Both:
         try:
             length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
             for _ in range(tries):
-                found = self.ours.search(source, length, beam_size, 0.0, self.args.longest, 1)
+                found = self.ours.search(source, length, beam_size=beam_size, max_length=self.args.longest)
                 if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
                     return True
             return False

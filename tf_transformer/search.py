@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.serving.options import SEARCH_OPTIONS
+
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 FIRST_STEPS = 16  # that a cache has slots for; then for twice as many, and so on
 
@@ -68,9 +70,7 @@ def penalty(length, exponent):
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
-def beam_search(
-    start: Start, beam_size=4, length_penalty=0.6, n_best: int = 1, allowed: Callable | None = None
-) -> Hypotheses:
+def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = None, **options) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
     A sentence's search ends when no alive hypothesis can still beat its n_best-th finished one, or at its maximum
@@ -79,20 +79,19 @@ def beam_search(
 
     Args:
         start: the model's step, and what each row begins with.
-        beam_size: int32, one or [B]; the widest is K.
-        length_penalty: float32, one or [B]: the penalty's exponent, the paper's α.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
+        options: each one number or [B]; `serving.options` has their defaults.
+            beam_size, int32: the widest is K.
+            length_penalty, float32: the penalty's exponent, the paper's α.
 
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
     """
     B = tf.shape(start.start_ids)[0]
-    beam_size = tf.maximum(tf.broadcast_to(tf.cast(beam_size, tf.int32), [B]), 1)
-    length_penalty = tf.broadcast_to(tf.cast(length_penalty, tf.float32), [B])
-    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), beam_size, length_penalty)
-    K = tf.maximum(tf.reduce_max(beam_size), 1)  # of an empty batch, too
+    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
+    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # of an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
@@ -131,6 +130,16 @@ def beam_search(
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
     _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
     return results
+
+
+def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
+    """The options of a search, each [B]."""
+    own = {name: option for name, option in SEARCH_OPTIONS.items() if option.translator and option.request}
+    values = {name: option.default for name, option in own.items()} | options
+    return values | {
+        name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
+        for name, option in own.items()
+    }
 
 
 def begins_with(prefix, vocab_size: int) -> Callable:

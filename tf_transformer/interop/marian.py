@@ -210,15 +210,14 @@ class MarianTransformer(Transformer):
         mask = ops.not_equal(source, self.config.pad_id) if mask is None else mask
         return super().encode(source, mask, return_attention_scores)
 
-    def search(self, source, max_length, beam_size=4, length_penalty=0.6, n_best: int = 1):
+    def search(self, source, max_length, *, n_best: int = 1, **options):
         """Beam search (section 6.1), under TensorFlow; `beam_size=1` is greedy search. Padding is never an output.
 
         Args:
             source: ids [B, S] that end with `end_id`, then `pad_id`.
             max_length: the greatest number of symbols, the end symbol included, one or [B].
-            beam_size: one or [B].
-            length_penalty: its exponent, the paper's α, one or [B].
             n_best: N.
+            options: of `search.beam_search`.
 
         Returns:
             `search.Hypotheses`; where a row of its ids is shorter than the longest, zeros follow: see its lengths.
@@ -243,7 +242,7 @@ class MarianTransformer(Transformer):
             max_length=tf.broadcast_to(max_length, rows),
             end_id=self.config.end_id,
         )
-        return beam_search(start, beam_size, length_penalty, n_best)
+        return beam_search(start, n_best=n_best, **options)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

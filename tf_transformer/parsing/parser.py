@@ -212,7 +212,10 @@ class Parser:
     def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
         """By the grammar, if the source is given."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
-        return beam_search(start, self.translator.beam_size, self.translator.length_penalty, allowed=allowed)
+        translator = self.translator
+        return beam_search(
+            start, allowed=allowed, beam_size=translator.beam_size, length_penalty=translator.length_penalty
+        )
 
     def trees(self, ids, source: Source) -> tf.Tensor:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""

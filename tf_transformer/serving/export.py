@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.search import penalty
+from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
-MAX_LENGTH_PENALTY = 5.0
+MAX_LENGTH_PENALTY = SEARCH_OPTIONS["length_penalty"].highest
 
 
 class Root(tf.Module):
@@ -114,16 +115,15 @@ class Export(Root):
             text = tf.ensure_shape(text, [None])
             length_penalty = _per_row("length_penalty", length_penalty, text)
             source, source_length, truncated = translator.source(text)
+            # The minimum and maximum of a NaN are NaN, which would come back as the score.
+            length_penalty = tf.where(tf.math.is_nan(length_penalty), default_penalty, length_penalty)
             found = translator.search(
                 source,
                 source_length,
-                tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
-                # The minimum and maximum of a NaN are NaN, which would come back as the score.
-                tf.clip_by_value(
-                    tf.where(tf.math.is_nan(length_penalty), default_penalty, length_penalty), 0.0, MAX_LENGTH_PENALTY
-                ),
-                tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
-                n,
+                n_best=n,
+                beam_size=tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
+                length_penalty=tf.clip_by_value(length_penalty, 0.0, MAX_LENGTH_PENALTY),
+                max_length=tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
             )
             return source, source_length, truncated, found
 
