@@ -41,7 +41,7 @@ class Work:
     # Translating: tokens a source, beams, and exactly so many steps of the search.
     source_length: int = 32
     beam_size: int = 4
-    alpha: float = 0.6
+    length_penalty: float = 0.6
     steps: int = 48
 
 

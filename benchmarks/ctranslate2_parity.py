@@ -36,7 +36,7 @@ def main(argv=None) -> list[dict]:
 
     sources, targets = tt.data.read_text_pairs(args.source, args.target)
     with tempfile.TemporaryDirectory() as folder:
-        translator = tt.Translator.from_run(args.run, args.average_last, alpha=0.0, extra_length=10_000)
+        translator = tt.Translator.from_run(args.run, args.average_last, length_penalty=0.0, extra_length=10_000)
         both = Both(translator, Path(folder) / "ctranslate2", args)
         lines = [both.compare_outputs(sources, beam_size) for beam_size in (1, args.beam_size)]
         lines.append(both.compare_scores(sources, targets))
@@ -49,7 +49,7 @@ class Both:
     """One model in the two engines.
 
     Args:
-        translator: a `Translator`, alpha = 0.
+        translator: a `Translator`, length_penalty = 0.
         folder: where to write it for CTranslate2.
         args: longest and tolerance.
     """
@@ -71,7 +71,7 @@ class Both:
         )
 
     def _search(self, source, length, beam_size):
-        found = self.ours.search(source, length, beam_size, 0.0, self.args.longest, 1)
+        found = self.ours.search(source, length, beam_size=beam_size, max_length=self.args.longest)
         return found.ids[:, 0], found.lengths[:, 0], found.log_probs[:, 0]
 
     def split(self, texts):
@@ -152,7 +152,7 @@ class Both:
         try:
             length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
             for _ in range(tries):
-                found = self.ours.search(source, length, beam_size, 0.0, self.args.longest, 1)
+                found = self.ours.search(source, length, beam_size=beam_size, max_length=self.args.longest)
                 if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
                     return True
             return False

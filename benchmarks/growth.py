@@ -129,7 +129,7 @@ def search_steps(work, args) -> list[dict]:
     @functools.partial(tf.function, autograph=False)
     def search(text):
         source, source_length, _ = translator.source(text)
-        return translator.search(source, source_length, work.beam_size, work.alpha, args.longest, 1).lengths
+        return translator.search(source, source_length, max_length=args.longest).lengths
 
     for _ in range(args.warmup):
         search(text)

@@ -5,8 +5,8 @@ what else the machine does meets all of them; a line of JSON each. `others_cores
 kept busy meanwhile: where that is not about 0, the times are not to be trusted, CTranslate2's above all: if not told
 OMP_WAIT_POLICY=PASSIVE its threads wait for each other without sleeping, ten times as long as the work takes and more.
 
-Search is each engine's own, with the same beams: ours divides by ((5 + length) / 6)^alpha and ends when nothing better
-can come, CTranslate2 divides by length^alpha and ends when as many outputs as beams have ended.
+Search is each engine's own, with the same beams: ours divides by ((5 + length) / 6)^length_penalty and ends when
+nothing better can come, CTranslate2 divides by length^length_penalty and ends when as many outputs as beams have ended.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main(argv=None) -> list[dict]:
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU")
     add("--beam-size", type=int, default=4, help="(4)")
-    add("--alpha", type=float, default=0.6, help="exponent of each engine's own length penalty (0.6)")
+    add("--length-penalty", type=float, default=0.6, help="exponent of each engine's own length penalty (0.6)")
     add("--sentences", type=int, default=32, help="sentences a batch, sorted by length (32)")
     add("--threads", type=int, default=2, help="threads of an engine (2)")
     add("--rounds", type=int, default=5, help="times that each engine translates the text (5)")
@@ -74,7 +74,7 @@ def main(argv=None) -> list[dict]:
                     "bleu_signature": score.signature,
                     "batch": args.sentences,
                     "beam_size": args.beam_size,
-                    "alpha": args.alpha,
+                    "length_penalty": args.length_penalty,
                     "threads": args.threads,
                     "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "ACTIVE"),
                     "saved_mib": round(size_of(folder_of(Path(folder), name)) / 2**20, 1),
@@ -89,7 +89,8 @@ def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
 
-    translator = tt.Translator.from_run(args.run, args.average_last, beam_size=args.beam_size, alpha=args.alpha)
+    options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty}
+    translator = tt.Translator.from_run(args.run, args.average_last, **options)
     for name in ENGINES:
         path = folder_of(folder, name)
         if name == "tf_transformer":
@@ -165,7 +166,7 @@ def load_ctranslate2(path: Path, args):
 
     def translate(texts):
         results = engine.translate_batch(
-            pieces.encode(texts, out_type=str), beam_size=args.beam_size, length_penalty=args.alpha
+            pieces.encode(texts, out_type=str), beam_size=args.beam_size, length_penalty=args.length_penalty
         )
         return pieces.decode([result.hypotheses[0] for result in results])
 

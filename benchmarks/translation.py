@@ -115,7 +115,8 @@ def random_translator(work, dtype, folder: Path, **options):
     model.build()
     never_end(model)
     tokenizer = tt.Tokenizer.load(tokenizer_path(work, folder))
-    translator = tt.Translator(model, tokenizer, work.beam_size, work.alpha, **options)
+    options |= {"beam_size": work.beam_size, "length_penalty": work.length_penalty}
+    translator = tt.Translator(model, tokenizer, **options)
     return translator if dtype == "float32" else translator.astype(dtype)
 
 

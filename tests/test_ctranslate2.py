@@ -63,7 +63,7 @@ class Both:
     """One model in the two engines."""
 
     def __init__(self, model, tokenizer, folder):
-        self.ours = tt.Translator(model, tokenizer, beam_size=4, alpha=0.0, extra_length=LONGEST)
+        self.ours = tt.Translator(model, tokenizer, beam_size=4, length_penalty=0.0, extra_length=LONGEST)
         self.folder = folder
         save(self.ours, folder)
         self.theirs = ctranslate2.Translator(str(folder), intra_threads=1)
@@ -90,7 +90,7 @@ def both(request, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
-    ours = [part.numpy() for part in both.ours.search(source, length, beam_size, 0.0, LONGEST, 1)]
+    ours = [part.numpy() for part in both.ours.search(source, length, beam_size=beam_size, max_length=LONGEST)]
     theirs = both.theirs.translate_batch(
         both.split(corpus[0]),
         beam_size=beam_size,

@@ -219,7 +219,7 @@ def test_wrong_shapes_are_refused(served):
     [
         ({"n_best": 0}, "n_best and beam_size of 1 to max_beam_size=16, got 0 and 3"),
         ({"max_beam_size": 2}, "n_best and beam_size of 1 to max_beam_size=2, got 4 and 3"),
-        ({"max_length": 0}, "max_length of at least 1 and alpha of at most 5.0, got 0 and 0.6"),
+        ({"max_length": 0}, "max_length of at least 1 and length_penalty of at most 5, got 0 and 0.6"),
     ],
 )
 def test_options_of_the_export(translator, wrong, message):
@@ -266,7 +266,7 @@ def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
     found = restricted(texts)
     assert tt.SavedTranslator(tmp_path / "restricted" / "1")(texts) == found and len(set(found)) == 4
     source, length, _ = restricted.source(tf.constant(texts[:1]))
-    found = restricted.search(source, length, 3, 0.6, 40, 3)
+    found = restricted.search(source, length, n_best=3, max_length=40)
     for n in range(3):
         used = int(found.lengths[0, n])
         log_probs, _ = restricted.force(source, found.ids[:, n, :used])

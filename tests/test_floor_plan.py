@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
-    {"version", "config", "masks", "files", "evaluation.bleu", "serving.wire"},
+    {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
     {"toy_corpus", "parsing.treebank", "evaluation.costs"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},

@@ -81,8 +81,8 @@ def test_greedy_search(model, answers):
 
 
 def test_beams_have_the_log_probability_that_the_model_gives_them(model, answers):
-    found = model.search(answers["source"], make.LONGEST, beam_size=3, alpha=0.0, n_best=3)
-    greedy = model.search(answers["source"], make.LONGEST, beam_size=1, alpha=0.0)
+    found = model.search(answers["source"], make.LONGEST, beam_size=3, length_penalty=0.0, n_best=3)
+    greedy = model.search(answers["source"], make.LONGEST, beam_size=1, length_penalty=0.0)
     finished = array(greedy.finished[:, 0])
     assert np.all(array(found.log_probs[:, 0])[finished] >= array(greedy.log_probs[:, 0])[finished] - 1e-5)
     for k in range(3):

@@ -15,7 +15,7 @@ from programs import ROOT, fails, options
 import tf_transformer as tt
 from tf_transformer.files import write_text
 from tf_transformer.runs.callbacks import Stopped
-from tf_transformer.serving.export import MAX_ALPHA
+from tf_transformer.serving.options import SEARCH_OPTIONS
 from trainers import attention, evaluate, export, learning, translate, translation
 from trainers.command import in_parts, languages, run_program
 
@@ -77,7 +77,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):
-    assert learning.MAX_ALPHA == MAX_ALPHA
+    assert SEARCH_OPTIONS["length_penalty"].highest == learning.MAX_ALPHA
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()

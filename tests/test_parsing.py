@@ -53,7 +53,8 @@ def parser():
     random = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(variable + 0.3 * random.normal(size=variable.shape))
-    return Parser(tt.Translator(model, tokenizer, 3, 0.3, extra_length=23, max_source_length=41, batch_size=4))
+    options = {"beam_size": 3, "length_penalty": 0.3, "extra_length": 23, "max_source_length": 41, "batch_size": 4}
+    return Parser(tt.Translator(model, tokenizer, **options))
 
 
 def forests(words, room, labels=("A", "B")):
@@ -215,7 +216,7 @@ def test_with_learned_positions_no_output_is_longer(parser):
     keras.utils.set_random_seed(5)
     model = tt.Transformer(config)
     model.build()
-    (parsed,) = Parser(tt.Translator(model, parser.tokenizer, 2, extra_length=300)).parses(["a " * 40])
+    (parsed,) = Parser(tt.Translator(model, parser.tokenizer, beam_size=2, extra_length=300)).parses(["a " * 40])
     pieces = len(parser.tokenizer.tokenize(["a"])[0])
     assert parsed.truncated and parsed.tree.count("(XX ") == 40 - 15 // pieces
     assert Tree.fromstring(parsed.tree).leaves() == ["a"] * 40

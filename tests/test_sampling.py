@@ -7,6 +7,7 @@ from conftest import close
 from test_search import END, START, random_models, search
 
 from tf_transformer.sampling import sample
+from tf_transformer.search import Start
 
 
 def draw(logits, max_length, seed, **options):
@@ -15,8 +16,9 @@ def draw(logits, max_length, seed, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     B = len(logits)
-    start = tf.fill([B], START)
-    return sample(step, [tf.constant(logits)], lambda cache, slots: cache, start, max_length, END, seed, **options)
+    start_ids = tf.fill([B], START)
+    start = Start(step, [tf.constant(logits)], lambda cache, slots: cache, start_ids, max_length, END)
+    return sample(start, seed, **options)
 
 
 def test_samples_come_as_often_as_they_are_likely():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.search import IMPOSSIBLE, beam_search, begins_with, length_penalty, top_k
+from tf_transformer.search import IMPOSSIBLE, Start, beam_search, begins_with, penalty, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -25,7 +25,8 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    return beam_search(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END, **options)
+    start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
+    return beam_search(start, **options)
 
 
 def random_models(B, L, V, seed=0):
@@ -78,13 +79,13 @@ def test_a_problem_drawn():
         return [ids[:length].tolist() for ids, length in zip(found.ids[0].numpy(), lengths, strict=True) if length]
 
     assert outputs(beam_size=1) == [[a, c, END]]
-    assert outputs(beam_size=2, alpha=0.0) == [[b, END]]
-    assert outputs(beam_size=2, alpha=1.0) == [[a, c, END]]
+    assert outputs(beam_size=2, length_penalty=0.0) == [[b, END]]
+    assert outputs(beam_size=2, length_penalty=1.0) == [[a, c, END]]
     # Two beams: after a c 0.36 and b END 0.38, a END 0.24 is not among the best two.
-    assert outputs(beam_size=2, alpha=0.0, n_best=3) == [[b, END], [a, c, END]]
-    assert outputs(beam_size=4, alpha=0.0, n_best=5) == [[b, END], [a, c, END], [a, END], [b, c, END]]
+    assert outputs(beam_size=2, length_penalty=0.0, n_best=3) == [[b, END], [a, c, END]]
+    assert outputs(beam_size=4, length_penalty=0.0, n_best=5) == [[b, END], [a, c, END], [a, END], [b, c, END]]
 
-    best = search(logits, 5, beam_size=2, alpha=1.0)
+    best = search(logits, 5, beam_size=2, length_penalty=1.0)
     close([best.log_probs[0, 0], best.scores[0, 0]], [np.log(0.36), np.log(0.36) / (8 / 6)])
 
 
@@ -95,7 +96,7 @@ def test_a_problem_drawn():
 @pytest.mark.parametrize("V, L, B", [(3, 5, 24), (4, 4, 16), (5, 3, 16), (5, 4, 3)])
 def test_a_beam_as_wide_as_the_candidates_is_exhaustive_search(V, L, B, alpha):
     models, n_best = random_models(B, L, V), 7
-    found = search(models, L, beam_size=V * (V - 1) ** (L - 1), alpha=alpha, n_best=n_best)
+    found = search(models, L, beam_size=V * (V - 1) ** (L - 1), length_penalty=alpha, n_best=n_best)
     for b in range(B):
         expected = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
         agree(found, b, [(*output, True) for output in expected[:n_best]])
@@ -104,7 +105,7 @@ def test_a_beam_as_wide_as_the_candidates_is_exhaustive_search(V, L, B, alpha):
 @pytest.mark.parametrize("alpha", [*ALPHAS, 3.0])
 def test_one_beam_is_greedy_search(alpha):
     models = random_models(48, 6, 5)
-    found = search(models, 6, beam_size=1, alpha=alpha)
+    found = search(models, 6, beam_size=1, length_penalty=alpha)
     finished = 0
     for b, model in enumerate(models):
         ids, log_prob = oracle.greedy(oracle.markov(model, START), END, 6)
@@ -118,7 +119,7 @@ def test_one_beam_is_greedy_search(alpha):
 def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
     models = random_models(40, 7, 5, seed=K)
     models[..., END] -= 1  # late ends, so that the beam has something to lose
-    found = search(models, 7, beam_size=K, alpha=alpha, n_best=n_best)
+    found = search(models, 7, beam_size=K, length_penalty=alpha, n_best=n_best)
     missed = 0
     for b, model in enumerate(models):
         next_log_probs = oracle.markov(model, START)
@@ -138,7 +139,7 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
 )
 def test_any_size_of_search(V, L, K, n_best, alpha, seed):
     models = random_models(5, L, V, seed)
-    found = search(models, L, beam_size=K, alpha=alpha, n_best=n_best)
+    found = search(models, L, beam_size=K, length_penalty=alpha, n_best=n_best)
     assert found.ids.shape == (5, n_best, L)
     for b, model in enumerate(models):
         expected = oracle.beam_search(oracle.markov(model, START), END, L, K, alpha, n_best)
@@ -164,12 +165,12 @@ def test_a_row_is_searched_as_if_alone():
     """Beam size, length penalty and maximum length may differ from row to row."""
     models = random_models(len(ROWS), 6, 5, seed=3)
     beam_size, alpha, max_length = (np.array(column) for column in zip(*ROWS, strict=True))
-    together = search(models, max_length, beam_size=beam_size, alpha=alpha, n_best=3)
+    together = search(models, max_length, beam_size=beam_size, length_penalty=alpha, n_best=3)
     assert together.ids.shape == (len(ROWS), 3, 6)
     for b, (K, of_row, L) in enumerate(ROWS):
         expected = oracle.beam_search(oracle.markov(models[b], START), END, L, K, of_row, 3)
         agree(together, b, expected)
-        alone = search(models[b : b + 1], L, beam_size=K, alpha=of_row, n_best=3)
+        alone = search(models[b : b + 1], L, beam_size=K, length_penalty=of_row, n_best=3)
         for part, of_batch in zip(alone[1:], together[1:], strict=True):
             close(part[0], of_batch[b])
         assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
@@ -208,7 +209,7 @@ def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch
         return cache[0], tf.pad(cache[1], [[0, 0], [0, slots - cache[1].shape[1]]])
 
     cache = (tf.constant(models), tf.zeros([19, 0]))
-    found = beam_search(step, cache, grow, tf.fill([19], START), [11] * 19, END, beam_size=3)
+    found = beam_search(Start(step, cache, grow, tf.fill([19], START), [11] * 19, END), beam_size=3)
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
     rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
@@ -221,7 +222,7 @@ def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch
 
 def test_outputs_begin_with_their_prefix():
     models, prefixes = random_models(4, 5, 6, seed=2), [[3, 4, 2], [5, 0, 0], [0, 0, 0], [4, END, 0]]
-    found = search(models, 5, beam_size=3, alpha=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
+    found = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
     for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
         prefix = [symbol for symbol in prefix if symbol]
         all_log_probs = oracle.markov(model, START)
@@ -272,7 +273,7 @@ def test_top_k_in_blocks(V, k, seed):
 def test_a_model_that_never_ends_gives_unfinished_outputs(K, alpha):
     models = random_models(3, 4, 5)
     models[..., END] = -np.inf
-    found = search(models, 4, beam_size=K, alpha=alpha, n_best=K)
+    found = search(models, 4, beam_size=K, length_penalty=alpha, n_best=K)
     assert not np.any(found.finished) and np.all(found.lengths == 4)
     for b, model in enumerate(models):
         expected = oracle.beam_search(oracle.markov(model, START), END, 4, K, alpha, K)
@@ -297,7 +298,7 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END)
+    found = beam_search(Start(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END))
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 
@@ -306,7 +307,7 @@ def test_the_search_stops_when_nothing_better_can_come():
 def test_equals_may_come_in_any_order(K):
     """All symbols alike: every output of a length has the same score, none comes twice, the shortest is best."""
     V, L = 4, 3
-    found = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, alpha=0.0, n_best=K)
+    found = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, length_penalty=0.0, n_best=K)
     for b in range(2):
         lengths = [int(length) for length in found.lengths[b] if length]
         outputs = [found.ids[b, k, :length].numpy().tolist() for k, length in enumerate(lengths)]
@@ -322,14 +323,14 @@ def test_equals_may_come_in_any_order(K):
 def test_the_length_penalty():
     lengths = np.arange(1, 300)
     for alpha in (0.0, 0.3, 0.6, 1.0):
-        close(length_penalty(lengths, alpha), [oracle.length_penalty(int(length), alpha) for length in lengths])
+        close(penalty(lengths, alpha), [oracle.length_penalty(int(length), alpha) for length in lengths])
 
 
 def test_the_end_symbol_counts():
     """An output of one symbol and its end has n = 2."""
     logits = np.full((1, 2, 3, 3), -np.inf, "float32")
     logits[0, :, START, 2], logits[0, :, 2] = 0, np.log([1 / 3] * 3)
-    found = search(logits, 2, beam_size=2, alpha=1.0)
+    found = search(logits, 2, beam_size=2, length_penalty=1.0)
     assert found.lengths[0, 0] == 2
     close(found.scores[0, 0], np.log(1 / 3) / (7 / 6))
 
@@ -374,8 +375,8 @@ def search_transformer(model, source, max_length, favour=None, **options):
     def grow(cache, slots):
         return cache[0], [layer.grow(slots) for layer in cache[1]]
 
-    start = tf.fill([len(source)], BOS)
-    return beam_search(step, (memory_mask, model.init_cache(memory)), grow, start, max_length, END, **options)
+    cache = (memory_mask, model.init_cache(memory))
+    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 def search_without_cache(model, source, max_length, favour, **options):
@@ -395,7 +396,7 @@ def search_without_cache(model, source, max_length, favour, **options):
         return (*cache[:2], tf.pad(cache[2], [[0, 0], [0, slots - cache[2].shape[1]]]))
 
     cache = (*model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
-    return beam_search(step, cache, grow, tf.fill([len(source)], BOS), max_length, END, **options)
+    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +418,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, window):
     # though, which a whole target would hide as padding.
     favour = 2 * normal(7, 13, seed=1)
     favour[:3, END], favour[:, 0] = -9, -np.inf
-    options = {"max_length": [6, 7, 5], "beam_size": K, "alpha": alpha, "n_best": K, "favour": favour}
+    options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "favour": favour}
     found, expected = search_transformer(model, source, **options), search_without_cache(model, source, **options)
     for part in ("ids", "lengths", "finished"):
         assert np.array_equal(getattr(found, part), getattr(expected, part))

@@ -14,6 +14,7 @@ from conftest import TEXTS
 import tf_transformer as tt
 from tf_transformer.serving.check import check
 from tf_transformer.serving.export import Root
+from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.serving.publish import save_export
 
 
@@ -73,7 +74,7 @@ def test_samples(translator):
     drawn = translator.sample(texts, temperature=1.0, seed=3)
     assert drawn == translator.sample(texts, temperature=1.0, seed=3)
     assert len(set(drawn)) > 2 and drawn[-1] == ""
-    greedy = tt.Translator(translator.model, translator.tokenizer, 1, extra_length=translator.extra_length)
+    greedy = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=translator.extra_length)
     assert translator.sample(TEXTS[:1], temperature=1e-6) == greedy(TEXTS[:1]) == translator.sample(TEXTS[:1], k=1)
     with pytest.raises(tt.BadInput, match="expected a temperature above 0 and k of at least 1, got 0 and None"):
         translator.sample(texts, temperature=0)
@@ -86,7 +87,7 @@ def test_weights_in_another_dtype(translator, dtype):
     for found, expected in zip(cast.model.get_weights(), translator.model.get_weights(), strict=True):
         np.testing.assert_allclose(found.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
     source, length, _ = translator.source(tf.constant(TEXTS))
-    target = translator.search(source, length, 1, 0.6, 9, 1).ids[:, 0]
+    target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
     log_probs, expected = cast.force(source, target)[0], translator.force(source, target)[0]
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
@@ -113,10 +114,36 @@ def test_wrong_arguments(translator):
         tt.Translator(small, translator.tokenizer)
 
 
-@pytest.mark.parametrize("wrong", [{"beam_size": 0}, {"alpha": -0.1}, {"extra_length": 0}, {"max_source_length": 0}])
-def test_wrong_options(translator, wrong):
-    with pytest.raises(tt.BadInput, match="expected beam_size, extra_length and max_source_length of at least 1"):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beam_size": 0}, "beam_size: expected at least 1, got 0"),
+        ({"beam_size": 2.5}, "beam_size: expected a whole number, got 2.5"),
+        ({"length_penalty": -0.1}, "length_penalty: expected at least 0, got -0.1"),
+        ({"length_penalty": float("nan")}, "length_penalty: expected at least 0, got nan"),
+        ({"extra_length": 0}, "extra_length: expected at least 1, got 0"),
+        ({"max_source_length": 0}, "max_source_length: expected at least 1, got 0"),
+        ({"max_source_length": "9"}, "max_source_length: expected at least 1, got '9'"),
+    ],
+)
+def test_wrong_options(translator, wrong, message):
+    with pytest.raises(tt.BadInput, match=f"^{message}$"):
         tt.Translator(translator.model, translator.tokenizer, **wrong)
+
+
+def test_no_option_is_lost_or_unknown(translator):
+    """Every option of the table that a `Translator` takes is an attribute, and goes along with a copy."""
+    given = {"beam_size": np.int64(5), "length_penalty": 1, "extra_length": 11, "max_source_length": 13}
+    assert given.keys() == {name for name, option in SEARCH_OPTIONS.items() if option.translator}
+    made = tt.Translator(translator.model, translator.tokenizer, batch_size=17, **given)
+    copy = made.astype("bfloat16")
+    assert made.options == copy.options == given and copy.batch_size == 17
+    assert {name: getattr(copy, name) for name in given} == given
+    assert json.loads(json.dumps(copy.options)) == given  # plain numbers
+    plain = tt.Translator(translator.model, translator.tokenizer).options
+    assert plain == {name: SEARCH_OPTIONS[name].default for name in given}
+    with pytest.raises(TypeError, match="expected beam_size, .*; got alpha"):
+        tt.Translator(translator.model, translator.tokenizer, alpha=0.6)
 
 
 def test_learned_positions_bound_the_lengths(translator):
@@ -129,7 +156,7 @@ def test_learned_positions_bound_the_lengths(translator):
 def test_every_output_is_what_the_whole_sequence_says(translator):
     """The cache's slots are shared by the beams: each must see its own history there, also after changing places."""
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
-    found = translator.search(source, length, 5, 0.6, 9, 5)
+    found = translator.search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = found.ids.shape
     log_probs, _ = translator.force(tf.repeat(source, N, axis=0), tf.reshape(found.ids, [B * N, L]))
     there = np.arange(L) < found.lengths.numpy()[..., None]
@@ -157,7 +184,7 @@ def test_attention_is_the_models_own(translator):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
     found = translator.attention(TEXTS[0])
-    best = translator.search(*translator.source(tf.constant(TEXTS[:1]))[:2], 3, 0.6, 999, 1)
+    best = translator.search(*translator.source(tf.constant(TEXTS[:1]))[:2])
     ids = best.ids[0, 0, : int(best.lengths[0, 0])]
     assert found.target == [piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()]
     assert found.scores.cross[-1].shape == (1, 3, len(ids), len(found.source))
@@ -180,7 +207,7 @@ def test_what_attention_refuses(translator):
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
     again = tt.Translator.from_saved_model(saved)
-    for name in ("beam_size", "alpha", "extra_length", "max_source_length"):
+    for name in ("beam_size", "length_penalty", "extra_length", "max_source_length"):
         assert getattr(again, name) == getattr(translator, name), name
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model
@@ -194,7 +221,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     model = translator.astype(dtype).model
     save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
     again = tt.Translator.from_saved_model(tmp_path / "1")
-    assert (again.beam_size, again.alpha, again.extra_length) == (5, 0.3, 50)
+    assert (again.beam_size, again.length_penalty, again.extra_length) == (5, 0.3, 50)
     assert {weight.dtype for weight in again.model.weights} == {dtype}
     for found, expected in zip(again.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
@@ -242,12 +269,13 @@ def ensemble(translator):
 
 
 def test_an_ensemble_translates(translator, ensemble):
-    both = tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7, max_source_length=41, batch_size=4)
-    turned = tt.Translator(tt.Ensemble(ensemble.models[::-1]), translator.tokenizer, 3, 0.6, 7, 41, 4)
+    options = translator.options | {"batch_size": 4}
+    both = tt.Translator(ensemble, translator.tokenizer, **options)
+    turned = tt.Translator(tt.Ensemble(ensemble.models[::-1]), translator.tokenizer, **options)
     assert both(TEXTS) == turned(TEXTS) != translator(TEXTS)
     # What it found has the mean of the probabilities that each model gives by itself.
     source, length, _ = both.source(tf.constant(TEXTS[:1]))
-    found = both.search(source, length, 3, 0.6, 9, 1)
+    found = both.search(source, length, max_length=9)
     ids = found.ids[0, :, : int(found.lengths[0, 0])]
     each = [tt.Translator(model, translator.tokenizer).force(source, ids)[0] for model in ensemble.models]
     expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
@@ -259,7 +287,9 @@ def test_an_ensemble_translates(translator, ensemble):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
-    both = tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7, max_source_length=41).astype(dtype)
+    both = tt.Translator(ensemble, translator.tokenizer, beam_size=3, extra_length=7, max_source_length=41).astype(
+        dtype
+    )
     both.save(tmp_path / "both/1")
     again = tt.Translator.from_saved_model(tmp_path / "both/1")
     assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
@@ -272,7 +302,7 @@ def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
 
 @pytest.mark.slow
 def test_a_saved_ensemble_passes_the_checks(translator, ensemble, tmp_path):
-    tt.Translator(ensemble, translator.tokenizer, 3, extra_length=7).save(tmp_path / "both/1")
+    tt.Translator(ensemble, translator.tokenizer, beam_size=3, extra_length=7).save(tmp_path / "both/1")
     assert {finding.level for finding in check(tmp_path / "both/1")} == {"ok"}
 
 

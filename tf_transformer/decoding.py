@@ -1,6 +1,7 @@
 """A Transformer as a search asks for it: one step after another, with a cache that grows."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,8 +28,16 @@ class _WrittenInPlace(KeyValue):
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
 
-def decoding(model, memory, memory_mask) -> dict[str, Any]:
-    """The arguments `step`, `cache` and `grow` of `search.beam_search` and `sampling.sample`.
+class Decoding(NamedTuple):
+    """The first fields of a `search.Start`, which says what they do."""
+
+    step: Callable
+    cache: Any
+    grow: Callable
+
+
+def decoding(model, memory, memory_mask) -> Decoding:
+    """A model that has encoded its source, ready to decode.
 
     Args:
         model: a built `Transformer` or `Ensemble`.
@@ -48,4 +57,4 @@ def decoding(model, memory, memory_mask) -> dict[str, Any]:
         memory_mask, layers = cache
         return memory_mask, [layer.grow(slots) for layer in layers]
 
-    return {"step": step, "cache": (memory_mask, layers), "grow": grow}
+    return Decoding(step, (memory_mask, layers), grow)

@@ -1,27 +1,15 @@
 """Outputs drawn by chance, which the paper has not, over the same step as its search."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
-from tf_transformer.search import Hypotheses
+from tf_transformer.search import Hypotheses, Start
 
 
-def sample(
-    step: Callable,
-    cache,
-    grow: Callable,
-    start_ids,
-    max_length,
-    end_id: int,
-    seed,
-    temperature=1.0,
-    k: int | None = None,
-) -> Hypotheses:
+def sample(start: Start, seed, temperature=1.0, k: int | None = None) -> Hypotheses:
     """Draw one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
 
     Args:
-        step, cache, grow, start_ids, max_length, end_id: as in `search.beam_search`.
+        start: the model's step, and what each row begins with.
         seed: int; the same draws the same.
         temperature: float32, above 0; towards 0 the likeliest symbol is drawn always.
         k: how many symbols may be drawn; `None` for all of them.
@@ -29,13 +17,13 @@ def sample(
     Returns:
         `Hypotheses` with N = 1; log-probabilities are the model's own, and scores the same.
     """
-    B = tf.shape(start_ids)[0]
-    max_length = tf.cast(max_length, tf.int32)
+    B = tf.shape(start.start_ids)[0]
+    max_length = tf.cast(start.max_length, tf.int32)
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
     def draw(position, newest, ids, log_probs, lengths, running, finished, cache):
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
-        logits, cache = step(newest[:, tf.newaxis], position, position, seen, cache)
+        logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)
         logits = tf.cast(logits[:, 0], tf.float32)  # [B, V]
         V = tf.shape(logits)[1]
         top_logits, symbols = tf.math.top_k(logits, tf.minimum(k or V, V))
@@ -45,12 +33,14 @@ def sample(
         ids += tf.where(running, newest, 0)[:, tf.newaxis] * tf.one_hot(position, L, dtype=tf.int32)
         log_probs += tf.where(running, log_prob, 0.0)
         lengths += tf.cast(running, tf.int32)
-        finished |= running & (newest == end_id)
+        finished |= running & (newest == start.end_id)
         running &= ~finished & (lengths < max_length)
         return position + 1, newest, ids, log_probs, lengths, running, finished, cache
 
     none = tf.zeros([B], tf.int32)
-    loop = (tf.constant(0), start_ids, tf.zeros([B, L], tf.int32), tf.zeros([B]), none, max_length > 0, none > 0)
-    _, _, *found, _, finished, _ = tf.while_loop(lambda *state: tf.reduce_any(state[5]), draw, (*loop, grow(cache, L)))
+    loop = (tf.constant(0), start.start_ids, tf.zeros([B, L], tf.int32), tf.zeros([B]), none, max_length > 0, none > 0)
+    _, _, *found, _, finished, _ = tf.while_loop(
+        lambda *state: tf.reduce_any(state[5]), draw, (*loop, start.grow(start.cache, L))
+    )
     ids, log_probs, lengths = (part[:, tf.newaxis] for part in found)
     return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, tf.newaxis])

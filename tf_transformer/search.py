@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.serving.options import SEARCH_OPTIONS
+
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 FIRST_STEPS = 16  # that a cache has slots for; then for twice as many, and so on
 
@@ -22,6 +24,23 @@ class Hypotheses(NamedTuple):
     finished: tf.Tensor  # bool [B, N], the end symbol was reached
 
 
+class Start(NamedTuple):
+    """What a search or a sample of B outputs begins with.
+
+    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
+    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
+    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
+    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
+    """
+
+    step: Callable
+    cache: Any  # the first: nested tensors, their first axis the batch; the axis of the slots is the one of size 0
+    grow: Callable
+    start_ids: Any  # int32 [B], the symbol before the first
+    max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
+    end_id: int  # the symbol that ends an output
+
+
 class Rows(NamedTuple):
     """What a search was asked for, by row."""
 
@@ -29,7 +48,7 @@ class Rows(NamedTuple):
     start_ids: tf.Tensor  # int32 [B]
     max_length: tf.Tensor  # int32 [B]
     beam_size: tf.Tensor  # int32 [B]
-    alpha: tf.Tensor  # float32 [B]
+    length_penalty: tf.Tensor  # float32 [B]
 
 
 class BeamState(NamedTuple):
@@ -46,56 +65,33 @@ class BeamState(NamedTuple):
     cache: Any
 
 
-def length_penalty(length, alpha):
-    """((5 + n) / 6)^alpha, where n counts the end symbol (Wu et al. 2016, equation 14)."""
-    return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** alpha
+def penalty(length, exponent):
+    """((5 + n) / 6)^exponent, where n counts the end symbol (Wu et al. 2016, equation 14)."""
+    return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
-def beam_search(
-    step: Callable,
-    cache,
-    grow: Callable,
-    start_ids,
-    max_length,
-    end_id: int,
-    beam_size=4,
-    alpha=0.6,
-    n_best: int = 1,
-    allowed: Callable | None = None,
-) -> Hypotheses:
+def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = None, **options) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
-
-    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
-    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
-    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
 
     A sentence's search ends when no alive hypothesis can still beat its n_best-th finished one, or at its maximum
     length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have ended they
     leave the batch. A row's result is as if searched alone. (Since rows leave, XLA cannot compile a search.)
 
     Args:
-        step: see above.
-        cache: the first cache: any nested structure of tensors, their first axis the batch; the axis of the slots is
-            the one of size 0.
-        grow: see above.
-        start_ids: int32 [B], the symbol before the first.
-        max_length: int32 [B], the greatest number of symbols a row, the end symbol included; 0 gives the empty output.
-        end_id: the symbol that ends an output.
-        beam_size: int32, one or [B]; the widest is K.
-        alpha: float32, one or [B], the length penalty's exponent.
+        start: the model's step, and what each row begins with.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
+        options: each one number or [B]; `serving.options` has their defaults.
+            beam_size, int32: the widest is K.
+            length_penalty, float32: the penalty's exponent, the paper's α.
 
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
     """
-    B = tf.shape(start_ids)[0]
-    beam_size = tf.maximum(tf.broadcast_to(tf.cast(beam_size, tf.int32), [B]), 1)
-    alpha = tf.broadcast_to(tf.cast(alpha, tf.float32), [B])
-    rows = Rows(tf.range(B), start_ids, tf.cast(max_length, tf.int32), beam_size, alpha)
-    K = tf.maximum(tf.reduce_max(beam_size), 1)  # of an empty batch, too
+    B = tf.shape(start.start_ids)[0]
+    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
+    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # of an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
@@ -104,10 +100,10 @@ def beam_search(
         newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
         own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
-        logits, cache = step(newest, position, slot, ancestry, state.cache)
+        logits, cache = start.step(newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(ancestry=ancestry, cache=cache)
-        return (_extend(state, tf.cast(logits, tf.float32), may_follow, end_id, n_best),)
+        return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, n_best),)
 
     def may_advance(state: BeamState):
         has_room = state.position * K < tf.shape(state.ancestry)[2]
@@ -115,7 +111,7 @@ def beam_search(
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        state = _make_room(_running_only(state), grow, L)
+        state = _make_room(_running_only(state), start.grow, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
@@ -128,12 +124,22 @@ def beam_search(
         lengths=tf.zeros([B], tf.int32),
         best=_no_hypotheses(B, K, L),
         running=rows.max_length > 0,
-        cache=cache,
+        cache=start.cache,
     )
     loop = [state, _results(state, n_best)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
     _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
     return results
+
+
+def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
+    """The options of a search, each [B]."""
+    own = {name: option for name, option in SEARCH_OPTIONS.items() if option.translator and option.request}
+    values = {name: option.default for name, option in own.items()} | options
+    return values | {
+        name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
+        for name, option in own.items()
+    }
 
 
 def begins_with(prefix, vocab_size: int) -> Callable:
@@ -270,7 +276,7 @@ def top_k(logits, k):
 def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
     K = tf.shape(best.scores)[1]
-    scores = log_probs / length_penalty(length, rows.alpha[:, tf.newaxis])
+    scores = log_probs / penalty(length, rows.length_penalty[:, tf.newaxis])
     new = Hypotheses(
         ids,
         tf.where(finishes, scores, IMPOSSIBLE),
@@ -292,7 +298,7 @@ def _has_ended(state: BeamState, n_best: int):
     more than its log-probability now over the penalty at the greatest length.
     """
     rows, alive = state.rows, state.alive_log_probs[:, 0]
-    reachable = tf.where(_possible(alive), alive / length_penalty(rows.max_length, rows.alpha), 2 * IMPOSSIBLE)
+    reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
     wanted = tf.minimum(n_best, rows.beam_size) - 1
     worst = tf.gather(state.best.scores, wanted, batch_dims=1)  # of those that are asked for
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
@@ -301,7 +307,7 @@ def _has_ended(state: BeamState, n_best: int):
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:
     """The n_best finished outputs; of a row with none, the alive ones."""
-    scores = state.alive_log_probs / length_penalty(state.lengths, state.rows.alpha)[:, tf.newaxis]
+    scores = state.alive_log_probs / penalty(state.lengths, state.rows.length_penalty)[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,
         tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE),

@@ -1,7 +1,8 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
+import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,8 +13,9 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
 from tf_transformer.sampling import sample
-from tf_transformer.search import Hypotheses, beam_search, begins_with
+from tf_transformer.search import Hypotheses, Start, beam_search, begins_with
 from tf_transformer.serving.export import Export
+from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import check_saved_model, read_export, save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.training import average_weights
@@ -42,43 +44,47 @@ class Translator:
     Args:
         model: a built `Transformer`; its weights are read at every call, so it may go on training. Or an `Ensemble`.
         tokenizer: the one it was trained with.
-        beam_size: K of section 6.1.
-        alpha: exponent of the length penalty (section 6.1).
-        extra_length: an output has at most so many tokens more than its source (section 6.1), end symbol included.
-        max_source_length: longer sources are cut to so many tokens, with a warning when called from Python.
         batch_size: sentences a batch when called from Python.
+        options: of the search, each an attribute, too; `serving.options` says what each is and its default. Among them:
+            beam_size: K of section 6.1 (4).
+            length_penalty: its exponent, the paper's α (0.6).
+            extra_length: an output has at most so many tokens more than its source, its end symbol included (50).
+            max_source_length: longer sources are cut to so many tokens, with a warning when called from Python (256).
+
+    Raises:
+        BadInput: an option is out of range, or the tokenizer is of another size than the model's vocabulary.
     """
 
-    def __init__(
-        self,
-        model: Transformer | Ensemble,
-        tokenizer: Tokenizer,
-        beam_size: int = 4,
-        alpha: float = 0.6,
-        extra_length: int = 50,
-        max_source_length: int = 256,
-        batch_size: int = 64,
-    ):
+    beam_size: int
+    length_penalty: float
+    extra_length: int
+    max_source_length: int
+
+    def __init__(self, model: Transformer | Ensemble, tokenizer: Tokenizer, *, batch_size: int = 64, **options):
         if tokenizer.vocab_size != model.config.vocab_size:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
             )
-        if beam_size < 1 or alpha < 0 or extra_length < 1 or max_source_length < 1:
-            raise BadInput(
-                "expected beam_size, extra_length and max_source_length of at least 1 and alpha of at least 0, "
-                f"got {beam_size}, {extra_length}, {max_source_length} and {alpha}"
-            )
+        own = {name: option.default for name, option in SEARCH_OPTIONS.items() if option.translator}
+        if unknown := options.keys() - own.keys():
+            raise TypeError(f"options of a Translator: expected {', '.join(own)}; got {', '.join(unknown)}")
+        options = own | options
+        if wrong := problem(options, dict.fromkeys(options, math.inf)):
+            raise BadInput(wrong)
+        for name, value in options.items():
+            setattr(self, name, SEARCH_OPTIONS[name].cast(value))
         if model.config.positions == "learned":
-            max_source_length = min(max_source_length, model.config.max_length - 1)
+            self.max_source_length = min(self.max_source_length, model.config.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
-        self.beam_size = beam_size
-        self.alpha = alpha
-        self.extra_length = extra_length
-        self.max_source_length = max_source_length
         self.batch_size = batch_size
         self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
         self._search = tf.function(self.search, reduce_retracing=True, autograph=False)
+
+    @property
+    def options(self) -> dict[str, int | float]:
+        """The options of the search, by name."""
+        return {name: getattr(self, name) for name, option in SEARCH_OPTIONS.items() if option.translator}
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Translator":
@@ -123,8 +129,7 @@ class Translator:
         """
         facts, tokenizer, weights = read_export(path)
         try:
-            stored = {"beam_size": facts["beam_size"], "alpha": facts["length_penalty"]}
-            stored |= {name: facts[name] for name in ("extra_length", "max_source_length") if name in facts}
+            stored = {n: facts[n] for n, option in SEARCH_OPTIONS.items() if option.translator and n in facts}
             config, models = TransformerConfig(**facts["config"]), list[Transformer]()
             while weights or not models:
                 models.append(_built(config, facts["dtype"]))
@@ -142,8 +147,7 @@ class Translator:
         """
         if dtype not in ("float32", "bfloat16", "float16"):
             raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
-        options = (self.beam_size, self.alpha, self.extra_length, self.max_source_length, self.batch_size)
-        return Translator(self.model.astype(dtype), self.tokenizer, *options)
+        return Translator(self.model.astype(dtype), self.tokenizer, batch_size=self.batch_size, **self.options)
 
     def __call__(self, texts):
         """The best translation of each text. A string gives a string, a list a list."""
@@ -163,7 +167,7 @@ class Translator:
         def search(text, prefix_text=None):
             source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
-            return truncated, self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
+            return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
 
         columns = [texts] if prefixes is None else [texts, prefixes]
         return [
@@ -179,7 +183,7 @@ class Translator:
         def draw(text, temperature, seed):
             source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
-            return truncated, sample(**start, seed=seed, temperature=temperature, k=k)
+            return truncated, sample(start, seed, temperature, k)
 
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
@@ -219,34 +223,35 @@ class Translator:
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, beam_size, alpha, max_length, n_best: int, prefix=None) -> Hypotheses:
+    def search(self, source, source_length, *, n_best: int = 1, prefix=None, **options) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
             source: from `source`.
             source_length: int32 [B]; where it is 0 the output is empty.
-            beam_size: int32, one or [B].
-            alpha: float32, one or [B].
-            max_length: int32, one or [B], the end symbol included.
             n_best: N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
+            options: what a request may give, one number or [B]: beam_size, length_penalty and so on, which otherwise
+                are the translator's own, and max_length, which otherwise is no limit.
         """
-        start = self.start(source, source_length, max_length)
+        options = {name: value for name, value in self.options.items() if SEARCH_OPTIONS[name].request} | options
+        start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(**start, beam_size=beam_size, alpha=alpha, n_best=n_best, allowed=allowed)
+        return beam_search(start, n_best=n_best, allowed=allowed, **options)
 
-    def start(self, source, source_length, max_length) -> dict[str, Any]:
-        """What every search begins with, by the names of its arguments."""
+    def start(self, source, source_length, max_length) -> Start:
+        """What a search begins with; the arguments are those of `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
         limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
-        return decoding(self.model, memory, memory_mask) | {
-            "start_ids": tf.fill(tf.shape(source_length), BOS_ID),
-            "max_length": limit,
-            "end_id": EOS_ID,
-        }
+        return Start(
+            *decoding(self.model, memory, memory_mask),
+            start_ids=tf.fill(tf.shape(source_length), BOS_ID),
+            max_length=limit,
+            end_id=EOS_ID,
+        )
 
     def force(self, source, target):
         """Decode a given target: what the model thinks of each of its symbols.
@@ -277,7 +282,7 @@ class Translator:
         ids, length, _ = self.source(tf.constant([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
-            found = self._search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
+            found = self._search(ids, length)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
         return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
 

@@ -21,7 +21,7 @@ def translation(work, args):
         results = engine.translate_batch(
             tokenizer.encode(sentences, out_type=str),
             beam_size=work.beam_size,
-            length_penalty=work.alpha,
+            length_penalty=work.length_penalty,
             min_decoding_length=work.steps,
             max_decoding_length=work.steps,
             max_batch_size=0,

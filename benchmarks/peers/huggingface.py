@@ -66,7 +66,7 @@ def translation(work, args):
             source,
             attention_mask=torch.ones_like(source),
             num_beams=work.beam_size,
-            length_penalty=work.alpha,
+            length_penalty=work.length_penalty,
             min_new_tokens=work.steps,
             max_new_tokens=work.steps,
             do_sample=False,

@@ -34,7 +34,7 @@ def transformer(work, args):
             "label_smoothing": work.label_smoothing,
             "average_loss_in_time": True,
             "beam_width": work.beam_size,
-            "length_penalty": work.alpha,
+            "length_penalty": work.length_penalty,
             "num_hypotheses": 1,
             "minimum_decoding_length": work.steps,
             "maximum_decoding_length": work.steps,

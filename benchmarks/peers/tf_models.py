@@ -33,7 +33,7 @@ def transformer(work, args):
         encoder_layer=models.TransformerEncoder(**sizes),
         decoder_layer=models.TransformerDecoder(**sizes),
         beam_size=work.beam_size,
-        alpha=work.alpha,
+        alpha=work.length_penalty,
         decode_max_length=work.steps,
         eos_id=-1,
     )

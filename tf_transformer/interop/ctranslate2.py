@@ -2,9 +2,9 @@
 and GPUs, with 8-bit and 16-bit weights. Needs `pip install tf-transformer[ctranslate2]`.
 
 Its search differs from ours (section 6.1) in what it divides log-probabilities by, length^length_penalty where the end
-symbol is not counted, ours being ((5 + length) / 6)^alpha where it is, and in when it stops; with `length_penalty=0`
-and alpha = 0 both find the same. Two of its defaults are not ours: `min_decoding_length=1` forbids the empty output,
-and `max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
+symbol is not counted, ours being ((5 + length) / 6)^length_penalty where it is, and in when it stops; with
+`length_penalty=0` both find the same. Two of its defaults are not ours: `min_decoding_length=1` forbids the empty
+output, and `max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
 """
 
 import numpy as np

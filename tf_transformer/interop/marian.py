@@ -169,15 +169,14 @@ class MarianTransformer(Transformer):
         mask = ops.not_equal(source, self.config.pad_id) if mask is None else mask
         return super().encode(source, mask, return_attention_scores)
 
-    def search(self, source, max_length, beam_size=4, alpha=0.6, n_best: int = 1):
+    def search(self, source, max_length, *, n_best: int = 1, **options):
         """Beam search (section 6.1), under TensorFlow; `beam_size=1` is greedy search. Padding is never an output.
 
         Args:
             source: ids [B, S] that end with `end_id`, then `pad_id`.
             max_length: the greatest number of symbols, the end symbol included, one or [B].
-            beam_size: one or [B].
-            alpha: exponent of the length penalty, one or [B].
             n_best: N.
+            options: of `search.beam_search`.
 
         Returns:
             `search.Hypotheses`; where a row of its ids is shorter than the longest, zeros follow: see its lengths.
@@ -185,26 +184,24 @@ class MarianTransformer(Transformer):
         import tensorflow as tf
 
         from tf_transformer.decoding import decoding
-        from tf_transformer.search import beam_search
+        from tf_transformer.search import Start, beam_search
 
         source = tf.convert_to_tensor(source, tf.int32)
         memory, memory_mask, _ = self.encode(source)
         padding = tf.one_hot(self.config.pad_id, self.config.vocab_size, -1e9, 0.0)
-        start, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
+        decoder, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
 
         def step(*arguments):
-            logits, cache = start["step"](*arguments)
+            logits, cache = decoder.step(*arguments)
             return logits + padding, cache  # not by `allowed`, which leaves padding its share of the probability
 
-        return beam_search(
-            **start | {"step": step},
+        start = Start(
+            *decoder._replace(step=step),
             start_ids=tf.fill(rows, self.config.start_id),
             max_length=tf.broadcast_to(max_length, rows),
             end_id=self.config.end_id,
-            beam_size=beam_size,
-            alpha=alpha,
-            n_best=n_best,
         )
+        return beam_search(start, n_best=n_best, **options)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -15,7 +15,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.search import Hypotheses, beam_search
+from tf_transformer.search import Hypotheses, Start, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
@@ -87,7 +87,8 @@ class Parser:
     """parser(["The cat slept ."]) -> ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
     Args:
-        translator: of texts to linearised trees; its beam size, α, extra_length, max_source_length and batch_size hold.
+        translator: of texts to linearised trees; its beam_size, length_penalty, extra_length, max_source_length and
+            batch_size hold.
     """
 
     def __init__(self, translator: Translator):
@@ -106,9 +107,10 @@ class Parser:
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
-        """Of what a run of trainers.parsing has learned, with α and extra_length of section 6.3 if not given; see
-        `Translator.from_run`."""
-        return cls(Translator.from_run(path, average_last, **({"alpha": 0.3, "extra_length": EXTRA_LENGTH} | options)))
+        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 if not
+        given; see `Translator.from_run`."""
+        options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH} | options
+        return cls(Translator.from_run(path, average_last, **options))
 
     def astype(self, dtype: str) -> "Parser":
         """As `Translator.astype`."""
@@ -205,16 +207,19 @@ class Parser:
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text):
+    def _start(self, text) -> tuple[Source, Start]:
         source = self.source(text)
         start = self.translator.start(source.ids, source.length, tf.int32.max)
-        most = tf.minimum(start["max_length"] + source.count, self.max_length)  # the words themselves do not count
-        return source, start | {"max_length": most}
+        most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
+        return source, start._replace(max_length=most)
 
-    def _search(self, start, source: Source | None = None) -> Hypotheses:
+    def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
         """By the grammar, if the source is given."""
-        allowed = source and self.grammar.allowed(source.firsts, source.count, start["max_length"])
-        return beam_search(**start, beam_size=self.translator.beam_size, alpha=self.translator.alpha, allowed=allowed)
+        allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
+        translator = self.translator
+        return beam_search(
+            start, allowed=allowed, beam_size=translator.beam_size, length_penalty=translator.length_penalty
+        )
 
     def trees(self, ids, source: Source) -> tf.Tensor:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""

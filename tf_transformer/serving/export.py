@@ -9,12 +9,13 @@ import functools
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.search import length_penalty as penalty_of
+from tf_transformer.search import penalty
+from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
-MAX_ALPHA = 5.0
+MAX_LENGTH_PENALTY = SEARCH_OPTIONS["length_penalty"].highest
 
 
 class Root(tf.Module):
@@ -78,7 +79,7 @@ class Export(Root):
     """A translator's SavedModel.
 
     Args:
-        translator: a `Translator`; its beam size and alpha become the defaults.
+        translator: a `Translator`; its beam_size and length_penalty become the defaults.
         n_best: translations that `translate` gives, fixed by the export.
         max_beam_size: greatest beam size that a request may ask for.
         max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
@@ -92,45 +93,46 @@ class Export(Root):
                 f"expected n_best and beam_size of 1 to max_beam_size={max_beam_size}, "
                 f"got {n_best} and {translator.beam_size}"
             )
-        if max_length < 1 or translator.alpha > MAX_ALPHA:
+        if max_length < 1 or translator.length_penalty > MAX_LENGTH_PENALTY:
             raise BadInput(
-                f"expected max_length of at least 1 and alpha of at most {MAX_ALPHA}, "
-                f"got {max_length} and {translator.alpha}"
+                f"expected max_length of at least 1 and length_penalty of at most {MAX_LENGTH_PENALTY}, "
+                f"got {max_length} and {translator.length_penalty}"
             )
         model, tokenizer = translator.model, translator.tokenizer
         defaults = {  # of the options of `translate`
             "beam_size": translator.beam_size,
-            "length_penalty": float(translator.alpha),
+            "length_penalty": float(translator.length_penalty),
             "max_length": max_length,
         }
-        default_beam_size, default_alpha, default_max_length = (tf.constant([v]) for v in defaults.values())
+        default_beam_size, default_penalty, default_max_length = (tf.constant([v]) for v in defaults.values())
 
         traced_once = functools.partial(tf.function, autograph=False)  # for all signatures that call it alike
         force = traced_once(translator.force)
 
         @traced_once
-        def search(text, beam_size, alpha, length, n):
+        def search(text, beam_size, length_penalty, length, n):
             """Options out of range are clipped: an error would fail the whole of a server's batch."""
             text = tf.ensure_shape(text, [None])
-            alpha = _per_row("length_penalty", alpha, text)
+            length_penalty = _per_row("length_penalty", length_penalty, text)
             source, source_length, truncated = translator.source(text)
+            # The minimum and maximum of a NaN are NaN, which would come back as the score.
+            length_penalty = tf.where(tf.math.is_nan(length_penalty), default_penalty, length_penalty)
             found = translator.search(
                 source,
                 source_length,
-                tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
-                # The minimum and maximum of a NaN are NaN, which would come back as the score.
-                tf.clip_by_value(tf.where(tf.math.is_nan(alpha), default_alpha, alpha), 0.0, MAX_ALPHA),
-                tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
-                n,
+                n_best=n,
+                beam_size=tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
+                length_penalty=tf.clip_by_value(length_penalty, 0.0, MAX_LENGTH_PENALTY),
+                max_length=tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
             )
             return source, source_length, truncated, found
 
         def serving_default(text):
-            *_, truncated, found = search(text, default_beam_size, default_alpha, default_max_length, 1)
+            *_, truncated, found = search(text, default_beam_size, default_penalty, default_max_length, 1)
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
-        def translate(text, beam_size=default_beam_size, length_penalty=default_alpha, max_length=default_max_length):
+        def translate(text, beam_size=default_beam_size, length_penalty=default_penalty, max_length=default_max_length):
             _, source_length, truncated, found = search(text, beam_size, length_penalty, max_length, n_best)
             return {
                 "translations": translator.texts(found.ids),
@@ -145,7 +147,7 @@ class Export(Root):
         width = max_length
 
         def translate_details(
-            text, beam_size=default_beam_size, length_penalty=default_alpha, max_length=default_max_length
+            text, beam_size=default_beam_size, length_penalty=default_penalty, max_length=default_max_length
         ):
             source, *_, found = search(text, beam_size, length_penalty, max_length, n_best)
             B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
@@ -172,7 +174,7 @@ class Export(Root):
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
-            return {"log_prob": log_prob, "score": log_prob / penalty_of(length, default_alpha), "length": length - 1}
+            return {"log_prob": log_prob, "score": log_prob / penalty(length, default_penalty), "length": length - 1}
 
         def tokenize(text):
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
@@ -200,7 +202,7 @@ class ParserExport(Root):
     """A parser's SavedModel.
 
     Args:
-        parser: a `Parser`; its beam size, α and greatest lengths are fixed by the export.
+        parser: a `Parser`; its beam_size, length_penalty and greatest lengths are fixed by the export.
         facts: what `model_info` answers besides what is known here, e.g. step, f1.
     """
 
@@ -220,7 +222,7 @@ class ParserExport(Root):
             {"serving_default": {}, "parse": {}},
             **facts,
             beam_size=translator.beam_size,
-            length_penalty=float(translator.alpha),
+            length_penalty=float(translator.length_penalty),
             extra_length=translator.extra_length,
             max_source_length=translator.max_source_length,
         )

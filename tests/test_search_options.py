@@ -1,0 +1,64 @@
+"""The table of search options, and its ranges."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_transformer.search import Rows
+from tf_transformer.serving import options
+from tf_transformer.serving.options import SEARCH_OPTIONS, problem
+
+
+def test_it_can_be_loaded_by_its_path_without_anything_else():
+    program = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("options", {options.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert not {{"tensorflow", "keras", "numpy", "tf_transformer"}} & set(sys.modules)
+print(module.problem({{"beam_size": 0}}))
+"""
+    process = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    assert process.stdout == "beam_size: expected 1 to 16, got 0\n", process.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "highest", "expected"),
+    [
+        ("beam_size", 1, None, ""),
+        ("beam_size", np.int32(16), None, ""),
+        ("beam_size", 17, None, "beam_size: expected 1 to 16, got 17"),
+        ("beam_size", 17, 23, ""),
+        ("beam_size", 3, 2, "beam_size: expected 1 to 2, got 3"),
+        ("beam_size", 2.5, None, "beam_size: expected a whole number, got 2.5"),
+        ("beam_size", math.inf, math.inf, "beam_size: expected a whole number, got inf"),
+        ("beam_size", "4", None, "beam_size: expected 1 to 16, got '4'"),
+        ("beam_size", None, None, "beam_size: expected 1 to 16, got None"),
+        ("length_penalty", 5, None, ""),
+        ("length_penalty", 5.1, None, "length_penalty: expected 0 to 5, got 5.1"),
+        ("length_penalty", math.nan, None, "length_penalty: expected 0 to 5, got nan"),
+        ("length_penalty", math.nan, math.inf, "length_penalty: expected at least 0, got nan"),
+        ("max_source_length", 10**9, None, ""),
+        ("max_source_length", 0, None, "max_source_length: expected at least 1, got 0"),
+    ],
+)
+def test_ranges(name, value, highest, expected):
+    assert SEARCH_OPTIONS[name].problem(value, highest) == expected
+    others = {"n_best": 4, name: value, "extra_length": 3}
+    assert problem(others, None if highest is None else {name: highest}) == expected
+
+
+def test_the_table_is_sound():
+    for name, option in SEARCH_OPTIONS.items():
+        assert name == option.name.lower() and option.doc and option.dtype in ("int32", "float32")
+        assert option.problem(option.default) == ""
+        assert type(option.cast(np.float64(option.default))) is type(option.default)
+
+
+def test_a_search_knows_what_both_a_translator_and_a_request_may_give():
+    """All these are fields of a row, and `beam_search` says what each is."""
+    by_row = [name for name, option in SEARCH_OPTIONS.items() if option.translator and option.request]
+    assert [name for name in Rows._fields if name in by_row] == by_row

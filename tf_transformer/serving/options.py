@@ -1,0 +1,79 @@
+"""What a search can be asked for, in one table: for Python, SavedModels and programs.
+
+It stands alone and needs nothing but the standard library, so that a program can load it by its path, without
+TensorFlow, before it reads its command line.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SearchOption:
+    """A number that a search can be given.
+
+    Attributes:
+        name: the same in Python, in a SavedModel and wherever a user types it.
+        dtype: of a tensor of it, "int32" or "float32".
+        default: the value where none is given.
+        lowest: the lowest value.
+        highest: the highest value in a request or a program. Python knows none, and an export may have another.
+        doc: what it is, in a line.
+        translator: `Translator` takes it and has it as an attribute.
+        request: a request may give it, for all rows or for each; otherwise the export fixes it.
+    """
+
+    name: str
+    dtype: str
+    default: Any
+    lowest: float
+    highest: float
+    doc: str
+    translator: bool = True
+    request: bool = True
+
+    def cast(self, value) -> int | float:
+        """A value as Python's own number."""
+        return float(value) if self.dtype == "float32" else int(value)
+
+    def problem(self, value, highest: float | None = None) -> str:
+        """What is wrong with a value, in a line; "" if nothing is.
+
+        Args:
+            value: what was given.
+            highest: instead of the table's; `math.inf` for none.
+        """
+        highest = self.highest if highest is None else highest
+        is_number = isinstance(value, numbers.Real)
+        if not is_number or not self.lowest <= value <= highest:
+            expected = f"at least {self.lowest}" if highest == math.inf else f"{self.lowest} to {highest}"
+        elif self.dtype == "int32" and value % 1 != 0:
+            expected = "a whole number"
+        else:
+            return ""
+        return f"{self.name}: expected {expected}, got {value!r}"
+
+
+_TABLE = [
+    SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
+    SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
+    SearchOption("max_length", "int32", 256, 1, 256, "most symbols of an output and its end", translator=False),
+    SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, the best", translator=False, request=False),
+    SearchOption("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens", request=False),
+    SearchOption("max_source_length", "int32", 256, 1, math.inf, "tokens of a source that are read", request=False),
+]
+SEARCH_OPTIONS = {option.name: option for option in _TABLE}
+
+
+def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> str:
+    """What is wrong with the first wrong one of some options, in a line; "" if nothing is.
+
+    Args:
+        values: by name.
+        highest: by name, values instead of the table's.
+    """
+    problems = (SEARCH_OPTIONS[name].problem(value, (highest or {}).get(name)) for name, value in values.items())
+    return next(filter(None, problems), "")
