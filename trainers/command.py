@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import runpy
 import sys
 import time
 import warnings
@@ -42,8 +43,6 @@ def add_training_options(add: Callable) -> None:
     add("--dropout", type=float, metavar="P", help="P_drop (the preset's)")
     add("--eval-every", type=int, metavar="N", help="steps between checkpoints and looks at the dev text")
     add("--average-last", type=int, metavar="N", help="checkpoints to keep, and to average at the end (5)")
-    add("--beam-size", type=int, metavar="K", help="beams in the final search (4)")
-    add("--length-penalty", type=float, metavar="A", help="exponent of the length penalty, the paper's alpha")
     add("--mixed-precision", metavar="DTYPE", help="bfloat16 or float16 to compute in, with weights in float32")
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 to try it (one device; TF_CONFIG's workers)")
     add("--parts", type=int, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
@@ -52,6 +51,15 @@ def add_training_options(add: Callable) -> None:
     add("--seed", type=int, metavar="N", help="of weights, dropout and the order of the text (1)")
     add("--dry-run", nargs="?", const="8xP100", metavar="DEVICES", help="say what it would take on 8xP100, and stop")
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+
+
+def add_search_options(add: Callable, more: Sequence[str] = ()) -> None:
+    """The options of a `Translator`, and `more` of those of a search, from their table, which needs no TensorFlow."""
+    table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "serving" / "options.py"))
+    for option in table["SEARCH_OPTIONS"].values():
+        if option.translator or option.name in more:
+            kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")
+            add(f"--{name}", type=kind, metavar="X", help=f"{option.doc} ({option.default})")
 
 
 def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

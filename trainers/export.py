@@ -7,7 +7,7 @@ a check is not published: a server that watches the folder sees nothing of it.
 import json
 from pathlib import Path
 
-from trainers.command import chosen, load_tensorflow, options, run_program
+from trainers.command import add_search_options, chosen, load_tensorflow, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,11 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--format", default="savedmodel", choices=["savedmodel", "ctranslate2"], help="or a folder of CTranslate2")
     kinds = "int8, int16, float16 or bfloat16 weights, with --format ctranslate2 (float32)"
     add("--quantization", metavar="KIND", help=kinds)
-    add("--beam-size", type=int, metavar="K", help="beams, if a request does not say (4)")
-    add("--length-penalty", type=float, metavar="A", help="its exponent, if a request does not say (0.6)")
-    add("--n-best", type=int, metavar="N", help="translations that `translate` gives (4)")
+    add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=int, metavar="K", help="most beams that a request may ask for (16)")
-    add("--max-length", type=int, metavar="N", help="most tokens of a translation (256)")
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET for BLEU, or trees for F1, in float32 and in --dtype")
     add("--languages", nargs=2, metavar="XX", help="source and target (as the training files' names end)")
     args = parser.parse_args(argv)

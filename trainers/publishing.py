@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tf_transformer import PRESETS, TransformerConfig
+from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
 from tf_transformer.evaluation import costs
 from tf_transformer.files import write_json
@@ -17,6 +18,7 @@ from tf_transformer.runs.recipe import Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer, load
 from tf_transformer.serving.export import Root
+from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import next_version, save_export
 from trainers.command import chosen
 
@@ -91,7 +93,10 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a search that were given, each in its range."""
-    return chosen(given, ("beam_size", "length_penalty"))
+    found = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
+    if wrong := problem(found, {"beam_size": math.inf}):
+        raise BadInput(wrong)
+    return found
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:

@@ -4,7 +4,14 @@ import dataclasses
 import time
 from pathlib import Path
 
-from trainers.command import add_tfds_options, add_training_options, load_tensorflow, options, run_program
+from trainers.command import (
+    add_search_options,
+    add_tfds_options,
+    add_training_options,
+    load_tensorflow,
+    options,
+    run_program,
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -19,6 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
     add_tfds_options(add)
     add_training_options(add)
+    add_search_options(add)
     args = parser.parse_args(argv)
     if args.train and (args.tfds or args.prepared):
         parser.error("expected --train, or --tfds, or --prepared; got --train and another")

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainers.command import add_training_options, chosen, load_tensorflow, options, run_program
+from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
 
 RECIPES: dict[str, dict[str, Any]] = {  # Table 3 averages no checkpoints
     "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "eval_every": 5_000, "average_last": 1},
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score the rows with")
     add_training_options(add)
+    add_search_options(add)
     args = parser.parse_args(argv)
     if args.dropout is not None:
         parser.error("--dropout: expected none, since the rows say it")

@@ -80,7 +80,7 @@ class TreebankCorpus(PairCorpus):
         return self.batched(data.in_memory(self.dev[0], lines), batching, shuffle=False)
 
     def decoder(self, model: Any, tokenizer: Tokenizer) -> Parser:
-        return Parser(Translator(model, tokenizer, 1, 0.0, EXTRA_LENGTH))
+        return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
 
     @classmethod
     def read(cls, files: Files) -> Texts:
