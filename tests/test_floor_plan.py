@@ -9,8 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
-    {"evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
-    {"toy_corpus", "parsing.treebank", "evaluation.costs"},
+    {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
+    {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.dropout", "layers.normalization"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
@@ -20,11 +20,12 @@ FLOORS = [  # a file imports from lower floors only
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
     {"serving.publish", "corpora.records", "parsing.constraint"},
     {"translator", "interop.ctranslate2"},
-    {"parsing.parser"},
+    {"parsing.parser", "corpora.corpus"},
+    {"parsing.corpus", "runs.trainer"},
     {""},
 ]
-BACKEND_NEUTRAL = ["config", "masks", "files", "layers", "model", "ensemble", "training", "runs.run", "runs.callbacks"]
-BACKEND_NEUTRAL += ["evaluation", "toy_corpus", "parsing.treebank", "parsing.evalb"]
+BACKEND_NEUTRAL = ["config", "masks", "files", "layers", "model", "ensemble", "training", "runs.run"]
+BACKEND_NEUTRAL += ["runs.recipe", "runs.callbacks", "evaluation", "toy_corpus", "parsing.treebank", "parsing.evalb"]
 
 
 def modules():

@@ -1,23 +1,23 @@
 """What a user asks the programs for, and everything that can be wrong with it."""
 
-import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
-import types
 import warnings
+from pathlib import Path
 
 import pytest
 from programs import ROOT, fails, options
 
 import tf_transformer as tt
+from tf_transformer.corpora.corpus import languages_of
 from tf_transformer.files import write_text
 from tf_transformer.runs.callbacks import Stopped
-from tf_transformer.serving.options import SEARCH_OPTIONS
-from trainers import attention, evaluate, export, learning, translate, translation
-from trainers.command import in_parts, languages, run_program
+from tf_transformer.serving import publish
+from trainers import attention, evaluate, export, translate, translation
+from trainers.command import in_chunks, run_program
 
 
 def with_line(folder, name, number, line):
@@ -50,60 +50,83 @@ def test_bad_text(text, tmp_path, capsys, line, message):
     [
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
         (["--train", os.devnull, os.devnull], "expected sentences, got an empty file"),
-        (["--preset", "huge"], "--preset: expected one of base, big, A_h1"),
+        (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
         (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
         (["--vocab-size", "7"], "vocab_size: expected at least 261"),
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
-        (["--steps", "0"], "--steps: expected a positive number, got 0"),
+        (["--steps", "0"], "steps: expected a positive number, got 0"),
         (["--tfds", "wmt14_translate/de-en"], "expected --train, or --tfds, or --prepared; got --train and another"),
         (["--dry-run", "3xAbacus"], "devices: expected such as 8xP100, of K80, K40"),
         (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
-        (["--bidirectional-steps", "-1"], "--bidirectional-steps: expected 0 or more, got -1"),
-        (["--cooldown-steps", "-1"], "--cooldown-steps: expected 0 or more, got -1"),
-        (["--dropout-steps", "-1"], "--dropout-steps: expected 0 or more, got -1"),
-        (["--teachers", "one", "--epochs", "3"], "expected --steps beside --teachers"),
-        (["--student-dropout", "0"], "--student-dropout: expected --teachers beside it, got none"),
-        (["--ensemble"], "--ensemble: expected --teachers beside it, got none"),
-        (["--student-dropout", "1"], "--student-dropout: expected a rate in [0, 1), got 1.0"),
-        (["--word-dropout", "1"], "--word-dropout: expected a rate in [0, 1), got 1.0"),
-        (["--clip-norm", "0"], "--clip-norm: expected a positive number, got 0"),
-        (["--factor", "nan"], "--factor: expected a positive number, got nan"),
-        (["--alpha", "5.1"], "--alpha: expected a number from 0 to 5, got 5.1"),
-        (["--seed", "-1"], "--seed: expected 0 to 4294967295, got -1"),
+        (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
+        (["--cooldown-steps", "-1"], "cooldown_steps: expected 0 or more, got -1"),
+        (["--clip-norm", "0"], "clip_norm: expected a positive number, got 0"),
+        (["--factor", "nan"], "factor: expected a positive number, got nan"),
+        (["--length-penalty", "5.1"], "length_penalty: expected 0 to 5, got 5.1"),
+        (["--beam-size", "0"], "beam_size: expected at least 1, got 0"),
+        (["--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):
-    assert SEARCH_OPTIONS["length_penalty"].highest == learning.MAX_ALPHA
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, monkeypatch):
+def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, capsys, monkeypatch):
     monkeypatch.setattr(tt.distribution, "is_chief", lambda strategy: is_chief)
-    args = types.SimpleNamespace(export=ROOT / "README.md")
-    with pytest.raises(tt.BadInput, match="folder to write models to") if is_chief else contextlib.nullcontext():
-        learning.choose_export(tt, args, None, tt.run.Run("runs/name"))
+    monkeypatch.setattr(tt.ToyCorpus, "__init__", lambda *_: 1 / 0)  # what comes after
+    argv = ["--export", "README.md"]
+    if is_chief:
+        assert "README.md: expected a folder to write models to" in fails(translation, argv, capsys)
+    else:
+        with pytest.raises(ZeroDivisionError):
+            translation.main(argv)
 
 
-def test_what_is_beyond_the_paper_arrives_at_the_training(text, tmp_path, monkeypatch):
+class Asked(Exception):
+    """For a Trainer."""
+
+
+def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
+    """Every one of a recipe's fields, and what else there is; those not given are the preset's."""
+
+    def ask(self):
+        raise Asked(self)
+
+    monkeypatch.setattr(tt.Trainer, "fit", ask)
+    given = {"batch_tokens": 1_000, "warmup_steps": 7, "factor": 0.5, "cooldown_steps": 3, "eval_every": 11}
+    given |= {"average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16", "parts": 2, "clip_norm": 0.5}
+    given |= {"on_nan": "skip", "seed": 5}
+    more = {"dropout": 0.25, "vocab_size": 401}
+    argv = [part for name, value in (given | more).items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    for length in ({"steps": 17}, {"epochs": 3}):
+        ((name, value),) = length.items()
+        with pytest.raises(Asked) as asked:
+            translation.main([*options(text, "--run", tmp_path / "run"), *argv, f"--{name}", str(value)])
+        (trainer,) = asked.value.args
+        assert trainer.recipe == tt.Recipe(**given, **length)
+        assert set(given | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
+        assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
+    with pytest.raises(Asked) as asked:
+        translation.main(options(text, "--run", tmp_path / "run", "--preset", "multi30k"))
+    assert asked.value.args[0].recipe == tt.RECIPES["multi30k"]
+
+
+@pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])
+def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
+    """Where --export does not say it."""
     found = []
-    monkeypatch.setattr(translation, "learn", lambda *given: found.append(given))
-    argv = options(text, "--run", tmp_path / "run")
-    translation.main(argv)
-    translation.main([*argv, "--word-dropout", "0.2", "--bidirectional-steps", "7"])
-    wanted = [
-        {"bidirectional_steps": 0, "word_dropout": 0.0},
-        {"bidirectional_steps": 7, "word_dropout": 0.2},
-    ]
-    for (*_, settings, texts), beyond in zip(found, wanted, strict=True):
-        assert {name: getattr(texts, name) for name in beyond} == beyond
-        assert {name: settings["training"][name] for name in beyond} == beyond
+    monkeypatch.setattr(publish, "next_version", found.append)
+    monkeypatch.setattr(tt.Trainer, "fit", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        translation.main(more)
+    assert found == [Path("savedmodels") / expected]
 
 
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
@@ -115,19 +138,19 @@ def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("train", "given", "expected"),
+    ("train", "expected"),
     [
-        ("grammar", None, ("en", "de")),
-        (["data/train.en", "data/train.de.gz"], None, ("en", "de")),
-        (["data/source.txt", "data/target.txt"], None, None),
-        (["source", "target"], None, None),
-        ("wmt14_translate/de-en", None, None),
-        ("wmt14_translate/de-en", ["de", "en"], ("de", "en")),
+        ("grammar", ("en", "de")),
+        (["data/train.en", "data/train.de.gz"], ("en", "de")),
+        (["data/source.txt", "data/target.txt"], None),
+        (["source", "target"], None),
+        ("wmt14_translate/de-en", None),
+        (["a.trees"], None),
+        (None, None),
     ],
 )
-def test_languages(train, given, expected):
-    found = languages({"data": {"train": train}}, given)
-    assert found == (dict(zip(("source_language", "target_language"), expected, strict=True)) if expected else {})
+def test_languages_are_the_ends_of_the_files_names(train, expected):
+    assert languages_of(train) == expected
 
 
 def test_what_the_other_programs_refuse(text, tmp_path, capsys):
@@ -198,12 +221,12 @@ def test_long_texts_are_translated_part_by_part(capsys):
         return [text.upper() for text in texts]
 
     texts = [f"line {number}" for number in range(17)]
-    assert list(in_parts(upper, texts, 7)) == [text.upper() for text in texts]
+    assert list(in_chunks(upper, texts, 7)) == [text.upper() for text in texts]
     assert parts == [7, 7, 3]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in (7, 14, 17)]
-    assert list(in_parts(upper, texts, 17)) == [text.upper() for text in texts]
-    assert list(in_parts(upper, [], 17)) == []
+    assert list(in_chunks(upper, texts, 17)) == [text.upper() for text in texts]
+    assert list(in_chunks(upper, [], 17)) == []
     assert capsys.readouterr().err == ""
 
 
@@ -214,7 +237,7 @@ def test_what_was_translated_before_an_error_is_kept(tmp_path):
         return texts
 
     with pytest.raises(OSError, match="no more"):
-        write_text(tmp_path / "out", in_parts(translator, ["a", "b", "c"], 2))
+        write_text(tmp_path / "out", in_chunks(translator, ["a", "b", "c"], 2))
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.tmp").read_text() == "ab"
 

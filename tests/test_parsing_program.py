@@ -2,15 +2,17 @@
 
 import json
 import random
-from pathlib import Path
+import re
 
 import pytest
 from programs import fails
 
 import tf_transformer as tt
+from tf_transformer.parsing.corpus import mixed
 from tf_transformer.parsing.treebank import read_tree
 from tf_transformer.serving import publish
-from trainers import parsing, translate, translation
+from trainers import export as trainer_export
+from trainers import parsing, translate
 
 NOUNS = ["cat", "dog", "door", "woman", "(", "tree"]
 
@@ -65,43 +67,20 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     assert lines[1] == ""
     parsing.main([*argv, "--steps", "80"])
     assert "this run is complete" in capsys.readouterr().out
-    assert "data.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
+    assert "corpus.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
 
-    tuned = tmp_path / "tuned"
-    parsing.main([*argv, "--steps", "20", "--run", str(tuned), "--tune-dropout", "0.1", "0.9"])
-    assert "dropout was" not in capsys.readouterr().out
-    assert [json.loads((tuned / f"dropout-{rate}/config.json").read_text())["model"]["dropout"] for rate in (0.1, 0.9)]
-    assert (tuned / "dropout-0.1/metrics.json").exists() and not (tuned / "dropout-0.9/metrics.json").exists()
-
-
-def test_dropout_is_chosen_by_the_dev_trees(monkeypatch, tmp_path):
-    """That of the last look; what was complete before is not scored again."""
-    found = {0.0: [70.0, 71.0], 0.2: [60.0, 73.5], 0.3: [74.0, 72.9]}
-    args = parsing.arguments(["--train", "t", "--dev", "d", "--tune-dropout", "0", "0.2", "0.3"])
-    for complete in (0.0, 0.2):
-
-        def learn(tt, args, strategy, config, recipe, run, settings, texts, complete=complete):
-            assert (settings["model"], texts) == ({"dropout": config.dropout, "d_model": 7}, "texts")
-            run.history = [{"dev_f1": score} for score in found[config.dropout]]
-            return config.dropout != complete
-
-        monkeypatch.setattr(parsing, "learn", learn)
-        run, settings = tt.run.Run(tmp_path / "run"), {"model": {"dropout": 0.1, "d_model": 7}}
-        best = parsing.learn_best(tt, args, None, tt.PRESETS["tiny"], {}, run, settings, "texts")
-        assert best is None if complete == 0.2 else best.path == tmp_path / "run" / "dropout-0.2"
-
-
-def test_the_savedmodel_is_called_as_the_run(files, tmp_path, monkeypatch):
-    """Also that of one of its dropout rates."""
-    found = []
-    monkeypatch.setattr(parsing, "learn_best", lambda tt, args, *_: found.append((args.export, args.tune_dropout)))
-    monkeypatch.setattr(translation, "learn", lambda tt, args, *_: found.append((args.export, None)))
-    run = ["--run", str(tmp_path / "name")]
-    parsing.main(["--train", files[0], "--dev", files[1], *run, "--tune-dropout", "0.2"])
-    translation.main(run)
-    translation.main([])
-    names = [Path("savedmodels") / name for name in ("name", "name", "demo")]
-    assert found == list(zip(names, ([0.2], None, None), strict=True))
+    models = tmp_path / "models"
+    trainer_export.main(["--run", str(run), "--name", "again", "--base", str(models), "--beam-size", "2"])
+    printed = capsys.readouterr().out
+    assert f"F1 {metrics['test_f1']:.2f} in float32, at the training's end" in printed
+    facts = json.loads((models / "again/1/assets.extra/tf_transformer.json").read_text())
+    assert (facts["f1"], facts["beam_size"], facts["length_penalty"], facts["step"]) == (metrics["test_f1"], 2, 0.3, 80)
+    assert read_tree(tt.SavedTranslator(models / "again/1")("a door")).leaves() == ["a", "door"]
+    more = ["--name", "half", "--base", str(models), "--dtype", "bfloat16", "--dev", files[1]]
+    trainer_export.main(["--run", str(run), *more])
+    assert re.findall(r"^F1 [\d.]+ in (\w+)  EVALB", capsys.readouterr().out, re.M) == ["float32", "bfloat16"]
+    refused = fails(trainer_export, ["--run", run, "--name", "m", "--base", models, "--n-best", 2], capsys)
+    assert refused.endswith("expected options of a parser, which this run is, got those of a translator")
 
 
 def test_what_a_user_gets_wrong(files, tmp_path, capsys):
@@ -118,11 +97,10 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
-        ([*given, "--tune-dropout", 0.1, "--dropout", 0.1], "expected --dropout or --tune-dropout, got both"),
-        ([*given, "--tune-dropout", 0.1, 1], "dropout: expected a rate in [0, 1), got 1"),
-        ([*given, "--beam-size", 0], "--beam-size: expected a positive number, got 0"),
+        ([*given, "--dropout", 1], "dropout: expected a rate in [0, 1), got 1"),
+        ([*given, "--beam-size", 0], "beam_size: expected at least 1, got 0"),
         ([*given, "--export", train], f"{train}: expected a folder to write models to"),
-        ([*given, "--preset", "nice"], "--preset: expected one of base, big"),
+        ([*given, "--preset", "nice"], "preset: expected one of base, big"),
         (
             ["--train", train, bad, "--dev", dev],
             "line 2: expected a bracketed tree, got one without its last 1 brackets",
@@ -146,4 +124,4 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
     ],
 )
 def test_extra_trees_are_mixed_in_at_a_ratio(ratio, expected):
-    assert "".join(parsing.mixed(["g"] * 3, ["e"] * 7, ratio)) == expected
+    assert "".join(mixed(["g"] * 3, ["e"] * 7, ratio)) == expected

@@ -106,8 +106,6 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
     assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
-    for more in (["--bidirectional-steps", 5], ["--teachers", tmp_path / "teacher"]):
-        assert "expected --bidirectional-steps 0 and no --teachers" in fails(translation, [*argv, *more], capsys)
     assert "expected --vocab-size and --skip-bad-lines at" in fails(translation, [*argv, "--vocab-size", 400], capsys)
 
 
@@ -247,15 +245,23 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
         load("dev")
 
     argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
-    args = translation.arguments(argv)
-    pairs, sentences, count, dev, test = translation.read_corpus(tt, args)
-    assert count == len(list(pairs)) == 300
-    assert sorted(sentences()) == sorted(text for pair in corpus["train"] for text in pair)
-    assert sorted(zip(*dev, strict=True)) == sorted(corpus["dev"])
-    assert sorted(zip(*test, strict=True)) == sorted(corpus["test"])
+    found = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
+    assert found.count() == len(list(found.pairs())) == 300
+    assert sorted(found.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
+    assert sorted(zip(*found.dev, strict=True)) == sorted(corpus["dev"])
+    assert sorted(zip(*found.test, strict=True)) == sorted(corpus["test"])
 
     prepare.main([*argv, "--to", str(tmp_path / "records"), "--vocab-size", "400"])
     assert "300 pairs, " in capsys.readouterr().out
     assert tt.records.Records(tmp_path / "records").tokenizer.vocab_size == 400
-    args = translation.arguments([*argv, "--prepared", str(tmp_path / "records")])
-    assert translation.read_corpus(tt, args)[3:] == (dev, test)
+
+    def ask(trainer):
+        asked.append(trainer)
+        raise KeyboardInterrupt
+
+    asked = []
+    with mock.patch.object(tt.Trainer, "fit", ask), pytest.raises(KeyboardInterrupt):
+        translation.main([*argv, "--prepared", str(tmp_path / "records")])
+    prepared = asked[0].corpus
+    assert (prepared.dev, prepared.test, prepared.languages) == (found.dev, found.test, ("en", "de"))
+    assert asked[0].config.vocab_size == 400

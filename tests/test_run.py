@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import types
 
 import keras
@@ -10,7 +14,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.runs.callbacks import START, Progress
+from tf_transformer.runs.callbacks import Checkpoints
 from tf_transformer.runs.run import Run
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
@@ -40,16 +44,17 @@ def batches(first=0):
 def train(run, epochs, *callbacks, steps=None):
     """Train to so many epochs of three steps, or steps, going on from the last checkpoint."""
     model = new_model()
-    progress = Progress(run, run.restore(model) or START, steps)
-    while progress.step < (steps or 3 * epochs):
-        first, done = divmod(progress.step, 3)
-        with progress.hears_signals():
+    checkpoints = Checkpoints(run, steps=steps)
+    checkpoints.restore(model)
+    while checkpoints.step < (steps or 3 * epochs):
+        first, done = divmod(checkpoints.step, 3)
+        with checkpoints.hears_signals():
             model.fit(
-                batches(progress.step),
+                batches(checkpoints.step),
                 steps_per_epoch=3 - done,
                 initial_epoch=first,
                 epochs=first + 1 if done else epochs,
-                callbacks=[progress, *callbacks],
+                callbacks=[checkpoints, *callbacks],
                 verbose=0,
                 shuffle=False,
             )
@@ -164,22 +169,118 @@ def test_a_disk_without_room_for_all_of_it_is_not_written_to(one_epoch, monkeypa
             assert [path.name for path in (one_epoch / "checkpoints").iterdir()] == ["step-00000003"]
 
 
+SETTINGS = {
+    "kind": "translation",
+    "model": {"num_layers": 2, "d_k": None},
+    "recipe": {"seed": 7, "steps": 30},
+    "corpus": {"train": ("a", "b")},
+}
+
+
 def test_a_folder_belongs_to_one_configuration(tmp_path):
     run = Run(tmp_path / "run")
-    settings = {"model": {"num_layers": 2, "d_k": None}, "data": {"train": ("a", "b")}}
-    assert not run.exists(settings)
+    assert not run.exists(SETTINGS)
     assert not run.path.exists()
-    run.begin(settings)
-    assert Run(tmp_path / "run").exists(settings)
-    assert Run(tmp_path / "run").exists(settings | {"word_dropout": 0.0})  # of a version that has one more option
-    with pytest.raises(tt.BadInput, match=r"word_dropout was null, now 0.1"):
-        Run(tmp_path / "run").exists(settings | {"word_dropout": 0.1})
+    run.begin(SETTINGS)
+    assert json.loads((run.path / "config.json").read_text())["version"] == 2
+    assert Run(tmp_path / "run").exists(SETTINGS)
+    later = SETTINGS | {"corpus": SETTINGS["corpus"] | {"word_dropout": 0.0}}  # of a version that has one more option
+    assert Run(tmp_path / "run").exists(later)
+    later["corpus"]["word_dropout"] = 0.1
+    with pytest.raises(tt.BadInput, match=r"corpus.word_dropout was null, now 0.1"):
+        Run(tmp_path / "run").exists(later)
     older = Run(tmp_path / "older")  # of a version that had two more
-    older.begin(settings | {"data": settings["data"] | {"sorted": 0, "shards": 2}})
-    with pytest.raises(tt.BadInput, match=r"configuration: data\.shards was 2, now null;"):
-        older.exists(settings)
-    with pytest.raises(tt.BadInput, match=r"another configuration: model\.num_layers was 2, now 3; give --run another"):
-        run.exists(settings | {"model": {"num_layers": 3, "d_k": None}})
+    older.begin(SETTINGS | {"corpus": SETTINGS["corpus"] | {"sorted": 0, "shards": 2}})
+    with pytest.raises(tt.BadInput, match=r"configuration: corpus\.shards was 2, now null;"):
+        older.exists(SETTINGS)
+    with pytest.raises(tt.BadInput, match=r"another configuration: model\.num_layers was 2, now 3; give another"):
+        run.exists(SETTINGS | {"model": {"num_layers": 3, "d_k": None}})
+    with pytest.raises(tt.BadInput, match='kind was "translation", now "parsing"'):
+        run.exists(SETTINGS | {"kind": "parsing"})
+
+
+def test_what_may_change_as_a_run_goes_on(tmp_path):
+    """How far it is trained and how often it is looked at; not what its weights depend on."""
+    run = Run(tmp_path)
+    run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
+    free = {"steps": 40, "eval_every": 7, "average_last": 3, "dev_sentences": 11, "parts": 2, "on_nan": "skip"}
+    assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
+    changes = {"batch_tokens": 7, "warmup_steps": 7, "factor": 0.7, "cooldown_steps": 7, "tokenizer": "unigram"}
+    changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7}
+    assert {*free, *changes, "epochs"} == set(tt.Recipe().to_dict())
+    for name, value in changes.items():
+        with pytest.raises(tt.BadInput, match=f"recipe.{name} was "):
+            run.exists(SETTINGS | {"recipe": tt.Recipe(**{name: value}).to_dict()})
+
+
+FORMER = {  # what the version before there were numbers wrote
+    "model": tt.PRESETS["tiny"].to_dict(),
+    "training": {"batch_tokens": 512, "warmup_steps": 40, "factor": 1.5, "student_dropout": 0.1, "word_dropout": 0.0}
+    | {"dropout_steps": 0, "bidirectional_steps": 0, "cooldown_steps": 5, "clip_norm": None},
+    "data": {"tokenizer": "bpe", "seed": 3, "mixed_precision": None, "train": ["a.en", "a.de"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("training", "data", "kind", "corpus"),
+    [
+        ({}, {}, "translation", {"train": ["a.en", "a.de"]}),
+        ({}, {"train": ["a"], "tags": True, "extra": ["b"]}, "parsing", {"train": ["a"], "tags": True, "extra": ["b"]}),
+        (
+            {"bidirectional_steps": 7, "word_dropout": 0.2, "dropout_steps": 9},
+            {"teachers": ["c"]},
+            "translation",
+            {"train": ["a.en", "a.de"], "teachers": ["c"], "student_dropout": 0.1, "word_dropout": 0.2}
+            | {"bidirectional_steps": 7, "dropout_steps": 9},
+        ),
+    ],
+)
+def test_a_run_of_the_former_version_goes_on(training, data, kind, corpus, tmp_path):
+    former = {name: FORMER[name] | more for name, more in (("model", {}), ("training", training), ("data", data))}
+    (tmp_path / "config.json").write_text(json.dumps(former))
+    recipe = tt.Recipe(batch_tokens=512, warmup_steps=40, factor=1.5, cooldown_steps=5, seed=3)
+    settings = {"kind": kind, "model": former["model"], "recipe": recipe.to_dict(), "corpus": corpus}
+    assert Run(tmp_path).exists(settings)
+    assert tt.Recipe(**Run(tmp_path).settings()["recipe"]) == recipe
+    with pytest.raises(tt.BadInput, match="recipe.seed was 3, now 4"):
+        Run(tmp_path).exists(settings | {"recipe": recipe.to_dict() | {"seed": 4}})
+
+
+def test_a_run_of_a_later_version_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"version": 3}))
+    with pytest.raises(tt.BadInput, match="expected version 2 or earlier, got 3"):
+        Run(tmp_path).settings()
+
+
+LOCKED = """
+import sys
+from tf_transformer.runs.run import Run
+Run(sys.argv[1]).lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
+    path = tmp_path / "run"
+    command, pipe = [sys.executable, "-c", LOCKED, str(path)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout.readline() == "locked\n", process.stderr.read()
+            with pytest.raises(tt.BadInput, match=f"run: .*; process {process.pid} on .* is training it"):
+                Run(path).lock()
+            assert not Run(path, writes=False).lock()  # a worker beside the one that writes
+        finally:
+            process.kill()
+    run, other = Run(path), Run(path)
+    assert run.lock() and not other.lock()  # this process has it
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        error = process.communicate()[1]
+    assert error.strip().endswith(f"process {os.getpid()} on {socket.gethostname()} is training it")
+    other.unlock()
+    assert run.lock()
+    run.unlock()
+    assert not Run(path).exists(SETTINGS)  # the lock is no obstacle to a new run
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path):

@@ -11,6 +11,7 @@ from keras import ops
 
 from tf_transformer import (
     Adam,
+    Cooldown,
     Perplexity,
     SmoothedCrossEntropy,
     TokenAccuracy,
@@ -49,7 +50,7 @@ def test_the_rate_of_base_is_highest_after_warm_up():
 
 
 def test_the_rate_falls_to_0_in_the_last_steps():
-    schedule = WarmupSchedule(128, 5, cooldown_steps=7, train_steps=23)
+    schedule = Cooldown(WarmupSchedule(128, 5), 7, train_steps=23)
     for step_num in range(1, 24):
         left = min(24 - step_num, 7) / 7  # 1 up to step 17, 1 / 7 at the last
         close(schedule(step_num - 1), left * oracle.learning_rate(step_num, 128, 5), atol=0)
@@ -58,10 +59,10 @@ def test_the_rate_falls_to_0_in_the_last_steps():
     close(again(np.arange(29)), schedule(np.arange(29)), atol=0)
 
 
-@pytest.mark.parametrize("cooldown_steps, train_steps", [(7, 0), (7, 6), (-1, 23)])
+@pytest.mark.parametrize("cooldown_steps, train_steps", [(7, 0), (7, 6), (-1, 23), (0, 23)])
 def test_the_last_steps_are_some_of_all(cooldown_steps, train_steps):
-    with pytest.raises(ValueError, match=f"expected 0 to train_steps={train_steps} .*, got {cooldown_steps}"):
-        WarmupSchedule(128, cooldown_steps=cooldown_steps, train_steps=train_steps)
+    with pytest.raises(ValueError, match=f"expected 1 to train_steps={train_steps} .*, got {cooldown_steps}"):
+        Cooldown(WarmupSchedule(128), cooldown_steps, train_steps)
 
 
 def test_an_optimizers_first_update_is_step_one():

@@ -6,20 +6,21 @@ import pytest
 
 import tf_transformer as tt
 from tests.test_config import TABLE_3
+from tf_transformer.evaluation import table3
 from trainers import variations
 
 BASE = tt.PRESETS["base"]
 
 
 def test_all_rows_of_the_paper_are_there():
-    assert set(variations.PAPER) == set(TABLE_3)
-    assert len(variations.PAPER) == 20
+    assert set(table3.PAPER) == set(TABLE_3)
+    assert len(table3.PAPER) == 20
 
 
-@pytest.mark.parametrize("row", variations.PAPER)
+@pytest.mark.parametrize("row", table3.PAPER)
 def test_a_row_keeps_its_ratio_to_base(row):
-    assert variations.scaled(row, "paper") == tt.PRESETS[row]
-    config, base = variations.scaled(row, "multi30k").to_dict(), variations.scaled("base", "multi30k").to_dict()
+    assert table3.scaled(row, "paper") == tt.PRESETS[row]
+    config, base = table3.scaled(row, "multi30k").to_dict(), table3.scaled("base", "multi30k").to_dict()
     varied = {name: value for name, value in TABLE_3[row].items() if name != "train_steps"}  # one budget for all
     assert {name for name in config if config[name] != base[name]} == set(varied)
     for name, value in varied.items():
@@ -32,10 +33,10 @@ def test_a_row_keeps_its_ratio_to_base(row):
 
 
 def test_rows_are_chosen_by_name_and_by_group():
-    assert variations.chosen("all") == list(variations.PAPER)
-    assert variations.chosen("B, big,D_ls0") == ["B_dk16", "B_dk32", "D_ls0", "big"]
-    with pytest.raises(tt.BadInput, match="--rows: expected all, A to E, or base, .* got F, dk16"):
-        variations.chosen("base,F,dk16")
+    assert table3.chosen("all") == list(table3.PAPER)
+    assert table3.chosen("B, big,D_ls0") == ["B_dk16", "B_dk32", "D_ls0", "big"]
+    with pytest.raises(tt.BadInput, match="rows: expected all, A to E, or base, .* got F, dk16"):
+        table3.chosen("base,F,dk16")
 
 
 def test_what_the_rows_say_is_no_option(capsys):
@@ -44,7 +45,7 @@ def test_what_the_rows_say_is_no_option(capsys):
         (["--dry-run"], "trainers.translation --preset ROW"),
     ):
         with pytest.raises(SystemExit):
-            variations.arguments(["--train", "a", "b", "--dev", "c", "d", *given])
+            variations.main(["--train", "a", "b", "--dev", "c", "d", *given])
         assert message in capsys.readouterr().err
 
 
@@ -63,7 +64,8 @@ def test_two_rows(tmp_path, capsys):
     assert [line["steps"] for line in lines] == ["2", "2"]
     assert [line["paper's BLEU"] for line in lines] == ["25.8", "23.7"]
     assert [line["paper's parameters (millions)"] for line in lines] == ["65", "36"]
-    like_base = variations.result(tt.run.Run(tmp_path / "run" / "base"), "A_h4", "multi30k")
+    found = {"steps": 2, "dev_perplexity": 3.0, "dev_bleu": 5.0, "parameters": 7}
+    like_base = table3.line_of("A_h4", "multi30k", found)
     assert like_base["paper's parameters (millions)"] == 65
     for line in lines:
         history = (tmp_path / "run" / line["row"] / "history.csv").read_text().splitlines()
@@ -72,7 +74,7 @@ def test_two_rows(tmp_path, capsys):
     by_parameters = [int(line["parameters"]) for line in lines]
     assert by_parameters[0] - by_parameters[1] == 2 * 461_312  # two layers of both stacks, each of 128 and 512
     table = (tmp_path / "run" / "table3.md").read_text()
-    lines = variations.as_markdown([dict.fromkeys(variations.COLUMNS, 5.0)]).splitlines()
+    lines = table3.as_markdown([dict.fromkeys(table3.COLUMNS, 5.0)]).splitlines()
     assert lines[2] == "| 5.0 | 5.0 | 5.0 | 5.00 | 5.00 | 5.0 | 5.00 | 5.0 | 5.0 |"
     assert all(line.count("|") == 10 for line in [*table.splitlines(), *lines])
     capsys.readouterr()

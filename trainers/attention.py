@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     sentences = args.sentences or sys.stdin.read().splitlines()
     load_tensorflow()
     import tf_transformer as tt
+    from tf_transformer.serving.publish import check_saved_model
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
@@ -45,6 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
+    if args.model:
+        check_saved_model(args.model)
     model = tt.load(args.model or args.run)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):

@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import keras
 import numpy as np
@@ -48,12 +48,13 @@ class Run:
         writes: whether this process writes; of several that train together, one does.
     """
 
+    _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
+
     def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
         self.path = Path(path)
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
-        self._lock: IO[str] | None = None
 
     def exists(self, settings: dict[str, Any]) -> bool:
         """Whether the folder holds a run with these settings, apart from those that may change as a run goes on.
@@ -106,12 +107,12 @@ class Run:
         It is an advisory lock on the file .lock; on a network file system it works as far as that has such locks.
 
         Returns:
-            whether the lock is new; not where it is held already, nor where another process writes.
+            whether the lock is new; not where this process holds it already, nor where another is to write.
 
         Raises:
             BadInput: another process trains there.
         """
-        if self._lock or not self.writes:
+        if self.path.resolve() in self._locks or not self.writes:
             return False
         self.path.mkdir(parents=True, exist_ok=True)
         file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the lock is held)
@@ -125,14 +126,13 @@ class Run:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        self._lock = file
+        self._locks[self.path.resolve()] = file
         return True
 
     def unlock(self) -> None:
         """Let other processes train here."""
-        if self._lock:
-            self._lock.close()
-            self._lock = None
+        if file := self._locks.pop(self.path.resolve(), None):
+            file.close()
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""

@@ -1,0 +1,286 @@
+"""Training from Python: what a person writes, killed and gone on with, in another way than the default, in use."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+from programs import same_weights
+
+import tf_transformer as tt
+from tf_transformer.runs.callbacks import Checkpoints, Stopped
+from tf_transformer.runs.recipe import RECIPES, recipe_of
+from tf_transformer.runs.run import Run
+
+CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
+RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
+
+
+@pytest.fixture(scope="module")
+def corpus(text):
+    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
+
+
+# What a person writes, as it stands in `Trainer`'s documentation and in the README.
+PROGRAM = """
+import tf_transformer as tt
+
+corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
+trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048, warmup_steps=300))
+trainer.fit()                                # goes on from the last checkpoint if there is one; fit(until=400) stops earlier
+translator = trainer.translator(beam_size=4) # the average of the last checkpoints
+trainer.evaluate(("test.en", "test.de"))     # BLEU, chrF and their signatures
+translator.save("savedmodels/mine/1")
+
+tt.load("runs/mine")                         # a Translator, or a Parser: the run knows what it is
+"""  # noqa: E501
+SMALLER = PROGRAM.replace('tt.PRESETS["tiny"]', "config").replace("steps=800", "steps=8, eval_every=2")
+SMALLER = SMALLER.replace(
+    "import tf_transformer as tt\n",
+    "import tf_transformer as tt\nimport dataclasses\n"
+    'config = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)\n',
+)
+
+
+def killed_once(program, text, folder):
+    """Run in a process that is killed when it has saved a checkpoint, and run again."""
+    folder.mkdir()
+    for name in ("train", "dev", "test"):
+        for side in ("en", "de"):
+            os.symlink(text / f"{name}.{side}", folder / f"{name}.{side}")
+    begin = lambda: subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.DEVNULL)  # noqa: E731
+    process, deadline = begin(), time.monotonic() + 240
+    while not list(folder.glob("runs/mine/checkpoints/step-*")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "savedmodels").exists()
+    assert begin().wait() == 0
+    assert (folder / "savedmodels/mine/1/saved_model.pb").exists()
+
+
+def test_what_a_person_writes_is_killed_and_goes_on(text, corpus, tmp_path):
+    """With the weights of a run that was not; see the slow test for the whole of it."""
+    killed_once(SMALLER, text, tmp_path / "killed")
+    whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, tt.Recipe(8, None, 2_048, 300, eval_every=2))
+    whole.fit()
+    same_weights(tmp_path / "killed/runs/mine", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_block_word_for_word(tmp_path):
+    tt.toy_corpus.write_corpus(tmp_path / "text")
+    killed_once(PROGRAM, tmp_path / "text", tmp_path / "killed")
+    killed_twice = PROGRAM.replace("trainer.fit()  ", "trainer.fit(400); trainer.fit()  ")
+    killed_once(killed_twice, tmp_path / "text", tmp_path / "again")
+    same_weights(tmp_path / "killed/runs/mine", tmp_path / "again/runs/mine")
+
+
+def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
+    """At a checkpoint, between two, and twice in one epoch: with the same end, and the same checkpoints."""
+    whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, RECIPE)
+    history = whole.fit()
+    assert [row["step"] for row in history] == [4, 7]
+    assert (whole.began, whole.steps) == (0, 7)
+    parts = tt.Trainer(tmp_path / "parts", CONFIG, corpus, RECIPE)
+    names = []
+    for until in (2, 3, 4, 5, None):
+        parts.fit(until)
+        names.append([path.name[-10:] for path in parts.run.checkpoints()])
+    assert names[:3] == [["02-stopped"], ["03-stopped"], ["p-00000004"]]
+    assert names[3] == ["p-00000004", "05-stopped"]
+    assert names[4] == ["p-00000004", "p-00000007"]
+    assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
+    assert (parts.began, parts.steps) == (7, 7)
+    same_weights(tmp_path / "whole", tmp_path / "parts")
+    for row, other in zip(history, parts.run.history, strict=True):
+        for name in set(row) - {"seconds", "tokens/s"}:
+            assert row[name] == other[name], name
+    assert "\x08" not in (printed := capsys.readouterr().out) and "\x1b" not in printed
+    assert len(printed) < 6_000  # no line for every step
+
+
+def test_a_run_knows_what_it_is(corpus, text, tmp_path):
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
+    trainer.fit()
+    scores = trainer.evaluate((text / "test.en", text / "test.de"))
+    assert set(scores) == {"BLEU", "chrF"} and scores["BLEU"].signature.startswith("nrefs:1|case:mixed")
+    translator = trainer.translator(beam_size=2)
+    assert isinstance(translator, tt.Translator) and translator.beam_size == 2
+    assert tt.load(tmp_path)("A door.") == trainer.translator()("A door.")
+    assert isinstance(tt.load([tmp_path, tmp_path]).model, tt.Ensemble)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["kind"] == "translation"
+    assert tt.Recipe(**settings["recipe"]) == trainer.recipe
+    assert settings["corpus"] == {"train": [str(text / "train.en"), str(text / "train.de")]}
+    with pytest.raises(tt.BadInput, match=r"corpus.train was .*, now \"grammar\""):
+        tt.Trainer(tmp_path, CONFIG, tt.ToyCorpus(), RECIPE).fit()
+
+
+class Halved(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that Keras does not know."""
+
+    def __call__(self, step):
+        return 0.25 * 0.5 ** keras.ops.cast(step, "float32")
+
+
+def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=epoch + 0.5))
+    recipe = dataclasses.replace(RECIPE, steps=6, cooldown_steps=4)
+    trainer = tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe, schedule=Halved(), callbacks=[callback])
+    for row in trainer.fit():
+        seen.append((row["step"], row["learning_rate"], row["mine"]))
+    # Keras gives the rate of the next step: 0.25 / 2 ** 3, times 3 of 4 steps left; 0 after the last.
+    assert seen == [(3, pytest.approx(0.25 / 8 * 3 / 4), 0.5), (6, 0.0, 1.5)]
+    assert trainer.run.settings()["schedule"] == "Halved"
+    with pytest.raises(tt.BadInput, match='schedule was "Halved", now null'):
+        tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe).fit()
+
+
+def test_another_optimizer(corpus, tmp_path):
+    """Plain descent, by hand from the gradient of Keras's own step."""
+    recipe = dataclasses.replace(RECIPE, steps=1)
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, recipe, optimizer=keras.optimizers.SGD(0.0))
+    trainer.fit()
+    keras.utils.set_random_seed(recipe.seed)
+    model = tt.Transformer(CONFIG)
+    model.build()
+    for weight, other in zip(tt.load(tmp_path).model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)  # with a rate of 0 nothing is learned
+    for more in ({"schedule": Halved()}, {"recipe": tt.Recipe(clip_norm=1.0)}, {"recipe": tt.Recipe(cooldown_steps=3)}):
+        with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm beside it"):
+            tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
+
+
+def test_a_callback_may_end_it(corpus, tmp_path, capsys):
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(trainer._model, "stop_training", True))
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[stop])
+    assert [row["step"] for row in trainer.fit()] == [4]
+    assert "stopped at step 4 by a callback" in capsys.readouterr().out
+
+
+def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
+    trainer.fit()
+    program = "import sys; from tf_transformer.runs.run import Run; Run(sys.argv[1]).lock(); print(flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(tt.BadInput, match=f"expected a run that nothing else trains; process {other.pid} on "):
+            trainer.fit()
+        other.kill()
+    trainer.fit()
+    assert not Run._locks  # it is let go
+
+
+def test_nothing_to_learn(tmp_path):
+    tt.toy_corpus.write_corpus(tmp_path, train=300, dev=3, test=3)
+    corpus = tt.TextCorpus(*((tmp_path / f"{split}.en", tmp_path / f"{split}.de") for split in ("train", "dev")))
+    corpus.max_length = 2  # the end symbol included
+    with pytest.raises(tt.BadInput, match="expected sentences of at most 2 tokens to train on, got none"):
+        tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE).fit()
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
+    """Whole epochs, in three processes' worth of calls; then averaged and exported as any run."""
+
+    def fit(folder, epochs):
+        keras.utils.set_random_seed(3)
+        model = tt.Transformer(CONFIG)
+        model.build()
+        model.compile(tt.Adam(tt.WarmupSchedule(16, 20)), tt.SmoothedCrossEntropy(), metrics=[tt.TokenCount()])
+        checkpoints = Checkpoints(folder, tokenizer)
+        data = endless.skip(checkpoints.step)
+        model.fit(data, steps_per_epoch=3, epochs=epochs, callbacks=[checkpoints], shuffle=False, verbose=0)
+        return model
+
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    files = text / "train.en", text / "train.de"
+    endless = tt.data.text_pairs(*files, tokenizer, batch_tokens=512, repeat=True, seed=3)
+    whole = fit(tmp_path / "whole", 3)
+    for epochs in (1, 2, 3, 3):
+        model = fit(tmp_path / "parts", epochs)
+    for weight, other in zip(model.variables, whole.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    run = Run(tmp_path / "parts")
+    assert [row["step"] for row in run.newest()[1]["history"]] == [3, 6, 9]
+    mean = np.mean([_weight(folder) for folder in run.checkpoints()], axis=0)
+    translator = tt.load(tmp_path / "parts")
+    np.testing.assert_allclose(translator.model.embedding.embeddings, mean, rtol=1e-5, atol=1e-7)
+    translator.save(tmp_path / "saved/1")
+    assert not Run._locks
+
+
+def _weight(folder):
+    import h5py
+
+    with h5py.File(folder / "model.weights.h5") as file:
+        return file["embedding/vars/0"][:]
+
+
+def test_a_signal_saves_and_stops(corpus, tmp_path):
+    raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, asked))
+    asked = [1]
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
+    with pytest.raises(Stopped, match="stopped after saving step 2") as stopped:
+        trainer.fit()
+    assert stopped.value.number == signal.SIGTERM and not Run._locks
+    assert [path.name for path in trainer.run.checkpoints()] == ["step-00000002-stopped"]
+
+
+def _terminate(batch, asked):
+    if asked and batch == asked[0]:
+        asked.clear()
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, "steps: expected a positive number, got 0"),
+        ({"factor": float("nan")}, "factor: expected a positive number, got nan"),
+        ({"clip_norm": float("inf")}, "clip_norm: expected a positive number, got inf"),
+        ({"cooldown_steps": -1}, "cooldown_steps: expected 0 or more, got -1"),
+        ({"tokenizer": "words"}, "tokenizer: expected bpe or unigram, got words"),
+        ({"mixed_precision": "int8"}, "mixed_precision: expected bfloat16 or float16, got int8"),
+        ({"on_nan": "cry"}, "on_nan: expected stop or skip, got cry"),
+        ({"seed": -1}, "seed: expected 0 to 4294967295, got -1"),
+        ({"steps": 1_000, "epochs": 2}, "expected steps or epochs, got 1,000 steps and 2 epochs"),
+    ],
+)
+def test_a_recipe_is_checked_when_it_is_made(wrong, message):
+    with pytest.raises(tt.BadInput, match=message):
+        tt.Recipe(**wrong)
+
+
+def test_every_field_of_a_recipe_is_documented():
+    for field in dataclasses.fields(tt.Recipe):
+        assert f"\n        {field.name}: " in tt.Recipe.__doc__
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "interval"),
+    [(800, 80, 80), (810, 80, 81), (7, 3, 4), (2, 80, 2), (800, None, 40), (100_000, None, 1_493), (9, None, 1)],
+)
+def test_the_last_checkpoint_is_at_the_end(steps, every, interval):
+    assert tt.Recipe(eval_every=every).interval(steps) == interval
+    assert tt.Recipe(eval_every=every).interval(steps) * round(steps / interval + 0.49) >= steps
+
+
+def test_presets_are_trained_for_what_they_are():
+    assert set(RECIPES) <= set(tt.PRESETS)
+    assert recipe_of("A_h4", "translation") == RECIPES["base"]
+    assert recipe_of("tiny", "parsing") == RECIPES["parsing_wsj"]
+    with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .* for translation; got 'parsing_small'"):
+        recipe_of("parsing_small", "translation")
+    with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .*parsing_semi.* for parsing; got 'huge'"):
+        recipe_of("huge", "parsing")
