@@ -12,17 +12,24 @@ from conftest import TEXTS
 from served import merge
 
 import tf_transformer as tt
-from tf_transformer.serving.export import Export
+from tf_transformer.serving.export import CONTRACT, Export
+from tf_transformer.serving.options import SEARCH_OPTIONS
 
-STRINGS = {
-    "serving_default": {"translation", "score", "truncated"},
-    "translate": {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"},
-    "translate_details": {"tokens", "alignments", "token_scores", "source_tokens"},
-    "score": {"log_prob", "score", "length"},
-    "tokenize": {"tokens", "length"},
-    "detokenize": {"text"},
-    "model_info": {"value"},
+TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
+DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}
+FIRST = {"beam_size", "length_penalty", "max_length"}
+# What clients rely on: with another input or output here, the number of the contract has to be another, too, and only
+# `search` and `search_details` may have another input.
+SIGNATURES = {  # by name inputs and outputs
+    "serving_default": ({"text"}, {"translation", "score", "truncated"}),
+    "translate": ({"text"} | FIRST, TRANSLATIONS),
+    "translate_details": ({"text"} | FIRST, DETAILS),
+    "score": ({"source", "target"}, {"log_prob", "score", "length"}),
+    "tokenize": ({"text"}, {"tokens", "length"}),
+    "detokenize": ({"tokens"}, {"text"}),
+    "model_info": ({"key"}, {"value"}),
 }
+ALL = {"2": FIRST}  # by the number of the contract, the options that there are
 
 
 def options(beam_size, length_penalty, max_length):
@@ -43,7 +50,14 @@ def same(found, expected):
 
 
 def test_signatures_and_outputs(served):
-    assert {name: set(outputs) for name, (_, outputs, _) in served.signatures.items()} == STRINGS
+    options = ALL[CONTRACT]
+    wanted = SIGNATURES | {
+        "search": ({"text"} | options, TRANSLATIONS),
+        "search_details": ({"text"} | options, DETAILS),
+    }
+    found = {name: (set(inputs), set(outputs)) for name, (inputs, outputs, _) in served.signatures.items()}
+    assert found == wanted
+    assert options == {name for name, option in SEARCH_OPTIONS.items() if option.request}
     for inputs, outputs, _ in served.signatures.values():
         assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
 
@@ -97,6 +111,14 @@ def test_options_are_by_row(served):
                 used = alone["scores"][0] > -1e8
                 assert used.sum() <= np.clip(given["beam_size"][row], 1, 4)
                 assert (alone["lengths"][0] <= given["max_length"][row]).all()
+
+
+def test_a_search_is_a_translation_with_all_options(served):
+    """Asked for the same, `search` answers as `translate`, and `search_details` as `translate_details`."""
+    text = {"text": TEXTS[:1] * 3 + TEXTS[6:]}
+    for given in ({}, options([1, 2, 5, 99, 3, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6], [9, 9, 3, 5, 9, 999])):
+        same(served(text | given, "search"), served(text | given, "translate"))
+        same(served(text | given, "search_details"), served(text | given, "translate_details"))
 
 
 def test_requests_that_the_server_merges(served):
@@ -191,12 +213,12 @@ def test_model_info(served, translator):
     keys = ["contract", "beam_size", "length_penalty", "tokenizer", "dtype", "framework_version", "tf_version"]
     keys += ["name", "version", "source_language", "target_language", "step", "nothing"]
     answer = served({"key": keys}, "model_info")["value"]
-    expected = ["1", "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
+    expected = ["2", "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
     expected += ["name", "1", "en", "de", "29", ""]
     assert [value.decode() for value in answer] == expected
 
 
-@pytest.mark.parametrize("name", list(STRINGS))
+@pytest.mark.parametrize("name", [*SIGNATURES, "search", "search_details"])
 def test_an_empty_batch(served, name):
     inputs, outputs, defaults = served.signatures[name]
     answer = served({key: np.array([], object) for key in inputs if key not in defaults}, name)
@@ -217,14 +239,27 @@ def test_wrong_shapes_are_refused(served):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n_best": 0}, "n_best and beam_size of 1 to max_beam_size=16, got 0 and 3"),
-        ({"max_beam_size": 2}, "n_best and beam_size of 1 to max_beam_size=2, got 4 and 3"),
-        ({"max_length": 0}, "max_length of at least 1 and length_penalty of at most 5, got 0 and 0.6"),
+        ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
+        ({"n_best": 17}, "n_best: expected 1 to 16, got 17"),
+        ({"max_beam_size": 2}, "beam_size: expected 1 to 2, got 3"),
+        ({"max_length": 0}, "max_length: expected at least 1, got 0"),
     ],
 )
 def test_options_of_the_export(translator, wrong, message):
-    with pytest.raises(tt.BadInput, match=message):
+    with pytest.raises(tt.BadInput, match=f"^{message}$"):
         Export(translator, **wrong)
+
+
+def test_options_of_the_translator(translator):
+    """Its defaults are in the range of an export, which may be another than the table's."""
+    steep = tt.Translator(translator.model, translator.tokenizer, length_penalty=5.1)
+    with pytest.raises(tt.BadInput, match=r"^length_penalty: expected 0 to 5, got 5\.1$"):
+        Export(steep)
+    wide = tt.Translator(translator.model, translator.tokenizer, beam_size=17)
+    with pytest.raises(tt.BadInput, match="^beam_size: expected 1 to 16, got 17$"):
+        Export(wide)
+    facts = Export(wide, max_beam_size=23, max_length=513).facts
+    assert (facts["beam_size"], facts["max_beam_size"], facts["max_length"]) == (17, 23, 513)
 
 
 def run(program, saved, *arguments):

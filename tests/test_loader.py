@@ -12,6 +12,8 @@ import tensorflow as tf
 from conftest import TEXTS
 from served import LOADER
 
+from tf_transformer.serving.options import SEARCH_OPTIONS
+
 
 def in_a_process(program, *arguments):
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -39,7 +41,7 @@ def test_signatures_are_the_files(served, saved):
             expected[name] = (*ports, {port: tf.make_ndarray(value) for port, value in signature.defaults.items()})
     assert served.signatures == expected
     assert {port for *_, defaults in expected.values() for port in defaults} == {
-        *("beam_size", "length_penalty", "max_length")
+        name for name, option in SEARCH_OPTIONS.items() if option.request
     }
 
 
@@ -60,7 +62,7 @@ def test_shapes_dtypes_and_values(served):
     assert list(some) == ["truncated", "lengths"]
     np.testing.assert_array_equal(some["lengths"], answer["lengths"])
     strings = served({"key": np.array(["n_best", "contract"])}, "model_info")  # of NumPy's own string type
-    assert strings["value"].tolist() == [b"4", b"1"]
+    assert strings["value"].tolist() == [b"4", b"2"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ pytest.importorskip("flask")
 from savedmodels.playground import __main__ as playground
 from savedmodels.playground import rest
 from savedmodels.playground.model import ServedModel, find_version
+from tf_transformer.serving.options import SEARCH_OPTIONS
 
 OPTIONS = {"beam_size": 3, "length_penalty": 0.6, "max_length": 9}
 
@@ -250,6 +251,28 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert 'data-name="name"' in page and "version 1" in page
     assert set(re.findall(r"https?://[^\s\"'`]*", page)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.findall(r"\b(?:src|href)=\"(?!data:)", page)
+
+
+def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
+    """A field for each option of the export, and of older exports those that they have."""
+    options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+    fields = re.findall(
+        r'<input id="(\w+)" type="number" min="(.*?)" max="(.*?)" step="(.*?)" value="(.*?)"', page(client)
+    )
+    assert [name for name, *_ in fields] == list(options)
+    for name, *values, step, default in fields:
+        option = options[name]
+        assert [float(value) for value in (*values, default)] == [option.lowest, option.highest, option.default]
+        assert step == {"int32": "1", "float32": "any"}[option.dtype]
+    assert 'data-signature="search"' in page(client) and json.dumps(list(options)) in page(client)
+    for name in ("search", "search_details"):
+        monkeypatch.delitem(model.signatures, name)
+    assert 'data-signature="translate"' in page(client)
+    assert set(re.findall(r'<input id="(\w+)"', page(client))) == {"beam_size", "length_penalty", "max_length"}
+
+
+def page(client):
+    return client.get("/").get_data(as_text=True)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])

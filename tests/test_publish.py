@@ -115,7 +115,7 @@ def test_description(translator, saved):
     assert abs(datetime.datetime.now(datetime.UTC) - created) < datetime.timedelta(hours=1)
     assert description == {
         **{"name": "name", "version": "1", "source_language": "en", "target_language": "de", "step": 29},
-        **{"contract": "1", "dtype": "float32", "framework_version": tt.__version__, "tf_version": tf.__version__},
+        **{"contract": "2", "dtype": "float32", "framework_version": tt.__version__, "tf_version": tf.__version__},
         **{"beam_size": 3, "max_beam_size": 16, "n_best": 4, "length_penalty": 0.6, "max_length": 256},
         **{"max_source_length": 41, "vocab_size": 350, "tokenizer": translator.tokenizer.fingerprint},
         "extra_length": 7,

@@ -1,15 +1,21 @@
 """The table of search options, and its ranges."""
 
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from savedmodels.clients import rest
 from tf_transformer.search import Rows
 from tf_transformer.serving import options
+from tf_transformer.serving.export import FIRST_OPTIONS
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_it_can_be_loaded_by_its_path_without_anything_else():
@@ -46,9 +52,33 @@ print(module.problem({{"beam_size": 0}}))
     ],
 )
 def test_ranges(name, value, highest, expected):
-    assert SEARCH_OPTIONS[name].problem(value, highest) == expected
-    others = {"n_best": 4, name: value, "extra_length": 3}
-    assert problem(others, None if highest is None else {name: highest}) == expected
+    values = {"n_best": 4, name: value, "extra_length": 3}
+    assert problem(values, None if highest is None else {name: highest}) == expected
+    assert SEARCH_OPTIONS[name].problem(value) == expected or highest is not None
+
+
+def test_the_contracts_tables_are_this_one():
+    """What a request may give, then what an export fixes, each a line."""
+    contract = (ROOT / "savedmodels/README.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| option \| dtype .*\n\|[-|]+\|\n((?:\|.*\n)+)", contract, re.MULTILINE)
+    for table, request in zip(tables, (True, False), strict=True):
+        options = [option for option in SEARCH_OPTIONS.values() if option.request == request]
+        assert table.splitlines() == [
+            f"| `{option.name}` | {option.dtype} | {option.default} | {option.range()} | {option.doc} |"
+            for option in options
+        ]
+
+
+def test_the_clients_lists_are_this_one():
+    """They stand alone, so they have lists of their own."""
+    wanted = {name: option.dtype for name, option in SEARCH_OPTIONS.items() if option.request}
+    assert {name: {int: "int32", float: "float32"}[kind] for name, kind in rest.OPTIONS.items()} == wanted
+    assert rest.FIRST == FIRST_OPTIONS
+    pytest.importorskip("tensorflow_serving")
+    from savedmodels.clients import grpc_client
+
+    assert {name: dtype.name for name, dtype in grpc_client.OPTIONS.items()} == wanted
+    assert set(FIRST_OPTIONS) == grpc_client.FIRST
 
 
 def test_the_table_is_sound():

@@ -11,14 +11,19 @@ import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-OPTIONS = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
+OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
+    "beam_size": tf.int32,
+    "length_penalty": tf.float32,
+    "max_length": tf.int32,
+}
+FIRST = {"beam_size", "length_penalty", "max_length"}  # what `translate` takes, which older exports have alone
 
 
 def translate_request(name, text, version=None, **options):
     """One text; a server that batches puts such requests together by itself."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = name
-    request.model_spec.signature_name = "translate"
+    request.model_spec.signature_name = "translate" if options.keys() <= FIRST else "search"
     if version and str(version).isdigit():
         request.model_spec.version.value = int(version)
     elif version:
@@ -37,9 +42,9 @@ def main(argv=None):
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
-    parser.add_argument("--beam-size", type=int, help="(the model's)")
-    parser.add_argument("--length-penalty", type=float, help="(the model's)")
-    parser.add_argument("--max-length", type=int, help="tokens of a translation at most (the model's)")
+    for key, dtype in OPTIONS.items():
+        kind = float if dtype.is_floating else int
+        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, help="(the model's)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer: the deadline (30)")
     args = parser.parse_args(argv)
 

@@ -14,7 +14,12 @@ import urllib.parse
 import urllib.request
 
 BUSY = (429, 503)  # the queue is full, or no version is ready: worth another try
-OPTIONS = {"beam_size": int, "length_penalty": float, "max_length": int}
+OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
+    "beam_size": int,
+    "length_penalty": float,
+    "max_length": int,
+}
+FIRST = ("beam_size", "length_penalty", "max_length")  # what `translate` takes, which older exports have alone
 
 
 class Client:
@@ -49,10 +54,10 @@ class Client:
                     raise
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
-    def defaults(self):
+    def defaults(self, options=FIRST):
         """The options' defaults, which the model itself knows: over REST every input has to be sent."""
-        values = self.predict(list(OPTIONS), "model_info")
-        return {key: kind(value) for (key, kind), value in zip(OPTIONS.items(), values, strict=True)}
+        values = self.predict(list(options), "model_info")
+        return {key: OPTIONS[key](value) for key, value in zip(options, values, strict=True)}
 
 
 def main(argv=None):
@@ -62,9 +67,8 @@ def main(argv=None):
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
-    parser.add_argument("--beam-size", type=int, help="(the model's)")
-    parser.add_argument("--length-penalty", type=float, help="(the model's)")
-    parser.add_argument("--max-length", type=int, help="tokens of a translation at most (the model's)")
+    for key, kind in OPTIONS.items():
+        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, help="(the model's)")
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")
     args = parser.parse_args(argv)
@@ -72,15 +76,16 @@ def main(argv=None):
     client = Client(args.host, args.name, args.version, args.timeout)
     options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
     texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
+    signature = "translate" if options.keys() <= set(FIRST) else "search"
     if options or args.n_best:
-        options = client.defaults() | options
+        options = client.defaults(FIRST if signature == "translate" else OPTIONS) | options
     for start in range(0, len(texts), args.batch_size):
         batch = texts[start : start + args.batch_size]
         if not options:
             for answer in client.predict(batch):
                 print(answer["translation"])
             continue
-        answers = client.predict([{"text": text} | options for text in batch], "translate")
+        answers = client.predict([{"text": text} | options for text in batch], signature)
         for i, answer in enumerate(answers, start):
             found = zip(answer["scores"], answer["translations"], strict=True)
             for score, translation in [pair for pair in found if pair[0] > -1e8][: args.n_best]:  # -1e9: not used

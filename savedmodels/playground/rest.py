@@ -17,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from werkzeug.exceptions import HTTPException
 
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.serving.options import SEARCH_OPTIONS
 
 PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(classify|regress|predict)")
 STATUS = re.compile(r"/v1/models(?:/([^/:]+))?(?:/versions/(\d+)|/labels/([^/:]+))?(?:/(metadata))?")
@@ -37,7 +38,12 @@ def app(model: ServedModel) -> Flask:
 
     @flask.get("/")
     def page():
-        html = render_template("page.html", name=model.name, version=model.version)
+        signature = "search" if "search" in model.signatures else "translate"  # contract 1 has only that
+        inputs = model.signatures[signature].inputs if signature in model.signatures else {}
+        options = [option for name, option in SEARCH_OPTIONS.items() if name in inputs]
+        html = render_template(
+            "page.html", name=model.name, version=model.version, signature=signature, options=options
+        )
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])

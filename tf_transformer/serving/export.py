@@ -5,21 +5,50 @@ that TensorFlow Serving can merge requests. Whatever stands in a row, no row rai
 """
 
 import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.search import penalty
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID
 from tf_transformer.version import __version__
 
-CONTRACT = "1"
-MAX_LENGTH_PENALTY = SEARCH_OPTIONS["length_penalty"].highest
+CONTRACT = "2"
+# What `translate` and `translate_details` take since contract 1, and for good: another input would break their clients.
+FIRST_OPTIONS = ("beam_size", "length_penalty", "max_length")
+
+
+class Signature(NamedTuple):
+    """A function of a SavedModel."""
+
+    name: str
+    function: Callable  # from texts [batch], and options [1] or [batch], by name to the outputs by name
+    texts: tuple[str, ...] = ("text",)
+    options: Mapping[str, tf.Tensor] = {}  # by name the default [1]
+
+    def traced(self):
+        """As a `tf.function` that knows its inputs and their defaults."""
+        names = [*self.texts, *self.options]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind) for name in self.texts]
+        inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
+
+        def call(*values):
+            return self.function(**dict(zip(names, values, strict=True)))
+
+        call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
+        dtypes = [tf.string for _ in self.texts] + [default.dtype for default in self.options.values()]
+        specs = [tf.TensorSpec([None], dtype, name) for dtype, name in zip(dtypes, names, strict=True)]
+        return tf.function(call, input_signature=specs, autograph=False)
 
 
 class Root(tf.Module):
-    """The root of a SavedModel; its functions are the signatures, `model_info` is one of them.
+    """The root of a SavedModel; `model_info` is one of its signatures.
 
     It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
     stored twice, and TensorFlow Serving would not restore those that the functions read.
@@ -27,12 +56,12 @@ class Root(tf.Module):
     Args:
         model: a built `Transformer`.
         tokenizer: its `Tokenizer`.
-        functions: from texts, and from options that have defaults, to the outputs.
+        signatures: besides `model_info`.
         warm: by name, the signatures that a server tries before it is ready, each with the options it is given.
         facts: what `model_info` answers besides what is known here.
     """
 
-    def __init__(self, model, tokenizer, functions, warm: dict[str, dict], **facts):
+    def __init__(self, model, tokenizer, signatures: Iterable[Signature], warm: dict[str, dict], **facts):
         super().__init__()
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
@@ -54,14 +83,11 @@ class Root(tf.Module):
         def model_info(key):
             return {"value": self.table.lookup(tf.ensure_shape(key, [None]))}
 
-        kinds = {"beam_size": tf.int32, "length_penalty": tf.float32, "max_length": tf.int32}
         self.names = []
-        for function in (*functions, model_info):
-            names = function.__code__.co_varnames[: function.__code__.co_argcount]
-            inputs = [tf.TensorSpec([None], kinds.get(name, tf.string), name) for name in names]
+        for signature in (*signatures, Signature("model_info", model_info, ("key",))):
             # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
-            setattr(self, function.__name__, tf.function(function, input_signature=inputs, autograph=False))
-            self.names.append(function.__name__)
+            setattr(self, signature.name, signature.traced())
+            self.names.append(signature.name)
 
     @property
     def signatures(self) -> dict:
@@ -79,61 +105,58 @@ class Export(Root):
     """A translator's SavedModel.
 
     Args:
-        translator: a `Translator`; its beam_size and length_penalty become the defaults.
-        n_best: translations that `translate` gives, fixed by the export.
+        translator: a `Translator`; its options become the defaults.
+        n_best: translations that a request gets, fixed by the export.
         max_beam_size: greatest beam size that a request may ask for.
         max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
             the default.
         facts: what `model_info` answers besides what is known here, e.g. source_language, target_language, step, bleu.
+
+    Raises:
+        BadInput: an option is out of range.
     """
 
-    def __init__(self, translator, n_best: int = 4, max_beam_size: int = 16, max_length: int = 256, **facts):
-        if not 1 <= min(n_best, translator.beam_size) <= max(n_best, translator.beam_size) <= max_beam_size:
-            raise BadInput(
-                f"expected n_best and beam_size of 1 to max_beam_size={max_beam_size}, "
-                f"got {n_best} and {translator.beam_size}"
-            )
-        if max_length < 1 or translator.length_penalty > MAX_LENGTH_PENALTY:
-            raise BadInput(
-                f"expected max_length of at least 1 and length_penalty of at most {MAX_LENGTH_PENALTY}, "
-                f"got {max_length} and {translator.length_penalty}"
-            )
+    def __init__(
+        self,
+        translator,
+        n_best: int = SEARCH_OPTIONS["n_best"].default,
+        max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
+        max_length: int = SEARCH_OPTIONS["max_length"].default,
+        **facts,
+    ):
+        values = translator.options | {"n_best": n_best, "max_length": max_length}
+        highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
+        if wrong := problem(values, highest | {"max_length": math.inf}):
+            raise BadInput(wrong)
         model, tokenizer = translator.model, translator.tokenizer
-        defaults = {  # of the options of `translate`
-            "beam_size": translator.beam_size,
-            "length_penalty": float(translator.length_penalty),
-            "max_length": max_length,
-        }
-        default_beam_size, default_penalty, default_max_length = (tf.constant([v]) for v in defaults.values())
+        options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+        defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
 
         traced_once = functools.partial(tf.function, autograph=False)  # for all signatures that call it alike
         force = traced_once(translator.force)
 
         @traced_once
-        def search(text, beam_size, length_penalty, length, n):
-            """Options out of range are clipped: an error would fail the whole of a server's batch."""
-            text = tf.ensure_shape(text, [None])
-            length_penalty = _per_row("length_penalty", length_penalty, text)
+        def searched(text, n, rows):
             source, source_length, truncated = translator.source(text)
-            # The minimum and maximum of a NaN are NaN, which would come back as the score.
-            length_penalty = tf.where(tf.math.is_nan(length_penalty), default_penalty, length_penalty)
-            found = translator.search(
-                source,
-                source_length,
-                n_best=n,
-                beam_size=tf.clip_by_value(_per_row("beam_size", beam_size, text), 1, max_beam_size),
-                length_penalty=tf.clip_by_value(length_penalty, 0.0, MAX_LENGTH_PENALTY),
-                max_length=tf.clip_by_value(_per_row("max_length", length, text), 1, max_length),
-            )
-            return source, source_length, truncated, found
+            return source, source_length, truncated, translator.search(source, source_length, n_best=n, **rows)
+
+        def search(text, n: int, given: Mapping[str, Any]):
+            """Options out of range are clipped: an error would fail the whole of a server's batch."""
+            text, rows = tf.ensure_shape(text, [None]), {}
+            for name, option in options.items():
+                rows[name] = _per_row(name, given.get(name, defaults[name]), text)
+                if option.dtype == "float32":  # a NaN stays one when it is clipped, and would come back as the score
+                    rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
+                rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
+            return searched(text, n, rows)
 
         def serving_default(text):
-            *_, truncated, found = search(text, default_beam_size, default_penalty, default_max_length, 1)
+            *_, truncated, found = search(text, 1, {})
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
-        def translate(text, beam_size=default_beam_size, length_penalty=default_penalty, max_length=default_max_length):
-            _, source_length, truncated, found = search(text, beam_size, length_penalty, max_length, n_best)
+        def translate(text, **given):
+            _, source_length, truncated, found = search(text, n_best, given)
             return {
                 "translations": translator.texts(found.ids),
                 "scores": found.scores,
@@ -144,19 +167,16 @@ class Export(Root):
                 "truncated": truncated,
             }
 
-        width = max_length
-
-        def translate_details(
-            text, beam_size=default_beam_size, length_penalty=default_penalty, max_length=default_max_length
-        ):
-            source, *_, found = search(text, beam_size, length_penalty, max_length, n_best)
+        def details(text, **given):
+            source, *_, found = search(text, n_best, given)
             B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
             ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
             lengths = tf.reshape(found.lengths - tf.cast(found.finished, tf.int32), [-1, 1])
             real = tf.range(L) < lengths  # [B * N, L]
             log_probs, attention = force(sources, ids)
-            log_probs = tf.where(real, log_probs, 0.0)[:, :width]
-            log_probs = tf.pad(log_probs, [[0, 0], [0, width - tf.shape(log_probs)[1]]])
+            log_probs = tf.where(real, log_probs, 0.0)[:, :max_length]
+            log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
+            log_probs = tf.reshape(log_probs, [B, n_best, max_length])
 
             def each(flat):
                 return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
@@ -164,7 +184,7 @@ class Export(Root):
             return {
                 "tokens": each(_joined(tokenizer.pieces(tf.ragged.boolean_mask(ids, real)))),
                 "alignments": each(_alignments(attention, sources, real)),
-                "token_scores": tf.ensure_shape(tf.reshape(log_probs, [B, n_best, width]), [None, n_best, width]),
+                "token_scores": tf.ensure_shape(log_probs, [None, n_best, max_length]),
                 "source_tokens": _joined(tokenizer.pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
@@ -174,7 +194,8 @@ class Export(Root):
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
-            return {"log_prob": log_prob, "score": log_prob / penalty(length, default_penalty), "length": length - 1}
+            scores = log_prob / penalty(length, defaults["length_penalty"])
+            return {"log_prob": log_prob, "score": scores, "length": length - 1}
 
         def tokenize(text):
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
@@ -184,17 +205,24 @@ class Export(Root):
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
+        first = {name: defaults[name] for name in FIRST_OPTIONS}
         super().__init__(
             model,
             tokenizer,
-            (serving_default, translate, translate_details, score, tokenize, detokenize),
-            {"serving_default": {}, "translate": defaults},
+            [
+                Signature("serving_default", serving_default),
+                Signature("translate", translate, options=first),
+                Signature("translate_details", details, options=first),
+                Signature("search", translate, options=defaults),
+                Signature("search_details", details, options=defaults),
+                Signature("score", score, ("source", "target")),
+                Signature("tokenize", tokenize),
+                Signature("detokenize", detokenize, ("tokens",)),
+            ],
+            {"serving_default": {}, "translate": {name: values[name] for name in FIRST_OPTIONS}},
             **facts,
-            **defaults,
+            **values,
             max_beam_size=max_beam_size,
-            n_best=n_best,
-            extra_length=translator.extra_length,
-            max_source_length=translator.max_source_length,
         )
 
 
@@ -211,18 +239,15 @@ class ParserExport(Root):
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
 
-        def serving_default(text):
-            return parse(text)
-
         translator = parser.translator
         super().__init__(
             translator.model,
             translator.tokenizer,
-            (serving_default, parse),
+            [Signature("serving_default", parse), Signature("parse", parse)],
             {"serving_default": {}, "parse": {}},
             **facts,
             beam_size=translator.beam_size,
-            length_penalty=float(translator.length_penalty),
+            length_penalty=translator.length_penalty,
             extra_length=translator.extra_length,
             max_source_length=translator.max_source_length,
         )

@@ -7,7 +7,7 @@ TensorFlow, before it reads its command line.
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -29,8 +29,8 @@ class SearchOption:
     name: str
     dtype: str
     default: Any
-    lowest: float
-    highest: float
+    lowest: Any
+    highest: Any
     doc: str
     translator: bool = True
     request: bool = True
@@ -39,17 +39,15 @@ class SearchOption:
         """A value as Python's own number."""
         return float(value) if self.dtype == "float32" else int(value)
 
-    def problem(self, value, highest: float | None = None) -> str:
-        """What is wrong with a value, in a line; "" if nothing is.
+    def range(self) -> str:
+        """Its lowest and highest value in words."""
+        return f"at least {self.lowest}" if self.highest == math.inf else f"{self.lowest} to {self.highest}"
 
-        Args:
-            value: what was given.
-            highest: instead of the table's; `math.inf` for none.
-        """
-        highest = self.highest if highest is None else highest
+    def problem(self, value) -> str:
+        """What is wrong with a value, in a line; "" if nothing is."""
         is_number = isinstance(value, numbers.Real)
-        if not is_number or not self.lowest <= value <= highest:
-            expected = f"at least {self.lowest}" if highest == math.inf else f"{self.lowest} to {highest}"
+        if not is_number or not self.lowest <= value <= self.highest:
+            expected = self.range()
         elif self.dtype == "int32" and value % 1 != 0:
             expected = "a whole number"
         else:
@@ -60,7 +58,9 @@ class SearchOption:
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
     SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
-    SearchOption("max_length", "int32", 256, 1, 256, "most symbols of an output and its end", translator=False),
+    SearchOption(
+        "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
+    ),
     SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, the best", translator=False, request=False),
     SearchOption("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens", request=False),
     SearchOption("max_source_length", "int32", 256, 1, math.inf, "tokens of a source that are read", request=False),
@@ -73,7 +73,8 @@ def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = Non
 
     Args:
         values: by name.
-        highest: by name, values instead of the table's.
+        highest: by name, the highest values where they are not the table's; `math.inf` for none.
     """
-    problems = (SEARCH_OPTIONS[name].problem(value, (highest or {}).get(name)) for name, value in values.items())
-    return next(filter(None, problems), "")
+    moved = {name: replace(SEARCH_OPTIONS[name], highest=most) for name, most in (highest or {}).items()}
+    options = SEARCH_OPTIONS | moved
+    return next(filter(None, (options[name].problem(value) for name, value in values.items())), "")
