@@ -3,6 +3,7 @@
 import json
 import sys
 
+import keras
 import numpy as np
 import pytest
 import sentencepiece
@@ -10,6 +11,7 @@ import tensorflow as tf
 from conftest import array, draw_weights
 
 import tf_transformer as tt
+from tf_transformer import layers
 from tf_transformer.interop.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizer import EOS_ID
@@ -23,7 +25,42 @@ MODELS = {  # seeds whose outputs have many lengths
     "learned": (13, 3.0, {"positions": "learned", "max_length": 113}),
     "narrow keys": (5, 5.0, {"d_k": 3, "d_v": 5}),
     "narrow values": (9, 5.0, {"d_k": 11, "d_v": 2}),
+    "other parts": (11, 3.0, {"d_k": 3, "d_v": 5}),
 }
+
+
+class OtherAttention(layers.MultiHeadAttention):
+    def make_projection(self, name, units, scale):
+        return keras.layers.Dense(units, use_bias=name != "key", dtype=self.dtype_policy, name=name)
+
+
+class OtherEncoderLayer(layers.EncoderLayer):
+    activation = "swish"
+
+    def make_attention(self, name):
+        return OtherAttention(self.num_heads, self.d_k, self.d_v, name=name, dtype=self.dtype_policy)
+
+    def make_feed_forward(self, name):
+        return layers.FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name):
+        return layers.AddAndNorm(self.dropout, 1e-3, name=name, dtype=self.dtype_policy)
+
+
+class OtherDecoderLayer(OtherEncoderLayer, layers.DecoderLayer):
+    activation = "gelu"
+    build, call = layers.DecoderLayer.build, layers.DecoderLayer.call
+
+
+class OtherParts(tt.Transformer):
+    """What CTranslate2 has and the paper has not, and decoders of other sizes than the encoders'."""
+
+    def make_encoder_layers(self):
+        return [OtherEncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(2)]
+
+    def make_decoder_layers(self):
+        sizes = self.layer_options() | {"num_heads": 3, "d_ff": 19}
+        return [OtherDecoderLayer(**sizes, name=f"decoder_{i}") for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +74,14 @@ def tokenizer(corpus):
     return tt.Tokenizer.learn_from([*corpus[0], *corpus[1]], 331)
 
 
-def random_model(vocab_size, seed, end, sizes):
+def random_model(vocab_size, seed, end, sizes, kind=tt.Transformer):
     """Random weights that make sharp choices, and outputs that end after few and after many tokens.
 
     Args:
         end: what is added to the end symbol's logit.
     """
     config = tt.TransformerConfig(2, 14, 23, 2, dropout=0.0, vocab_size=vocab_size, **sizes)
-    model = tt.Transformer(config)
+    model = kind(config)
     model.build()
     draw_weights(model, seed)
     factors = {"bias": 0.3, "beta": 0.3, "query/kernel": 3, "output/kernel": 4, "position_embeddings": 4}
@@ -81,9 +118,65 @@ def test_restricted_self_attention_cannot_be_saved(tokenizer, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+class PreNorm(layers.EncoderLayer):
+    def call(self, x, mask=None, return_attention_scores=False):
+        return x
+
+
+class Doubling(layers.FeedForward):
+    def call(self, x):
+        return 2 * super().call(x)
+
+
+class Raising(tt.layers.PositionalEmbedding):
+    def logits(self, x, softmax_weights=None):
+        return super().logits(x, softmax_weights) + 1
+
+
+def activations(layers, *names):
+    for layer, name in zip(layers, names, strict=True):
+        layer.feed_forward.hidden.activation = keras.activations.get(name)
+
+
+REFUSED = {  # what is done to a model
+    "activation: expected one of relu, gelu, silu, .*, got tanh": lambda m: activations(
+        m.decoder_layers, "tanh", "tanh"
+    ),
+    "activation: expected one for all layers, .* got gelu and relu": lambda m: activations(
+        m.encoder_layers, "relu", "gelu"
+    ),
+    "num_heads: expected one for all layers, .* got 2 and 7": lambda m: setattr(
+        m.decoder_layers[1].cross_attention, "num_heads", 7
+    ),
+    "epsilon: expected one for all layers, .* got 0.001 and 1e-06": lambda m: setattr(
+        m.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3
+    ),
+    "encoder_1: expected .* what EncoderLayer does, .* got PreNorm, whose call": lambda m: setattr(
+        m.encoder_layers[1], "__class__", PreNorm
+    ),
+    "decoder_0/feed_forward: expected .* what FeedForward does, .* got Doubling": lambda m: setattr(
+        m.decoder_layers[0].feed_forward, "__class__", Doubling
+    ),
+    "embedding: expected .* what PositionalEmbedding does, .* got Raising, whose logits": lambda m: setattr(
+        m.embedding, "__class__", Raising
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_it_cannot_express_is_refused_by_name(tokenizer, tmp_path, message):
+    model = tt.Transformer(tt.TransformerConfig(2, 14, 23, 2, vocab_size=tokenizer.vocab_size))
+    model.build()
+    REFUSED[message](model)
+    with pytest.raises(tt.BadInput, match=message):
+        save(tt.Translator(model, tokenizer), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def both(request, tokenizer, tmp_path_factory):
-    model = random_model(tokenizer.vocab_size, *MODELS[request.param])
+    kind = OtherParts if request.param == "other parts" else tt.Transformer
+    model = random_model(tokenizer.vocab_size, *MODELS[request.param], kind)
     return Both(model, tokenizer, tmp_path_factory.mktemp("ctranslate2") / "model")
 
 
@@ -116,7 +209,8 @@ def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
 
 def test_its_layer_normalization_has_our_epsilon(both):
     """Too little to be seen in the log-probabilities; CTranslate2's own would be 1e-5."""
-    assert json.loads((both.folder / "config.json").read_text())["layer_norm_epsilon"] == 1e-6
+    epsilon = 1e-3 if isinstance(both.ours.model, OtherParts) else 1e-6
+    assert json.loads((both.folder / "config.json").read_text())["layer_norm_epsilon"] == epsilon
 
 
 def test_scores_of_given_targets_agree(both, corpus):

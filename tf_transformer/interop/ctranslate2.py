@@ -7,13 +7,22 @@ symbol is not counted, ours being ((5 + length) / 6)^length_penalty where it is,
 output, and `max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
 """
 
+import keras
 import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import new_folder
-from tf_transformer.layers import sinusoids
+from tf_transformer.layers import (
+    AddAndNorm,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    PositionalEmbedding,
+)
+from tf_transformer.model import Transformer
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
@@ -40,7 +49,7 @@ def save(translator, path, quantization: str | None = None) -> None:
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: another quantization, an `Ensemble`, or CTranslate2 is not installed.
+        BadInput: another quantization, an `Ensemble`, a model that CTranslate2 cannot run, or it is not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
@@ -57,7 +66,6 @@ def save(translator, path, quantization: str | None = None) -> None:
     spec.config.eos_token = vocabulary[EOS_ID]
     spec.config.unk_token = vocabulary[UNKNOWN_ID]
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = translator.model.encoder_layers[0].self_attention_norm.epsilon
     spec.validate()
     spec.optimize(quantization)
 
@@ -72,13 +80,17 @@ def transformer_spec(model, dtype: str = "float32"):
     Args:
         model: the model; its weights are copied.
         dtype: of the arrays, "float32" or "bfloat16", which CTranslate2 itself converts to only where there is PyTorch.
+
+    Raises:
+        BadInput: the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
     """
     try:
-        from ctranslate2.specs import TransformerSpec, common_spec
+        from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
     except ImportError as error:
         raise BadInput(
             f"expected the package ctranslate2: pip install tf-transformer[ctranslate2] ({error})"
         ) from error
+    _check_parts(model)
     if dtype == "bfloat16":
         import ml_dtypes  # a dependency of TensorFlow and Keras
 
@@ -97,20 +109,26 @@ def transformer_spec(model, dtype: str = "float32"):
 
     def attention(spec, layer, residual):
         """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
-        query, key, value, output = (
-            array(dense.kernel)
-            for dense in (layer.query_projection, layer.key_projection, layer.value_projection, layer.output_projection)
-        )
-        d_k, d_v = query.shape[1] // layer.num_heads, value.shape[1] // layer.num_heads
-        # One width for all heads: zeros beside the narrower change neither products of queries and keys nor outputs.
-        query, key, value = (_widen(kernel.T, layer.num_heads, max(d_k, d_v)) for kernel in (query, key, value))
-        output = _widen(output, layer.num_heads, max(d_k, d_v)).T
+        query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
+        d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
+
+        def widened(weight):
+            # One width for all heads: zeros beside the narrower change neither products of queries and keys nor output.
+            return _widen(weight, layer.num_heads, max(d_k, d_v))
+
+        def together(spec, *denses):
+            spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
+            if any(dense.use_bias for dense in denses):
+                biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
+                spec.bias = np.concatenate([widened(array(bias)[:, np.newaxis])[:, 0] for bias in biases])
+
         if len(spec.linear) == 2:
-            spec.linear[0].weight = np.concatenate([query, key, value])
+            together(spec.linear[0], query, key, value)
         else:
-            spec.linear[0].weight = query
-            spec.linear[1].weight = np.concatenate([key, value])
-        spec.linear[-1].weight = output
+            together(spec.linear[0], query)
+            together(spec.linear[1], key, value)
+        linear(spec.linear[-1], layer.output_projection)
+        spec.linear[-1].weight = widened(spec.linear[-1].weight.T).T
         spec.queries_scale = d_k**-0.5
         norm(spec.layer_norm, residual)
 
@@ -119,16 +137,26 @@ def transformer_spec(model, dtype: str = "float32"):
         linear(spec.linear_1, layer.output_projection)
         norm(spec.layer_norm, residual)
 
-    config = model.config
-    if config.attention_window:
-        raise BadInput(f"attention_window: expected None, since CTranslate2 has it not, got {config.attention_window}")
-    spec = TransformerSpec.from_config(
-        config.num_layers,
-        config.num_heads,
-        pre_norm=False,
-        activation=common_spec.Activation.RELU,
-        alignment_heads=config.num_heads,  # attention: a mean over the last layer's heads
-    )
+    activations = {
+        keras.activations.relu: common_spec.Activation.RELU,
+        keras.activations.gelu: common_spec.Activation.GELU,
+        keras.activations.silu: common_spec.Activation.SWISH,
+    }
+
+    def stack(kind, layers, **options):
+        activation = _only("activation", [layer.feed_forward.hidden.activation for layer in layers])
+        if activation not in activations:
+            expected = ", ".join(known.__name__ for known in activations)
+            raise BadInput(f"activation: expected one of {expected}, which CTranslate2 has, got {activation.__name__}")
+        heads = _only("num_heads", [part.num_heads for layer in layers for part in _attentions(layer)])
+        return kind(len(layers), heads, pre_norm=False, activation=activations[activation], **options)
+
+    encoder = stack(TransformerEncoderSpec, model.encoder_layers)
+    heads = model.decoder_layers[-1].cross_attention.num_heads  # whose mean is the attention that it gives
+    decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
+    spec = TransformerSpec(encoder, decoder)
+    layers = [*model.encoder_layers, *model.decoder_layers]
+    spec.config.layer_norm_epsilon = _only("epsilon", [norm.norm.epsilon for layer in layers for norm in _norms(layer)])
     for layer_spec, layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
         attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
         feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
@@ -138,10 +166,8 @@ def transformer_spec(model, dtype: str = "float32"):
         feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
 
     embedding = model.embedding
-    if config.positions == "learned":
-        positions = array(embedding.position_embeddings)
-    else:
-        positions = array(sinusoids(np.arange(MAX_POSITIONS), config.d_model))
+    learned = embedding.positions == "learned"
+    positions = array(embedding.encoding(np.arange(embedding.max_length if learned else MAX_POSITIONS)))
     embeddings = array(embedding.embeddings)
     spec.decoder.projection.weight = embeddings  # tied: one array, stored once
     for side, table in ((spec.encoder, spec.encoder.embeddings[0]), (spec.decoder, spec.decoder.embeddings)):
@@ -149,6 +175,50 @@ def transformer_spec(model, dtype: str = "float32"):
         side.scale_embeddings = True  # by sqrt(d_model)
         side.position_encodings.encodings = positions
     return spec
+
+
+def _attentions(layer) -> list:
+    return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
+
+
+def _norms(layer) -> list:
+    names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
+    return [getattr(layer, name) for name in names if hasattr(layer, name)]
+
+
+def _check_parts(model) -> None:
+    """That every part computes what the paper's does, whatever its class; sizes, biases and activations may differ."""
+
+    def check(part, kind, *methods):
+        for method in methods:
+            if getattr(type(part), method, None) is not getattr(kind, method):
+                raise BadInput(
+                    f"{part.path}: expected a layer that computes what {kind.__name__} does, since CTranslate2 can run "
+                    f"no other, got {type(part).__name__}, whose {method} is its own"
+                )
+
+    check(model, Transformer, "encode", "decode", "decode_step")
+    check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
+    for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
+        for layer in layers:
+            check(layer, kind, "call")
+            if layer.attention_window:
+                raise BadInput(
+                    f"attention_window: expected None, since CTranslate2 has it not, got {layer.attention_window}"
+                )
+            for attention in _attentions(layer):
+                check(attention, MultiHeadAttention, "project", "attend")
+            check(layer.feed_forward, FeedForward, "call")
+            for norm in _norms(layer):
+                check(norm, AddAndNorm, "call")
+
+
+def _only(name: str, values: list):
+    """The one value that all layers of a stack, or of the model, have."""
+    if len(set(values)) > 1:
+        got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
+        raise BadInput(f"{name}: expected one for all layers, since CTranslate2 has one, got {got}")
+    return values[0]
 
 
 def _widen(weight, num_heads: int, width: int):
