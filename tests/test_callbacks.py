@@ -2,6 +2,7 @@
 
 import csv
 import signal
+import types
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from test_run import new_model, train
 
 import tf_transformer as tt
+from tf_transformer.runs import callbacks
 from tf_transformer.runs.callbacks import NumbersGoneWrong, Stopped
 from tf_transformer.runs.run import Run
 
@@ -141,3 +143,33 @@ def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
     else:
         with pytest.raises(tt.BadInput, match=message):
             model.fit(data, callbacks=[watch], verbose=0, shuffle=False)
+
+
+def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
+    """One every so many seconds, and one an epoch; of ten steps of two seconds each, three lie between two lines."""
+    now = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(now))
+    watch = callbacks.PlainLines(seconds=6)
+    watch.set_params({"steps": 10})
+    watch.on_epoch_begin(0)
+    for batch in range(10):
+        watch.on_train_batch_end(batch, {"loss": 5.25, "tokens/s": 12_345.6})
+    watch.on_epoch_end(0, {"loss": 4.125, "val_loss": float("nan")})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "  3 of 10 steps: loss 5.25, tokens/s 12,346"
+    assert lines[-1] == "epoch 1: loss 4.125, val_loss nan"
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_keras_s_bar(is_terminal, monkeypatch):
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(isatty=lambda: is_terminal))
+    verbose, lines = callbacks.progress()
+    assert (verbose, len(lines)) == ((1, 0) if is_terminal else (0, 1))
+
+
+def test_the_dev_text_is_thinned_evenly():
+    dev = callbacks.DevText("BLEU", None, list(range(17)), list(range(17, 34)))
+    assert dev.thinned(5).source == [0, 4, 8, 12, 16]
+    assert dev.thinned(5).references == [17, 21, 25, 29, 33]
+    assert dev.thinned(17) == dev.thinned(100) == dev

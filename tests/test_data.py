@@ -6,11 +6,11 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from trainers.learning import Texts
 
 import tf_transformer as tt
 from tf_transformer import data, toy_corpus
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
-from trainers.learning import Texts
 
 PAIRS = 701
 

@@ -14,13 +14,21 @@ def test_the_python_blocks_run(tmp_path, monkeypatch):
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert names["classifier"](names["source"]).shape == (names["source"].shape[0], 3)
     assert (tmp_path / "savedmodels/mine/1/saved_model.pb").exists()
     assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
+
+
+def test_what_is_said_to_be_run_is_installed_by_what_is_said():
+    """Programs are in the clone, not in the package: an extra for them is installed from there."""
+    for section in README.split("\n## "):
+        if "python -m trainers." in section and section.startswith(("Two commands", "Parsing")):
+            assert 'pip install "tf-transformer' not in section
+            assert re.search(r'pip install -e (\.|"\.\[)', section)
 
 
 def test_the_file_tree_is_true():
