@@ -97,6 +97,8 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert names[:3] == [["02-stopped"], ["03-stopped"], ["p-00000004"]]
     assert names[3] == ["p-00000004", "05-stopped"]
     assert names[4] == ["p-00000004", "p-00000007"]
+    with pytest.raises(tt.BadInput, match="until: expected a positive number, got 0"):
+        parts.fit(until=0)
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
     assert (parts.began, parts.steps) == (7, 7)
     same_weights(tmp_path / "whole", tmp_path / "parts")
@@ -179,6 +181,10 @@ def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
         other.kill()
     trainer.fit()
     assert not Run._locks  # it is let go
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(tt.BadInput, match="found other files"):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "thesis.tex"]
 
 
 def test_nothing_to_learn(tmp_path):

@@ -98,8 +98,11 @@ class Trainer:
             the history: a row for each checkpoint, as in history.csv.
 
         Raises:
-            BadInput: the folder holds another run, or another process trains there; the corpus has nothing to learn.
+            BadInput: the folder holds another run, or another process trains there; the corpus has nothing to learn
+                from; `until` is not positive.
         """
+        if until is not None and until < 1:
+            raise BadInput(f"until: expected a positive number, got {until}")
         try:
             batching, steps, dev_steps = self._begin()
             self._train(batching, steps, dev_steps, min(until or steps, steps))
@@ -114,8 +117,8 @@ class Trainer:
             how pairs become batches; the number of all steps; the number of dev batches.
         """
         run, recipe = self.run, self.recipe
-        if run.path.is_dir():
-            run.lock()
+        if (run.path / "config.json").exists():
+            run.lock()  # at once; of a new run when it begins, so that bad input leaves no folder
         is_there = run.exists(self.settings)
         distribution.wait_for_all(self._strategy)  # until then, what they find is the same
         is_first = self.writes and not is_there
