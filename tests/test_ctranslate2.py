@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-from conftest import array, draw_weights
+from conftest import random_model
 
 import tf_transformer as tt
 from tf_transformer import layers
@@ -72,28 +72,6 @@ def corpus():
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
     return tt.Tokenizer.learn_from([*corpus[0], *corpus[1]], 331)
-
-
-def random_model(vocab_size, seed, end, sizes, kind=tt.Transformer):
-    """Random weights that make sharp choices, and outputs that end after few and after many tokens.
-
-    Args:
-        end: what is added to the end symbol's logit.
-    """
-    config = tt.TransformerConfig(2, 14, 23, 2, dropout=0.0, vocab_size=vocab_size, **sizes)
-    model = kind(config)
-    model.build()
-    draw_weights(model, seed)
-    factors = {"bias": 0.3, "beta": 0.3, "query/kernel": 3, "output/kernel": 4, "position_embeddings": 4}
-    for weight in model.weights:
-        weight.assign(weight * next((factor for end, factor in factors.items() if weight.path.endswith(end)), 1))
-    norm = model.decoder_layers[-1].feed_forward_norm.norm
-    norm.gamma.assign(norm.gamma * 2)
-    norm.beta.assign(norm.beta * 4)
-    embeddings, beta = array(model.embedding.embeddings).copy(), array(norm.beta)
-    embeddings[EOS_ID] += end * beta / np.sum(beta**2)
-    model.embedding.embeddings.assign(embeddings)
-    return model
 
 
 class Both:

@@ -7,13 +7,15 @@ import sys
 
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
-from conftest import TEXTS
-from served import merge
+from conftest import TEXTS, random_model
+from served import Served, merge
 
 import tf_transformer as tt
 from tf_transformer.serving.export import CONTRACT, Export
 from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}
@@ -30,6 +32,22 @@ SIGNATURES = {  # by name inputs and outputs
     "model_info": ({"key"}, {"value"}),
 }
 ALL = {"2": FIRST}  # by the number of the contract, the options that there are
+
+
+@pytest.fixture(scope="module")
+def ending(translator):
+    """A translator of which some outputs are finished, after few symbols and after many, and some are not."""
+    model = random_model(translator.tokenizer.vocab_size, 7, 3.0, {})
+    return tt.Translator(model, translator.tokenizer, **translator.options)
+
+
+@pytest.fixture(scope="module")
+def served_ending(ending, tmp_path_factory):
+    path = tmp_path_factory.mktemp("ending") / "1"
+    ending.save(path)
+    process = Served(path)
+    yield process
+    process.close()
 
 
 def options(beam_size, length_penalty, max_length):
@@ -156,15 +174,17 @@ def test_defaults_are_the_translators(served, translator, saved):
         assert (found["scores"][row][len(answers) :] == -1e9).all()
 
 
-def test_score_is_what_the_search_found(served, translator):
+@pytest.mark.parametrize("names", [("served", "translator"), ("served_ending", "ending")])
+def test_score_is_what_the_search_found(names, request):
     """Forcing the search's own output gives the log-probability that the search summed step by step."""
+    served, translator = map(request.getfixturevalue, names)
     found, details = served({"text": TEXTS}, "translate"), served({"text": TEXTS}, "translate_details")
     for row in np.flatnonzero(found["finished"][:, 0]):
         n = found["lengths"][row, 0]
         assert (details["token_scores"][row, 0, n:] == 0).all()
         end = found["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
         assert end < 1e-4
-        tokens = details["tokens"][row, 0].decode().split(" ")
+        tokens = details["tokens"][row, 0].decode().split()
         assert len(tokens) == n
         pairs = [pair.split("-") for pair in details["alignments"][row, 0].decode().split()]
         assert [int(t) for _, t in pairs] == list(range(n))
@@ -183,10 +203,29 @@ def test_score_is_what_the_search_found(served, translator):
     assert compared or not found["finished"].any()
 
 
+def test_the_end_symbol_is_no_token(served_ending, ending):
+    """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=ending.tokenizer.model)
+    source, length, _ = ending.source(tf.constant(TEXTS))
+    found = [part.numpy() for part in ending.search(source, length, n_best=4)]
+    translated, details = (served_ending({"text": TEXTS}, name) for name in ("translate", "translate_details"))
+    several = set()
+    for row, n in np.ndindex(len(TEXTS), 4):
+        ids, _, _, count, finished = (part[row, n] for part in found)
+        ids = ids[:count].tolist()
+        assert finished == (EOS_ID in ids)
+        pieces = [processor.id_to_piece(id) for id in ids if id != EOS_ID]
+        assert details["tokens"][row, n].decode().split() == pieces
+        assert translated["lengths"][row, n] == np.count_nonzero(details["token_scores"][row, n]) == len(pieces)
+        assert [pair.split(b"-")[1] for pair in details["alignments"][row, n].split()] == [
+            str(place).encode() for place in range(len(pieces))
+        ]
+        several.add((bool(finished), len(pieces)))
+    assert len(several) > 8 and {finished for finished, _ in several} == {True, False}
+
+
 def test_tokens_are_sentencepieces(served, translator):
     """SentencePiece in Python and the op in TensorFlow's C++ cut text alike; and back."""
-    import sentencepiece
-
     processor = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
     texts = [
         TEXTS[0],

@@ -14,6 +14,7 @@ import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from tf_transformer.serving.export import Export
+from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
 
 
@@ -116,6 +117,7 @@ def test_description(translator, saved):
     assert description == {
         **{"name": "name", "version": "1", "source_language": "en", "target_language": "de", "step": 29},
         **{"contract": "2", "dtype": "float32", "framework_version": tt.__version__, "tf_version": tf.__version__},
+        **{name: option.default for name, option in SEARCH_OPTIONS.items()},
         **{"beam_size": 3, "max_beam_size": 16, "n_best": 4, "length_penalty": 0.6, "max_length": 256},
         **{"max_source_length": 41, "vocab_size": 350, "tokenizer": translator.tokenizer.fingerprint},
         "extra_length": 7,

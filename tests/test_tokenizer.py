@@ -54,6 +54,15 @@ def test_any_bytes_are_taken(pair, text):
     tokenizer.detokenize(ids).numpy()[0].decode("utf-8")
 
 
+@pytest.mark.parametrize(
+    "text", [b"two\xffdoors", b"two\xc3doors", b"two\xe6\x9ddoors", b"two\x80\x80\xfedoors", b"two\x00\x1fdoors"]
+)
+def test_invalid_bytes_and_controls_separate_words(pair, text):
+    """They are white space, so that what is left and right of them is not one word."""
+    tokenizer, oracle = pair
+    assert tokenizer.tokenize([text]).to_list() == [oracle.encode("two doors")] != [oracle.encode("twodoors")]
+
+
 def test_white_space_and_controls_alone_are_nothing(pair):
     assert pair[0].tokenize(["", "  ", "\t\n", "\x00\x01", "\u3000"]).to_list() == [[], [], [], [], []]
 
