@@ -165,6 +165,7 @@ def test_rest(shell, expected):
     program = "python savedmodels/clients/rest.py --host $HOST"
     assert shell(f"{program} < sentences.txt").splitlines() == [row[0][2] for row in expected]
     assert n_best(shell(f"{program} --batch-size 2 --n-best 2 < sentences.txt"), expected, 2)
+    assert n_best(shell(f"{program} --min-length 2 --n-best 2 < sentences.txt"), expected, 2)  # of `search`
     short = shell(f"{program} --max-length 1 --beam-size 1 'Two doors.'").split("\t")
     assert short[0] == "0" and len(short[2]) < len(expected[-1][0][2])
     assert shell(f"{program} --version 1 ''") == "\n"
@@ -228,6 +229,7 @@ def test_grpc(places, expected, monkeypatch, capsys):
 
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\nTwo doors.\n"))
     assert n_best(run("--n-best", "2"), expected, 2)  # no option: the defaults
+    assert run("--min-length", "2", "door") == run("door")  # of `search`
     assert run("--length-penalty", "0", "--max-length", "2", "--beam-size", "1", "door").startswith("0\t")
     for argv, code, message in (
         ("--name other a", "NOT_FOUND", "Servable not found for request: Latest(other)"),

@@ -185,6 +185,17 @@ def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
     assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # the models are worth comparing
 
 
+def test_outputs_of_a_least_length_agree(both, corpus):
+    """Greedily: theirs does not count the end symbol, and gives its share of the probability to the others."""
+    source, length, _ = both.ours.source(tf.constant(corpus[0]))
+    ours = both.ours.search(source, length, beam_size=1, min_length=7, max_length=LONGEST)
+    lengths = {"min_decoding_length": 6, "max_decoding_length": LONGEST}
+    theirs = both.theirs.translate_batch(both.split(corpus[0]), beam_size=1, return_end_token=True, **lengths)
+    for ids, length, found in zip(ours.ids.numpy(), ours.lengths.numpy(), theirs, strict=True):
+        assert ids[0, : length[0]].tolist() == both.pieces.piece_to_id(found.hypotheses[0])
+    assert ours.lengths.numpy().min() == 7
+
+
 def test_its_layer_normalization_has_our_epsilon(both):
     """Too little to be seen in the log-probabilities; CTranslate2's own would be 1e-5."""
     epsilon = 1e-3 if isinstance(both.ours.model, OtherParts) else 1e-6

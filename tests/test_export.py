@@ -31,7 +31,7 @@ SIGNATURES = {  # by name inputs and outputs
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
 }
-ALL = {"2": FIRST}  # by the number of the contract, the options that there are
+ALL = {"2": FIRST | {"min_length"}}  # by the number of the contract, the options that there are
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +222,34 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
         ]
         several.add((bool(finished), len(pieces)))
     assert len(several) > 8 and {finished for finished, _ in several} == {True, False}
+
+
+def test_least_lengths(served_ending, ending):
+    """By row in `search`; `translate` has the export's own."""
+    least = np.array([-7, 9, 9, 9, 9, 2**31 - 1, 5, 11, 9], np.int32)
+    text = {"text": np.array(TEXTS, object)}
+    found, details = (served_ending(text | {"min_length": least}, name) for name in ("search", "search_details"))
+    source, length, _ = ending.source(tf.constant(TEXTS))
+    expected = ending.search(source, length, n_best=4, min_length=least)
+    assert found["translations"].tolist() == ending.texts(expected.ids).numpy().tolist()
+    np.testing.assert_allclose(found["scores"], expected.scores, rtol=1e-4, atol=1e-4)
+    symbols, free = found["lengths"] + found["finished"], served_ending(text, "translate")
+    for row, wanted in enumerate(np.minimum(least, np.minimum(length, 41) + 7)):
+        used = found["scores"][row] > -1e8
+        assert (symbols[row][used] >= wanted).all() or not length[row]
+        alone = served_ending({"text": TEXTS[row : row + 1], "min_length": least[row : row + 1]}, "search")
+        same({name: value[row : row + 1] for name, value in found.items()}, alone)
+        assert [len(tokens.split()) for tokens in details["tokens"][row]] == found["lengths"][row].tolist()
+    assert ((free["lengths"] + free["finished"]) < symbols).sum() > 8
+    with pytest.raises(RuntimeError, match="inputs of translate: .*got 'min_length'"):
+        served_ending(text | {"min_length": least}, "translate")
+
+    long = tt.Translator(ending.model, ending.tokenizer, **ending.options | {"min_length": 9})
+    wanted = served_ending(text | {"min_length": np.array([9], np.int32)}, "search")
+    assert long(TEXTS) == [translations[0].decode() for translations in wanted["translations"]] != ending(TEXTS)
+    same({name: value.numpy() for name, value in Export(long).translate(tf.constant(TEXTS)).items()}, wanted)
+    with pytest.raises(tt.BadInput, match="^min_length: expected 0 to 5, got 9$"):
+        Export(long, max_length=5)
 
 
 def test_tokens_are_sentencepieces(served, translator):

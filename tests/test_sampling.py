@@ -60,6 +60,24 @@ def test_a_sample_and_its_log_probability():
     assert np.array_equal(found.ids, again.ids) and not np.array_equal(found.ids, other.ids)
 
 
+def test_samples_of_a_least_length():
+    """No end before it; the other symbols share its probability when they are drawn, and not in the log-probability."""
+    models, least = np.repeat(random_models(1, 3, 4, seed=6), 20_011, axis=0), np.arange(20_011) % 5
+    models[..., END] += 1
+    found = draw(models, [3] * 20_011, seed=2, min_length=least)
+    lengths = found.lengths[:, 0].numpy()
+    assert all(set(lengths[least == n]) == set(range(max(min(n, 3), 1), 4)) for n in range(5))
+    log_probs = oracle.markov(models[0], START)([])
+    first, rest = found.ids[:, 0, 0].numpy()[least == 2], 1 - np.exp(log_probs[END])
+    for symbol in {0, 2, 3}:
+        p = np.exp(log_probs[symbol]) / rest
+        assert abs((first == symbol).sum() - len(first) * p) < 5 * np.sqrt(len(first) * p * (1 - p)), symbol
+    for b in range(0, 20_011, 997):
+        ids = found.ids[b, 0, : lengths[b]].numpy().tolist()
+        next_log_probs = oracle.markov(models[b], START)
+        close(found.log_probs[b, 0], sum(next_log_probs(ids[:n])[id] for n, id in enumerate(ids)))
+
+
 def test_without_heat_a_sample_is_greedy_search():
     models = random_models(11, 6, 5)
     found = draw(models, [6] * 11, seed=0, temperature=1e-6)

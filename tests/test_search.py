@@ -217,6 +217,67 @@ def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch
     assert slots == ([3, 6, 12, 24, 33] if first_steps == 1 else [9, 18, 33])
 
 
+# Least lengths
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("V, L, B, least", [(3, 5, 24, 4), (4, 4, 16, 2), (5, 3, 16, 3)])
+def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least, alpha):
+    """All outputs but the shorter ones, whose share of the probability nobody gets."""
+    models, n_best = random_models(B, L, V), 7
+    models[..., END] += 2
+    sizes = {"beam_size": V * (V - 1) ** (L - 1), "n_best": n_best}
+    found = search(models, L, length_penalty=alpha, min_length=least, **sizes)
+    shorter = 0
+    for b in range(B):
+        outputs = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
+        expected = [(*output, True) for output in outputs if len(output[2]) >= least]
+        agree(found, b, expected[:n_best])
+        shorter += len(outputs[0][2]) < least
+    assert shorter > B / 3  # it would rather have ended sooner
+
+
+LEAST = [  # beam_size, min_length, max_length
+    (1, 4, 6),
+    (3, 5, 5),
+    (4, 1, 0),
+    (2, 0, 6),
+    (7, 9, 2),
+    (3, 1, 4),
+    (2, 3, 6),
+]
+
+
+def test_a_least_length_is_a_rows_own():
+    """In narrow beams; 0 and 1 are no limit, and more than the greatest length is the greatest length."""
+    models = random_models(len(LEAST), 6, 5, seed=3)
+    models[..., END] += 2
+    beam_size, min_length, max_length = (np.array(column) for column in zip(*LEAST, strict=True))
+    together = search(models, max_length, beam_size=beam_size, min_length=min_length, n_best=3)
+    for b, (K, least, L) in enumerate(LEAST):
+        all_log_probs = oracle.markov(models[b], START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs, least=least, L=L):
+            log_probs = np.array(all_log_probs(ids))
+            if len(ids) + 1 < min(least, L):
+                log_probs[END] = -np.inf
+            return log_probs
+
+        agree(together, b, oracle.beam_search(next_log_probs, END, L, K, 0.6, 3))
+        alone = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
+        for part, of_batch in zip(alone[1:], together[1:], strict=True):
+            close(part[0], of_batch[b])
+        assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
+
+
+def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
+    models = np.full((2, 4, 5, 5), -np.inf, "float32")
+    models[..., END] = 0
+    found = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
+    agree(found, 0, [])
+    agree(found, 1, [(0.0, 0.0, [END], True)])
+
+
 # What may follow
 
 

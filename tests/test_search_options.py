@@ -57,6 +57,11 @@ def test_ranges(name, value, highest, expected):
     assert SEARCH_OPTIONS[name].problem(value) == expected or highest is not None
 
 
+def test_the_least_length_is_at_most_the_greatest():
+    assert problem({"min_length": 5, "max_length": 5}) == ""
+    assert problem({"max_length": 5, "min_length": 9}) == "min_length: expected 0 to 5, got 9"
+
+
 def test_the_contracts_tables_are_this_one():
     """What a request may give, then what an export fixes, each a line."""
     contract = (ROOT / "savedmodels/README.md").read_text(encoding="utf-8")

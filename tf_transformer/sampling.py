@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from tf_transformer.search import Hypotheses, Start
+from tf_transformer.search import Hypotheses, Start, without_end
 
 
-def sample(start: Start, seed, temperature=1.0, k: int | None = None) -> Hypotheses:
+def sample(start: Start, seed, temperature=1.0, k: int | None = None, min_length=0) -> Hypotheses:
     """Draw one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
 
     Args:
@@ -13,20 +13,23 @@ def sample(start: Start, seed, temperature=1.0, k: int | None = None) -> Hypothe
         seed: int; the same draws the same.
         temperature: float32, above 0; towards 0 the likeliest symbol is drawn always.
         k: how many symbols may be drawn; `None` for all of them.
+        min_length: int32, one or [B], the least number of symbols, the end symbol included, which is not drawn before.
 
     Returns:
         `Hypotheses` with N = 1; log-probabilities are the model's own, and scores the same.
     """
     B = tf.shape(start.start_ids)[0]
     max_length = tf.cast(start.max_length, tf.int32)
+    min_length = tf.minimum(min_length, max_length)
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
     def draw(position, newest, ids, log_probs, lengths, running, finished, cache):
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
         logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)
-        logits = tf.cast(logits[:, 0], tf.float32)  # [B, V]
-        V = tf.shape(logits)[1]
-        top_logits, symbols = tf.math.top_k(logits, tf.minimum(k or V, V))
+        logits = tf.cast(logits, tf.float32)
+        possible = without_end(logits, start.end_id, position + 1 < min_length)[:, 0]
+        logits, V = logits[:, 0], tf.shape(logits)[2]  # [B, V]
+        top_logits, symbols = tf.math.top_k(possible, tf.minimum(k or V, V))
         drawn = tf.random.stateless_categorical(top_logits / temperature, 1, tf.stack([seed, position]), tf.int32)
         newest = tf.gather(symbols, drawn, batch_dims=1)[:, 0]
         log_prob = tf.gather(logits, newest, batch_dims=1) - tf.reduce_logsumexp(logits, axis=1)

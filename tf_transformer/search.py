@@ -49,6 +49,7 @@ class Rows(NamedTuple):
     max_length: tf.Tensor  # int32 [B]
     beam_size: tf.Tensor  # int32 [B]
     length_penalty: tf.Tensor  # float32 [B]
+    min_length: tf.Tensor  # int32 [B], at most max_length
 
 
 class BeamState(NamedTuple):
@@ -85,12 +86,16 @@ def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = Non
         options: each one number or [B]; `serving.options` has their defaults.
             beam_size, int32: the widest is K.
             length_penalty, float32: the penalty's exponent, the paper's α.
+            min_length, int32: the least number of symbols, the end symbol included; more than max_length is max_length.
+                Before it the end symbol cannot be chosen, but keeps its share of the probability (as in Hugging Face's
+                beam search): an output's log-probability is the model's own.
 
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
     """
     B = tf.shape(start.start_ids)[0]
     rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
+    rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
     K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # of an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
@@ -208,7 +213,7 @@ def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:
 def _extend(state: BeamState, logits, may_follow, end_id: int, n_best: int) -> BeamState:
     """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
     beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
-    log_probs, parents, symbols = _candidates(state.alive_log_probs, logits, may_follow, beam_size)
+    log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
     ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
     ends = symbols == end_id
     length = state.position + 1
@@ -234,17 +239,19 @@ def _extend(state: BeamState, logits, may_follow, end_id: int, n_best: int) -> B
     return state._replace(running=state.running & ~_has_ended(state, n_best))
 
 
-def _candidates(alive_log_probs, logits, may_follow, beam_size):
+def _candidates(state: BeamState, logits, may_follow, end_id: int):
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
     In two stages, so that no log-softmax over the vocabulary is made and the wide sort is over each beam alone. A row
     with k < K beams gets 2k of them, as if searched with k.
     """
+    alive_log_probs, beam_size = state.alive_log_probs, state.rows.beam_size
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
     per_beam = tf.minimum(2 * K, tf.shape(logits)[-1])
     log_denominator = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
     if may_follow is not None:
         logits = tf.where(may_follow, logits, IMPOSSIBLE)
+    logits = without_end(logits, end_id, state.position + 1 < state.rows.min_length)
     top_logits, top_symbols = top_k(logits, per_beam)  # [B, K, P]
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
@@ -255,6 +262,16 @@ def _candidates(alive_log_probs, logits, may_follow, beam_size):
     chosen = tf.minimum(chosen, K * per_beam - 1)
     symbols = tf.gather(tf.reshape(top_symbols, [B, K * per_beam]), chosen, batch_dims=1)
     return log_probs, chosen // per_beam, symbols
+
+
+def without_end(logits, end_id: int, too_short):
+    """Logits [B, K, V] where the end symbol is impossible in the rows that are `too_short`, bool [B]."""
+
+    def without():
+        is_end = tf.range(tf.shape(logits)[-1]) == end_id
+        return tf.where(too_short[:, tf.newaxis, tf.newaxis] & is_end, IMPOSSIBLE, logits)
+
+    return tf.cond(tf.reduce_any(too_short), without, lambda: logits)
 
 
 def top_k(logits, k):

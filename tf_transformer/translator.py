@@ -48,6 +48,7 @@ class Translator:
         options: of the search, each an attribute, too; `serving.options` says what each is and its default. Among them:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
+            min_length: an output has at least so many tokens, its end symbol included (0).
             extra_length: an output has at most so many tokens more than its source, its end symbol included (50).
             max_source_length: longer sources are cut to so many tokens, with a warning when called from Python (256).
 
@@ -57,6 +58,7 @@ class Translator:
 
     beam_size: int
     length_penalty: float
+    min_length: int
     extra_length: int
     max_source_length: int
 
@@ -183,7 +185,7 @@ class Translator:
         def draw(text, temperature, seed):
             source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
-            return truncated, sample(start, seed, temperature, k)
+            return truncated, sample(start, seed, temperature, k, self.min_length)
 
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]

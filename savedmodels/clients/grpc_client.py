@@ -14,6 +14,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
     "beam_size": tf.int32,
     "length_penalty": tf.float32,
+    "min_length": tf.int32,
     "max_length": tf.int32,
 }
 FIRST = {"beam_size", "length_penalty", "max_length"}  # what `translate` takes, which older exports have alone

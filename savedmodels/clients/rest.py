@@ -17,6 +17,7 @@ BUSY = (429, 503)  # the queue is full, or no version is ready: worth another tr
 OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
     "beam_size": int,
     "length_penalty": float,
+    "min_length": int,
     "max_length": int,
 }
 FIRST = ("beam_size", "length_penalty", "max_length")  # what `translate` takes, which older exports have alone

@@ -58,6 +58,7 @@ class SearchOption:
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
     SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
+    SearchOption("min_length", "int32", 0, 0, 256, "least symbols of an output, its end symbol included"),
     SearchOption(
         "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
     ),
@@ -77,4 +78,6 @@ def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = Non
     """
     moved = {name: replace(SEARCH_OPTIONS[name], highest=most) for name, most in (highest or {}).items()}
     options = SEARCH_OPTIONS | moved
+    if values.get("min_length", 0) > values.get("max_length", math.inf):
+        options["min_length"] = replace(options["min_length"], highest=values["max_length"])
     return next(filter(None, (options[name].problem(value) for name, value in values.items())), "")
