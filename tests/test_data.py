@@ -1,5 +1,6 @@
 """Batches hold every pair once, framed, in token batches of similar length."""
 
+import collections
 import gzip
 import itertools
 
@@ -60,6 +61,24 @@ def test_batches_are_of_about_batch_tokens_and_of_similar_length(corpus):
         longest = np.maximum((source != 0).sum(1), (target_out != 0).sum(1))
         bucket = next(bound for bound in bounds if bound >= longest.max())
         assert longest.min() > (bounds[bounds.index(bucket) - 1] if bucket > bounds[0] else 0)
+
+
+def test_every_epoch_has_an_order_of_its_own(corpus):
+    """Pairs of similar length stay in the order of the shuffled text, so that epochs can be told apart there."""
+    folder, _, tokenizer = corpus
+    batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, repeat=True, seed=1)
+    by_bound = collections.defaultdict(list)
+    for row in rows(batches.take(160)):
+        longest = max(len(row[0]), len(row[2]))
+        by_bound[next(bound for bound in data.bucket_bounds(256) if bound >= longest)].append(row)
+    compared = 0
+    for pairs in by_bound.values():
+        size = len(set(pairs))  # of an epoch
+        if size >= 5 and len(pairs) >= 2 * size:
+            first, second = pairs[:size], pairs[size : 2 * size]
+            assert sorted(first) == sorted(second) and first != second
+            compared += 1
+    assert compared >= 3
 
 
 def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):
