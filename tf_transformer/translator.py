@@ -162,7 +162,7 @@ class Translator:
 
         def search(text, prefix_text=None):
             source, source_length, truncated = self.source(text)
-            prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
+            prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor(PAD_ID)
             return truncated, self.search(source, source_length, self.beam_size, self.alpha, tf.int32.max, n, prefix)
 
         columns = [texts] if prefixes is None else [texts, prefixes]
@@ -213,7 +213,10 @@ class Translator:
             ids int32 [B, S] that end with EOS, cut to max_source_length tokens; the number of tokens before that, int32
             [B]; whether it was more, bool [B].
         """
-        tokens = self.tokenizer.tokenize(text)
+        return self.with_end(self.tokenizer.tokenize(text))
+
+    def with_end(self, tokens):
+        """Ragged ids [B, None] as what `source` returns."""
         length = tf.cast(tokens.row_lengths(), tf.int32)
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
@@ -279,12 +282,12 @@ class Translator:
         if target is None:
             found = self._search(ids, length, self.beam_size, self.alpha, tf.int32.max, 1)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
-        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
+        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize_target([target])))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences, of a long source's first max_source_length tokens."""
         ids, *_ = self.source(tf.constant([source]))
-        return self.attention_of(ids, _ended(self.tokenizer.tokenize([target]))).scores
+        return self.attention_of(ids, _ended(self.tokenizer.tokenize_target([target]))).scores
 
     def attention_of(self, source, output) -> Attention:
         """What attends to what while ids [1, S] are decoded to ids [1, T], both with EOS if they have one."""
