@@ -8,6 +8,8 @@ import tensorflow as tf
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.interop.marian import load_marian, search_options
+from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
@@ -134,6 +136,20 @@ class Translator:
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
         return cls(_together(models), Tokenizer(tokenizer), **(stored | options))
+
+    @classmethod
+    def from_marian(cls, directory, **options) -> "Translator":
+        """Of a checkpoint of MarianMT, for example of OPUS-MT, in a folder as Hugging Face's `transformers` writes it.
+
+        Args:
+            directory: with config.json, vocab.json, source.spm, target.spm and the weights (see `marian.load_marian`).
+            options: of `Translator`; the default beam size is the checkpoint's.
+
+        Raises:
+            BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+        """
+        tokenizer = MarianTokenizer.from_checkpoint(directory)
+        return cls(load_marian(directory), tokenizer, **(search_options(directory) | options))
 
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
