@@ -130,9 +130,16 @@ def test_greedy_search(model, answers):
         assert ids[:length].tolist() == ours(expected).tolist()
 
 
-@pytest.mark.parametrize("beam_size", [3, 40])
-def test_beams_have_the_log_probability_that_the_model_gives_them(model, answers, beam_size):
-    """Of so many beams that padding would be among them, too."""
+def test_a_search_cannot_choose_padding_or_start(model, answers):
+    memory, mask, _ = model.encode(ours(answers["source"]))
+    start = np.full((len(answers["source"]), 1), BOS_ID)
+    logits, _ = model.decode_step(start, model.init_cache(memory, 1), mask, [0], 0)
+    whole, *_ = model.decode(start, memory, mask)
+    assert np.all(array(logits)[..., :EOS_ID] == -1e9)
+    np.testing.assert_allclose(array(logits)[..., EOS_ID:], array(whole)[..., EOS_ID:], atol=1e-4)
+
+
+def test_beams_have_the_log_probability_that_the_model_gives_them(model, answers, beam_size=3):
     source = ours(answers["source"])
     found = search(model, source, beam_size, n_best=3)
     greedy = search(model, source, beam_size=1)

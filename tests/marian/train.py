@@ -23,6 +23,10 @@ from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from tf_transformer import toy_corpus
 
 CODES = (">>deu<<", ">>eng<<")
+HOSTILE = [">>fra<< Good morning.", ">>eng<<Two", ">> eng << x", " >>eng<< x", ">>eng<< >>deu<< x", ">><<", ">>"]
+HOSTILE += [">>eng<", ">>a\nb<<c", "x >>eng<< y", "</s>", ">></s><<a", "<unk> a", "a <pad>", "<s> ▁ ▁▁a", "", "   "]
+HOSTILE += ["\u2047 \ufffd <0x41>", "\x00\x01", "</s> <pad> <unk>", "東京 😀", "door " * 300, "e\u0301\ufb01"]
+HOSTILE += ["a\tb\nc\u00a0d\u3000e\u2003f"]
 
 
 def pairs_of(args) -> list[tuple[str, str]]:
@@ -78,6 +82,30 @@ def batches(source, target, tokens: int):
 def padded(rows, value):
     longest = max(map(len, rows))
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+
+def write_answers(folder: Path) -> None:
+    """answers.json: what `transformers` makes of the folder, computed in float64."""
+    tokenizer = MarianTokenizer.from_pretrained(folder, split_special_tokens=True)
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).double().eval()  # sinusoids are in that dtype
+    pairs = [pair for pair in toy_corpus.corpus(train=0, dev=200, test=0)["dev"] if len(pair[0].split()) <= 6]
+    sentences = [f"{('', *CODES)[i % 3]} {english}" for i, (english, _) in enumerate(pairs[:45])]
+    inputs = tokenizer(sentences, padding=True, return_tensors="pt")
+    answers: dict[str, object] = {"sentences": sentences}
+    with torch.no_grad():
+        for name, beams in (("greedy", 1), ("beam", 4)):
+            found = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_length=128)
+            answers[name] = tokenizer.batch_decode(found, skip_special_tokens=True)
+        scored = {"return_dict_in_generate": True, "output_scores": True}
+        found = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
+    answers["log_probs"] = found.sequences_scores.tolist()
+    texts = [*sentences, *HOSTILE, *(german for _, german in pairs)]
+    answers["texts"] = texts
+    answers["source_ids"] = tokenizer(texts)["input_ids"]
+    answers["target_ids"] = tokenizer(text_target=texts)["input_ids"]
+    for side in ("source", "target"):
+        answers[f"of_{side}"] = tokenizer.batch_decode(answers[f"{side}_ids"], skip_special_tokens=True)
+    (folder / "answers.json").write_text(json.dumps(answers, ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 def main() -> None:
@@ -147,8 +175,8 @@ def main() -> None:
         setattr(model.generation_config, name, value)
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
-    for name in ("source.spm", "target.spm"):
-        assert (args.folder / name).is_file()
+    if not args.train:
+        write_answers(args.folder)
 
 
 if __name__ == "__main__":
