@@ -18,7 +18,7 @@ FLOORS = [  # a file imports from lower floors only
     {"layers"},
     {"training", "model", "decoding", "search", "tokenizer", "runs.run"},
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
-    {"serving.publish", "corpora.records", "parsing.constraint"},
+    {"interop.marian_tokenizer", "serving.publish", "corpora.records", "parsing.constraint"},
     {"translator", "interop.ctranslate2"},
     {"parsing.parser", "corpora.corpus"},
     {"parsing.corpus", "runs.trainer"},

@@ -221,7 +221,7 @@ def token_batches(
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
     def tokenize(source, target, *more):
-        ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize(target))
+        ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize_target(target))
         return *ids, *more
 
     def fits(source, target, *more):

@@ -57,7 +57,7 @@ class Ensemble(keras.Model):
 
     def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
         """As `Transformer.decode_step`."""
-        logits, new_cache, layers = [], [], self.config.num_layers
+        logits, new_cache, layers = [], [], len(cache) // len(self.models)
         for i, model in enumerate(self.models):
             of_model = cache[i * layers : (i + 1) * layers], memory_mask, position, slot, attention_mask
             model_logits, model_cache = model.decode_step(target, *of_model, softmax_weights and softmax_weights[i])

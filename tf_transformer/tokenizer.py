@@ -53,7 +53,8 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         symbols = itertools.takewhile(processor.is_control, range(FIRST_ID, self.vocab_size))
         self.symbols: list[str] = [processor.id_to_piece(id)[1:] for id in symbols]
-        self.op = _durable_tokenizer(model)
+        self.first_piece = FIRST_ID + len(self.symbols) + 256  # after the bytes
+        self.op = durable_tokenizer(model)
 
     @classmethod
     def learn(cls, files, vocab_size: int, kind: str = "bpe", **options) -> "Tokenizer":
@@ -140,6 +141,10 @@ class Tokenizer:
         control characters count as white space."""
         return self.op.tokenize(valid_text(texts))
 
+    def tokenize_target(self, texts) -> tf.RaggedTensor:
+        """As `tokenize`, for what a model is to write; another kind of tokenizer may read that in another way."""
+        return self.tokenize(texts)
+
     def detokenize(self, ids) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
         if not isinstance(ids, tf.RaggedTensor):
@@ -162,13 +167,17 @@ def valid_text(texts) -> tf.Tensor:
     )
 
 
-def _durable_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+def durable_tokenizer(model: bytes, out_type=tf.int32) -> tensorflow_text.SentencepieceTokenizer:
     """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
 
     Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
     (tensorflow/text issues 570 and 802).
+
+    Args:
+        model: a serialized SentencePiece model.
+        out_type: tf.int32 for ids, tf.string for pieces.
     """
-    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=out_type)
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create():

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.interop.marian import load_marian, search_options
+from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
@@ -142,6 +144,20 @@ class Translator:
             raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
         return cls(_together(models), Tokenizer(tokenizer), **(stored | options))
 
+    @classmethod
+    def from_marian(cls, directory, **options) -> "Translator":
+        """Of a checkpoint of MarianMT, for example of OPUS-MT, in a folder as Hugging Face's `transformers` writes it.
+
+        Args:
+            directory: with config.json, vocab.json, source.spm, target.spm and the weights (see `marian.load_marian`).
+            options: of `Translator`; the default beam size is the checkpoint's.
+
+        Raises:
+            BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+        """
+        tokenizer = MarianTokenizer.from_checkpoint(directory)
+        return cls(load_marian(directory), tokenizer, **(search_options(directory) | options))
+
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
 
@@ -168,7 +184,7 @@ class Translator:
 
         def search(text, prefix_text=None):
             source, source_length, truncated = self.source(text)
-            prefix = None if prefix_text is None else self.tokenizer.tokenize(prefix_text).to_tensor(PAD_ID)
+            prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor(PAD_ID)
             return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
 
         columns = [texts] if prefixes is None else [texts, prefixes]
@@ -219,7 +235,10 @@ class Translator:
             ids int32 [B, S] that end with EOS, cut to max_source_length tokens; the number of tokens before that, int32
             [B]; whether it was more, bool [B].
         """
-        tokens = self.tokenizer.tokenize(text)
+        return self.with_end(self.tokenizer.tokenize(text))
+
+    def with_end(self, tokens):
+        """Ragged ids [B, None] as what `source` returns."""
         length = tf.cast(tokens.row_lengths(), tf.int32)
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
@@ -286,12 +305,12 @@ class Translator:
         if target is None:
             found = self._search(ids, length)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
-        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize([target])))
+        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize_target([target])))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences, of a long source's first max_source_length tokens."""
         ids, *_ = self.source(tf.constant([source]))
-        return self.attention_of(ids, _ended(self.tokenizer.tokenize([target]))).scores
+        return self.attention_of(ids, _ended(self.tokenizer.tokenize_target([target]))).scores
 
     def attention_of(self, source, output) -> Attention:
         """What attends to what while ids [1, S] are decoded to ids [1, T], both with EOS if they have one."""

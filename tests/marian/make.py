@@ -2,15 +2,16 @@
 
     pip install torch "transformers<6" && python tests/marian/make.py tests/marian
 
-The three files beside this were made so, by transformers 5.23.0 and torch 2.13.0.
+The files beside this were made so, by transformers 5.23.0 and torch 2.13.0.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
-VOCABULARY, PAD, END = 31, 30, 0
+VOCABULARY, PAD, END, UNKNOWN = 31, 30, 0, 1
 SMALL = {
     "vocab_size": VOCABULARY,
     "d_model": 12,
@@ -32,11 +33,12 @@ LONGEST = 13
 
 
 def make(folder, seed=6, **changes) -> None:
-    """Write config.json, model.safetensors and answers.npz, computed in float64, into the folder."""
+    """Write config.json, vocab.json, model.safetensors and answers.npz, computed in float64, into the folder."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
     random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
     model = MarianMTModel(MarianConfig(**(SMALL | changes))).eval()
     sizes = {"weight": 0.7, "bias": 0.2}
     with torch.no_grad():
@@ -53,6 +55,8 @@ def make(folder, seed=6, **changes) -> None:
     target = np.concatenate([np.full((len(lengths), 1), PAD), random.integers(0, PAD, (len(lengths), 8))], axis=1)
     ids, mask = torch.tensor(source), torch.tensor(source != PAD)
     model.save_pretrained(folder)
+    names = {"</s>": END, "<unk>": UNKNOWN} | {f"▁{id}": id for id in range(2, PAD)} | {"<pad>": PAD}
+    (Path(folder) / "vocab.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     model = model.double()  # so that the answers have no rounding of their own
     with torch.no_grad():
         found = model(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(target))

@@ -71,7 +71,7 @@ def write_records(pairs: tf.data.Dataset, tokenizer: Tokenizer, folder, max_leng
 
 def _tokenize(tokenizer):
     def tokenize(source, target, line):
-        source, target = tokenizer.tokenize(source), tokenizer.tokenize(target)
+        source, target = tokenizer.tokenize(source), tokenizer.tokenize_target(target)
         return source.values, source.row_splits, target.values, target.row_splits, line
 
     return tokenize

@@ -1,13 +1,20 @@
-"""Weights from elsewhere: checkpoints of MarianMT as Hugging Face's `transformers` saves them, in our layers.
+"""Checkpoints of MarianMT, such as OPUS-MT's, as Hugging Face's `transformers` saves them, in our layers.
 
 Not from the paper, and therefore here and not in the layers: biases in the projections of attention, swish for ReLU,
 layer normalization's epsilon 1e-5, all sines before all cosines, a bias on the logits, decoders of another depth than
 their encoders. Needs `pip install tf-transformer[marian]`.
+
+Marian's padding is its last id and also what a target starts with; its end symbol is 0. Here the ids are ours, so that
+nothing else need know of Marian: the vocabulary is put in another order as it is read. The padding's row of the
+embeddings is there twice, since the start symbol is one of its own.
 """
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -27,6 +34,8 @@ from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
 ACTIVATIONS = ("swish", "silu", "relu", "gelu")
+CONTROLS = 2  # the first ids, padding's and the start symbol's, which are never an output
+NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its logarithm little to label smoothing
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,6 @@ class MarianConfig(TransformerConfig):
         decoder_d_ff: width of its feed-forward hidden layers.
         activation: in feed-forward networks: "swish" or its other name "silu", "relu", "gelu".
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        pad_id: padding.
-        start_id: the symbol before a target's first; in Marian it is padding, too.
-        end_id: the symbol that ends sources and targets.
     """
 
     num_decoder_layers: int = 6
@@ -49,16 +55,13 @@ class MarianConfig(TransformerConfig):
     decoder_d_ff: int = 2048
     activation: str = "swish"
     scale_embedding: bool = True
-    pad_id: int = 58100
-    start_id: int = 58100
-    end_id: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("pad_id", "start_id", "end_id"):
-            given = getattr(self, name)
-            if not isinstance(given, int) or not 0 <= given < self.vocab_size:
-                raise BadInput(f"{name}: expected an id below vocab_size={self.vocab_size}, got {given!r}")
+        if self.num_decoder_heads < 1 or self.d_model % self.num_decoder_heads:
+            raise BadInput(
+                f"num_decoder_heads: expected a divisor of d_model={self.d_model}, got {self.num_decoder_heads}"
+            )
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -132,11 +135,10 @@ class MarianEmbedding(PositionalEmbedding):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianTransformer(Transformer):
-    """logits = model((source, target)), in Marian's ids: source ends with `end_id`, target begins with `start_id`.
+    """logits = model((source, target)): a `Transformer` of Marian's parts.
 
-    As with any `Transformer`: attention weights, `fit`, saving and loading; and `search` below. What takes 0 for
-    padding, which here is the end symbol, does not fit: `Translator` and its exports, `SmoothedCrossEntropy`, metrics.
-    Texts become ids by the checkpoint's own vocabulary, for example with `transformers.MarianTokenizer`.
+    As in Marian, padding and the start symbol have no share of the probability. `transformers` has it so in a search,
+    where the checkpoint's generation_config.json says "renormalize_logits", as those of OPUS-MT do.
 
     Args:
         config: a `MarianConfig`.
@@ -164,44 +166,10 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def encode(self, source, mask=None, return_attention_scores=False):
-        """As `Transformer.encode`; padding is `pad_id`."""
-        mask = ops.not_equal(source, self.config.pad_id) if mask is None else mask
-        return super().encode(source, mask, return_attention_scores)
-
-    def search(self, source, max_length, *, n_best: int = 1, **options):
-        """Beam search (section 6.1), under TensorFlow; `beam_size=1` is greedy search. Padding is never an output.
-
-        Args:
-            source: ids [B, S] that end with `end_id`, then `pad_id`.
-            max_length: the greatest number of symbols, the end symbol included, one or [B].
-            n_best: N.
-            options: of `search.beam_search`.
-
-        Returns:
-            `search.Hypotheses`; where a row of its ids is shorter than the longest, zeros follow: see its lengths.
-        """
-        import tensorflow as tf
-
-        from tf_transformer.decoding import decoding
-        from tf_transformer.search import Start, beam_search
-
-        source = tf.convert_to_tensor(source, tf.int32)
-        memory, memory_mask, _ = self.encode(source)
-        padding = tf.one_hot(self.config.pad_id, self.config.vocab_size, -1e9, 0.0)
-        decoder, rows = decoding(self, memory, memory_mask), tf.shape(source)[:1]
-
-        def step(*arguments):
-            logits, cache = decoder.step(*arguments)
-            return logits + padding, cache  # not by `allowed`, which leaves padding its share of the probability
-
-        start = Start(
-            *decoder._replace(step=step),
-            start_ids=tf.fill(rows, self.config.start_id),
-            max_length=tf.broadcast_to(max_length, rows),
-            end_id=self.config.end_id,
-        )
-        return beam_search(start, n_best=n_best, **options)
+    def decode_step(self, *args, **kwargs):
+        """As `Transformer.decode_step`, for a search that can choose neither padding nor the start symbol."""
+        logits, cache = super().decode_step(*args, **kwargs)
+        return ops.where(ops.arange(self.config.vocab_size) < CONTROLS, -1e9, logits), cache
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -209,38 +177,143 @@ class MarianTransformer(Transformer):
 
 
 def load_marian(directory) -> MarianTransformer:
-    """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json and model.safetensors.
+    """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json, vocab.json and one of
+    model.safetensors, tf_model.h5 and pytorch_model.bin.
 
     Raises:
         BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
     """
     directory = Path(directory)
+    vocabulary = read_vocabulary(directory)
     try:
-        from safetensors.numpy import load_file
-    except ImportError as error:
-        raise BadInput(f"expected the package safetensors: pip install tf-transformer[marian] ({error})") from error
-    for name, how in (("config.json", ""), ("model.safetensors", "; MarianMTModel.save_pretrained writes one")):
-        if not (directory / name).is_file():
-            raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}{how}")
-    try:
-        said = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        tensors = load_file(directory / "model.safetensors")
-    except Exception as error:  # of safetensors' own
-        raise BadInput(f"{directory}: cannot be read: {error}") from error
-    try:
-        config = _config_of(said)
+        config = _config_of(_read_json(directory, "config.json"), len(vocabulary.rows))
     except BadInput as error:
         raise BadInput(f"{directory / 'config.json'}: {error}") from error
+    file, tensors = _read_tensors(directory)
     model = MarianTransformer(config)
     model.build()
     try:
-        _assign(model, tensors)
+        _assign(model, tensors, vocabulary.rows)
     except BadInput as error:
-        raise BadInput(f"{directory / 'model.safetensors'}: {error}") from error
+        raise BadInput(f"{file}: {error}") from error
     return model
 
 
-def _config_of(said: dict) -> MarianConfig:
+class Vocabulary(NamedTuple):
+    """A checkpoint's vocabulary in the order of our ids."""
+
+    pieces: list[str]  # by our id; "" where the checkpoint's vocab.json has none
+    rows: list[int]  # by our id, the checkpoint's own
+
+
+def read_vocabulary(directory) -> Vocabulary:
+    """Padding, start, end, unknown, as everywhere here, then the other ids of the checkpoint in their order.
+
+    Raises:
+        BadInput: there is none in the folder, or it is no vocabulary.
+    """
+    directory = Path(directory)
+    said, ids = _read_json(directory, "config.json"), _read_json(directory, "vocab.json")
+    size = said.get("vocab_size", 58101)
+    pad = said.get("pad_token_id", 58100)
+    first = {"pad_token_id": pad, "decoder_start_token_id": said.get("decoder_start_token_id", pad)}
+    first |= {"eos_token_id": said.get("eos_token_id", 0), "<unk>": ids.get("<unk>")}
+    for name, id in (ids | first).items():
+        if not isinstance(id, int) or not 0 <= id < size:
+            file = directory / ("config.json" if name in said else "vocab.json")
+            raise BadInput(f"{file}: {name}: expected an id below vocab_size={size}, got {id!r}")
+    pad, start, end, unknown = first.values()
+    rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (pad, end, unknown))]
+    names = {id: piece for piece, id in ids.items()}
+    start_piece = "<s>"
+    while start_piece in ids:
+        start_piece = f"<{start_piece}>"
+    pieces = [names.get(id, "") for id in rows]
+    pieces[1] = start_piece
+    return Vocabulary(pieces, rows)
+
+
+def search_options(directory) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json, or config.json, says of the search and a `Translator` has, too."""
+    directory, said = Path(directory), dict[str, Any]()
+    for name in ("config.json", "generation_config.json"):
+        if (directory / name).is_file():
+            said |= _read_json(directory, name)
+    return {"beam_size": said["num_beams"]} if isinstance(said.get("num_beams"), int) else {}
+
+
+def _read_json(directory: Path, name: str) -> dict:
+    if not (directory / name).is_file():
+        raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
+    try:
+        said = json.loads((directory / name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{directory / name}: cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise BadInput(f"{directory / name}: expected a JSON object, got {type(said).__name__}")
+    return said
+
+
+def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """The file of the weights and what is in it, by the names that PyTorch gives them."""
+    readers: dict[str, Callable] = {
+        "model.safetensors": _read_safetensors,
+        "tf_model.h5": _read_h5,
+        "pytorch_model.bin": _read_torch,
+    }
+    for name, read in readers.items():
+        if (directory / name).is_file():
+            try:
+                return directory / name, read(directory / name)
+            except BadInput:
+                raise
+            except Exception as error:  # each of these packages has its own
+                raise BadInput(f"{directory / name}: cannot be read: {error}") from error
+    raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(readers)} in {directory}")
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: reading it takes the package safetensors: pip install tf-transformer[marian] ({error})"
+        ) from error
+    return load_file(path)
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: reading it takes the package torch, or a model.safetensors beside it, which "
+            f"MarianMTModel.save_pretrained writes ({error})"
+        ) from error
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def _read_h5(path: Path) -> dict[str, np.ndarray]:
+    """What TFMarianMTModel saved: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
+    import h5py
+
+    leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
+    tensors = {}
+
+    def take(name, item):
+        found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
+        if found and isinstance(item, h5py.Dataset):
+            *place, leaf = found[1].replace("model.shared", "shared").split("/")
+            name = ".".join([*["model"][: len(place)], *place, leaves.get(leaf, leaf)])
+            tensors[name] = np.transpose(item[()]) if leaf == "kernel" else item[()]
+
+    with h5py.File(path) as file:
+        file.visititems(take)
+    return tensors
+
+
+def _config_of(said: dict, vocab_size: int) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -256,7 +329,6 @@ def _config_of(said: dict) -> MarianConfig:
     for name, values in wanted.items():
         if said.get(name, values[0] if name != "model_type" else None) not in values:
             raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {said.get(name)!r}")
-    pad_id = said.get("pad_token_id", 58100)
     return MarianConfig(
         num_layers=said.get("encoder_layers", 12),
         d_model=said.get("d_model", 1024),
@@ -264,21 +336,24 @@ def _config_of(said: dict) -> MarianConfig:
         num_heads=said.get("encoder_attention_heads", 16),
         dropout=said.get("dropout", 0.1),
         attention_dropout=said.get("attention_dropout", 0.0),
-        vocab_size=said.get("vocab_size", 58101),
+        vocab_size=vocab_size,
         num_decoder_layers=said.get("decoder_layers", 12),
         num_decoder_heads=said.get("decoder_attention_heads", 16),
         decoder_d_ff=said.get("decoder_ffn_dim", 4096),
         activation=said["activation_function"],
         scale_embedding=said.get("scale_embedding", False),
-        pad_id=pad_id,
-        start_id=said.get("decoder_start_token_id", pad_id),
-        end_id=said.get("eos_token_id", 0),
     )
 
 
-def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray]) -> None:
-    """Put every tensor into its place, and leave none over."""
+def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], rows: list[int]) -> None:
+    """Put every tensor into its place, those of the vocabulary in the order of `rows`, and leave none over."""
     left = dict(tensors)
+
+    def in_order(x):
+        size = max(rows) + 1
+        if len(x) != size:
+            raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
+        return x[rows]
 
     def assign(variable, name, change=lambda x: x):
         if name not in left:
@@ -317,12 +392,15 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray]) -> None:
     # One matrix, whose name in the file is any of these, or several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     names = [name for name in [*names, "lm_head.weight"] if name in left] or names[:1]
-    assign(model.embedding.embeddings, names[0])
+    assign(model.embedding.embeddings, names[0], in_order)
     for name in names[1:]:
         if not np.array_equal(left.pop(name), tensors[names[0]]):
             raise BadInput(f"{name}: expected the values of {names[0]}, got others")
+    bias = np.zeros(len(rows), "float32")
     if "final_logits_bias" in left:
-        assign(model.embedding.logits_bias, "final_logits_bias", np.ravel)
+        bias = in_order(left.pop("final_logits_bias").ravel())
+    bias[:CONTROLS] = NO_SHARE
+    model.embedding.logits_bias.assign(bias)
     for side in ("encoder", "decoder"):
         left.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids: nothing learned
     if left:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.search import penalty
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID
+from tf_transformer.tokenizer import EOS_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "2"
@@ -66,7 +66,7 @@ class Root(tf.Module):
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
-        self.first_piece = FIRST_ID + len(tokenizer.symbols) + 256
+        self.first_piece = tokenizer.first_piece
         self.warm = warm
         self.facts: dict[str, object] = {}
         self.describe(
@@ -189,7 +189,8 @@ class Export(Root):
             }
 
         def score(source, target):
-            source_ids, target_ids = (translator.source(tf.ensure_shape(text, [None]))[0] for text in (source, target))
+            source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
+            target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
             log_probs, _ = force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)

@@ -1,0 +1,183 @@
+"""Train a MarianMT checkpoint with Hugging Face's `transformers` in PyTorch: what our loader has not written.
+
+    pip install torch "transformers<6" && python tests/marian/train.py tests/marian/trained
+
+made the folder beside this, of the toy corpus, by transformers 5.24.0 and torch 2.13.0. It translates to German; with
+">>eng<<" before a text it writes that again. With files it learns from these, some tens of thousands of lines:
+
+    python tests/marian/train.py /tmp/multi30k --train train.en train.de --vocab-size 4000 --steps 6000 --width 128
+"""
+
+import argparse
+import itertools
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+
+from tf_transformer import toy_corpus
+
+CODES = (">>deu<<", ">>eng<<")
+HOSTILE = [">>fra<< Good morning.", ">>eng<<Two", ">> eng << x", " >>eng<< x", ">>eng<< >>deu<< x", ">><<", ">>"]
+HOSTILE += [">>eng<", ">>a\nb<<c", "x >>eng<< y", "</s>", ">></s><<a", "<unk> a", "a <pad>", "<s> ▁ ▁▁a", "", "   "]
+HOSTILE += ["\u2047 \ufffd <0x41>", "\x00\x01", "</s> <pad> <unk>", "東京 😀", "door " * 300, "e\u0301\ufb01"]
+HOSTILE += ["a\tb\nc\u00a0d\u3000e\u2003f"]
+
+
+def pairs_of(args) -> list[tuple[str, str]]:
+    if args.train:
+        files = (Path(name).read_text(encoding="utf-8").splitlines() for name in args.train)
+        return list(zip(*files, strict=True))
+    pairs = toy_corpus.corpus(train=args.pairs, dev=0, test=0)["train"]
+    pairs = [(english, german) for english, german in pairs if len(english.split()) <= 6]
+    of_code = [(f">>deu<< {english}", german) for english, german in pairs[::2]]
+    of_code += [(f">>eng<< {english}", english) for english, _ in pairs]
+    return pairs + of_code
+
+
+def learn_tokenizer(folder: Path, pairs, args) -> MarianTokenizer:
+    """source.spm, target.spm and vocab.json: end, unknown, the pieces of both, padding."""
+    vocabulary = ["</s>", "<unk>", *([] if args.train else CODES)]
+    for name, sentences in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        plain = [text.split("<< ")[-1] for text in sentences]
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(plain),
+            model_prefix=str(folder / name),
+            vocab_size=args.vocab_size,
+            model_type=args.kind,
+            normalization_rule_name="nmt_nfkc" if args.train else "identity",  # whose file is 240 KB smaller
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (folder / f"{name}.vocab").unlink()
+        (folder / f"{name}.model").rename(folder / f"{name}.spm")
+        engine = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        pieces = [engine.id_to_piece(id) for id in range(engine.vocab_size())]
+        vocabulary += [piece for piece in pieces if piece not in vocabulary and piece != "<s>"]
+    vocabulary.append("<pad>")
+    (folder / "vocab.json").write_text(json.dumps({piece: id for id, piece in enumerate(vocabulary)}))
+    return MarianTokenizer(*(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")))
+
+
+def batches(source, target, tokens: int):
+    """Endless; ids of similar length together, in random order."""
+    while True:
+        order = sorted(range(len(source)), key=lambda i: (len(source[i]) + len(target[i]), random.random()))
+        groups, group = [], []
+        for i in order:
+            group.append(i)
+            if len(group) * max(len(source[i]), len(target[i])) >= tokens:
+                groups.append(group)
+                group = []
+        random.shuffle(groups)
+        for group in groups:
+            yield [source[i] for i in group], [target[i] for i in group]
+
+
+def padded(rows, value):
+    longest = max(map(len, rows))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+
+def write_answers(folder: Path) -> None:
+    """answers.json: what `transformers` makes of the folder, computed in float64."""
+    tokenizer = MarianTokenizer.from_pretrained(folder, split_special_tokens=True)
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).double().eval()  # sinusoids are in that dtype
+    pairs = [pair for pair in toy_corpus.corpus(train=0, dev=200, test=0)["dev"] if len(pair[0].split()) <= 6]
+    sentences = [f"{('', *CODES)[i % 3]} {english}" for i, (english, _) in enumerate(pairs[:45])]
+    inputs = tokenizer(sentences, padding=True, return_tensors="pt")
+    answers: dict[str, object] = {"sentences": sentences}
+    with torch.no_grad():
+        for name, beams in (("greedy", 1), ("beam", 4)):
+            found = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_length=128)
+            answers[name] = tokenizer.batch_decode(found, skip_special_tokens=True)
+        scored = {"return_dict_in_generate": True, "output_scores": True}
+        found = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
+    answers["log_probs"] = found.sequences_scores.tolist()
+    texts = [*sentences, *HOSTILE, *(german for _, german in pairs)]
+    answers["texts"] = texts
+    answers["source_ids"] = tokenizer(texts)["input_ids"]
+    answers["target_ids"] = tokenizer(text_target=texts)["input_ids"]
+    for side in ("source", "target"):
+        answers[f"of_{side}"] = tokenizer.batch_decode(answers[f"{side}_ids"], skip_special_tokens=True)
+    (folder / "answers.json").write_text(json.dumps(answers, ensure_ascii=False, indent=0), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--train", nargs=2)
+    parser.add_argument("--pairs", type=int, default=9000)
+    parser.add_argument("--vocab-size", type=int, default=250)
+    parser.add_argument("--kind", choices=["unigram", "bpe"], default="unigram")
+    parser.add_argument("--width", type=int, default=36)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    args = parser.parse_args()
+    random.seed(1)
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    pairs = pairs_of(args)
+    tokenizer = learn_tokenizer(args.folder, pairs, args)
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    config = MarianConfig(
+        vocab_size=len(tokenizer.encoder),
+        d_model=args.width,
+        encoder_layers=2,
+        decoder_layers=1 if not args.train else 2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=2 * args.width,
+        decoder_ffn_dim=3 * args.width,
+        activation_function="swish",
+        scale_embedding=True,
+        max_position_embeddings=512,
+        init_std=args.width**-0.5,
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        eos_token_id=end,
+        forced_eos_token_id=end,
+    )
+    model = MarianMTModel(config).train()
+    source = tokenizer([source for source, _ in pairs])["input_ids"]
+    target = tokenizer(text_target=[target for _, target in pairs])["input_ids"]
+    optimizer = torch.optim.AdamW(model.parameters(), args.rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.rate, args.steps, pct_start=0.1)
+    began, losses = time.time(), []
+    data = itertools.islice(batches(source, target, args.tokens), args.steps)
+    for step, (sources, targets) in enumerate(data, 1):
+        ids = padded(sources, pad)
+        logits = model(
+            input_ids=ids,
+            attention_mask=(ids != pad).int(),
+            decoder_input_ids=padded([[pad, *row[:-1]] for row in targets], pad),
+        ).logits
+        labels = padded(targets, -100)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+        if step % 250 == 0:
+            print(f"step {step}: loss {np.mean(losses[-250:]):.3f}, {time.time() - began:.0f} s", flush=True)
+    model = model.eval() if args.train else model.eval().half()  # a small file, and another dtype
+    generation = {"bad_words_ids": [[pad]], "renormalize_logits": True, "num_beams": 3, "max_length": 128}
+    for name, value in generation.items():  # as the checkpoints of OPUS-MT have it
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(args.folder)
+    tokenizer.save_pretrained(args.folder)
+    if not args.train:
+        write_answers(args.folder)
+
+
+if __name__ == "__main__":
+    main()

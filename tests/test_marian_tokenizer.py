@@ -1,0 +1,167 @@
+"""MarianMT's tokenizer against SentencePiece's own engine and a dictionary; where it is installed, against
+`transformers.MarianTokenizer`, too: pip install "transformers<6"
+"""
+
+import importlib.util
+import json
+import random
+import re
+
+import hostile
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from conftest import TEXTS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_transformer import toy_corpus
+from tf_transformer.interop.marian import read_vocabulary
+from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+
+CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
+CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]
+KINDS: dict[str, dict] = {
+    "unigram": {},
+    "bpe": {"model_type": "bpe"},
+    "bytes": {"model_type": "bpe", "byte_fallback": True},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    """Two models of a kind, of two languages, and a vocabulary that lacks some of the pieces of both."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    pairs = toy_corpus.corpus(train=1500, dev=0, test=0)["train"]
+    vocabulary = ["</s>", "<unk>", ">>fra<<", ">>deu<<"]
+    extra = ["1000 00000 000 Δελφοί", "東京 に 京 100,000", "<pad> </s>"] * 3
+    for name, sentences in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*sentences, *(extra if name == "target" else [])]),
+            model_prefix=str(path / name),
+            vocab_size=500,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **KINDS[request.param],
+        )
+        (path / f"{name}.model").rename(path / f"{name}.spm")
+        engine = sentencepiece.SentencePieceProcessor(model_file=str(path / f"{name}.spm"))
+        pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size()) if id % 17]
+        vocabulary += [piece for piece in pieces if piece not in vocabulary]
+    vocabulary.append("<pad>")
+    size = len(vocabulary)
+    (path / "vocab.json").write_text(json.dumps({piece: id for id, piece in enumerate(vocabulary)}))
+    config = {"vocab_size": size, "pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return MarianTokenizer.from_checkpoint(folder)
+
+
+class Oracle:
+    """What the checkpoint's files say, in its own ids."""
+
+    def __init__(self, folder):
+        self.engines = {
+            side: sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
+            for side in ("source", "target")
+        }
+        self.ids = json.loads((folder / "vocab.json").read_text())
+        self.pieces = {id: piece for piece, id in self.ids.items()}
+
+    def encode(self, text, side):
+        code = []
+        if text.startswith(">>") and "<<" in text:
+            end = text.index("<<") + 2
+            code, text = [text[:end]], text[end:]
+        pieces = code + self.engines[side].encode(text, out_type=str)
+        return [self.ids.get(piece, self.ids["<unk>"]) for piece in pieces]
+
+    def decode(self, ids):
+        """Where several bytes that make no character follow each other, SentencePiece writes a mark for each."""
+        pieces = [self.pieces[id] for id in ids if self.pieces[id] not in ("</s>", "<unk>", "<pad>")]
+        return re.sub("\ufffd+", "\ufffd", self.engines["source"].decode_pieces(pieces).replace("▁", " ").strip())
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    return Oracle(folder)
+
+
+def tokenize(tokenizer, texts, side):
+    return (tokenizer.tokenize if side == "source" else tokenizer.tokenize_target)(tf.constant(texts, tf.string))
+
+
+def decoded(tokenizer, ids):
+    return [re.sub("\ufffd+", "\ufffd", text.decode()) for text in tokenizer.detokenize(ids).numpy()]
+
+
+def readable(text) -> str:
+    """A text as the tokenizer reads it: what is no UTF-8 is a space."""
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
+    return valid.numpy().decode()
+
+
+def hostile_texts():
+    draw = random.Random(1)
+    return [*TEXTS, *CODES, *(kind(draw) for kind in hostile.KINDS for _ in range(30))]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_ids_and_texts(folder, tokenizer, oracle, side):
+    rows, pairs = read_vocabulary(folder).rows, toy_corpus.corpus(train=0, dev=300, test=0)["dev"]
+    texts = [*hostile_texts(), *(text for pair in pairs for text in pair)]
+    ids = tokenize(tokenizer, texts, side)
+    expected = [oracle.encode(readable(text), side) for text in texts]
+    assert [[rows[id] for id in row] for row in ids.to_list()] == expected
+    assert decoded(tokenizer, ids) == [oracle.decode(row) for row in expected]
+    if importlib.util.find_spec("transformers"):
+        from transformers import MarianTokenizer as Theirs
+
+        files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+        theirs = Theirs(*files, split_special_tokens=True)
+        argument = "text" if side == "source" else "text_target"
+        found = theirs(**{argument: [readable(text) for text in texts]}, add_special_tokens=False)["input_ids"]
+        assert found == expected
+        found = [re.sub("\ufffd+", "\ufffd", text) for text in theirs.batch_decode(found, skip_special_tokens=True)]
+        assert found == [oracle.decode(row) for row in expected]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text(folder, tokenizer, oracle, text):
+    rows = read_vocabulary(folder).rows
+    for side in ("source", "target"):
+        ids = tokenize(tokenizer, [text], side)
+        assert [rows[id] for id in ids.to_list()[0]] == oracle.encode(text, side)
+
+
+def test_any_ids_become_texts(folder, tokenizer, oracle):
+    rows, draw = read_vocabulary(folder).rows, np.random.default_rng(1)
+    whole = [id for id in range(tokenizer.vocab_size) if not oracle.pieces[rows[id]].startswith("<0x")]  # no bytes
+    ids = draw.choice(whole, (300, 11))
+    expected = [oracle.decode([rows[id] for id in row]) for row in ids]
+    assert decoded(tokenizer, ids) == expected
+    assert decoded(tokenizer, ids[:1]) == [tokenizer.detokenize(ids[0]).numpy().decode()]
+
+
+def test_a_code_is_one_token_and_controls_are_text(tokenizer):
+    with_code, plain = tokenizer.tokenize([">>fra<< a door", " a door"]).to_list()
+    assert with_code[1:] == plain and tokenizer.pieces([with_code[:1]]).numpy() == b">>fra<<"
+    ids = tokenizer.tokenize(["</s> <pad> <s> <unk>", ">></s><< a"]).to_list()
+    assert not {id for row in ids for id in row} & {0, 1, 2}
+    assert tokenizer.ids(tf.ragged.constant([["</s>", "<pad>", "<s>"]])).to_list() == [[3, 3, 3]]
+
+
+def test_pieces_and_ids(tokenizer):
+    ids = tokenizer.tokenize(["The old woman opens the door.", ""])
+    pieces = tokenizer.pieces(ids)
+    known = tf.ragged.boolean_mask(ids, ids > 3)
+    assert tokenizer.ids(tokenizer.pieces(known)).to_list() == known.to_list()
+    assert tokenizer.ids(tf.ragged.constant([["no piece"]])).to_list() == [[3]]
+    assert pieces.row_lengths().numpy().tolist() == ids.row_lengths().numpy().tolist()
+    assert len(set(tokenizer.pieces(range(tokenizer.vocab_size)).numpy())) == tokenizer.vocab_size
