@@ -6,12 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from trainers.learning import Texts
 
 import tf_transformer as tt
 from tf_transformer import data, toy_corpus
-from tf_transformer.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
 
@@ -95,110 +93,6 @@ def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):
     assert first[-len(later) :] == later  # going on from a position is the same as never having stopped
     epoch = 2 * PAIRS // 3
     assert first[:epoch] != first[PAIRS : PAIRS + epoch]
-
-
-def test_the_first_steps_learn_both_directions(corpus):
-    """Then pairs come as they are, in the order of a run that never had any other."""
-    _, pairs, tokenizer = corpus
-    pairs = pairs[:101]
-
-    def training(both, first=0, lines=False):
-        train = data.in_memory(*map(list, zip(*pairs, strict=True)))
-        texts = Texts(train, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=both)
-        return texts.batches(tt, tokenizer, 512, seed=1)[0](first, lines)
-
-    forwards = expected_rows(pairs, tokenizer)
-    backwards = expected_rows([(target, source) for source, target in pairs], tokenizer)
-    seen = rows(training(both=90).take(90))
-    assert sum(row in backwards for row in seen) == pytest.approx(len(seen) / 2, rel=0.05)
-    early = sum(row in backwards for row in seen[:100])
-    assert 30 < early < 70  # mixed, not one after the other
-    assert set(seen) <= {*forwards, *backwards} and len(set(seen)) > 0.95 * 2 * len(pairs)
-    assert rows(training(both=7).skip(7).take(20)) == rows(training(both=0).take(20))
-    for first in (3, 7, 9):  # going on from a step before the change, at it and after it
-        assert rows(training(both=7, first=first).take(4)) == rows(training(both=7).skip(first).take(4))
-    (source, _), _, lines = next(iter(training(both=7, lines=True)))
-    for ids, line in zip(source.numpy(), lines.numpy(), strict=True):
-        assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
-
-
-def test_the_first_steps_leave_translations_out(corpus, tmp_path):
-    _, pairs, tokenizer = corpus
-    pairs = pairs[:101]
-    files = tmp_path / "forward", tmp_path / "backward"
-    for file in files:
-        file.write_text("".join(f"made of {i}\n" for i in range(len(pairs))))
-
-    def training(translations):
-        train = data.in_memory(*map(list, zip(*pairs, strict=True)))
-        texts = Texts(train, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=5, translations=translations)
-        return texts.batches(tt, tokenizer, 512, seed=1)[0](0)
-
-    made = {source for source, *_ in expected_rows([(f"made of {i}", "") for i in range(len(pairs))], tokenizer)}
-    assert rows(training((files,)).take(5)) == rows(training(()).take(5))
-    after = rows(training((files,)).skip(5).take(40))
-    shares = [sum(row[side] in made for row in after) / len(after) for side in (0, 2)]
-    assert shares == pytest.approx([1 / 3, 1 / 3], abs=0.1)
-
-
-def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
-    pairs = [(f"s{i}", f"t{i}") for i in range(7)]
-    files = [(tmp_path / f"forward{k}", tmp_path / f"backward{k}") for k in range(2)]
-    for k, (forward, backward) in enumerate(files):
-        forward.write_text("".join(f"forward{k} of s{i}\n" for i in range(7)))
-        backward.write_text("".join(f"backward{k} of t{i}\n" for i in range(7)))
-    given = data.in_memory(*map(list, zip(*pairs, strict=True)))
-    assert data.with_translations(given, ()) is given
-    all_of_them = data.with_translations(data.numbered(given), files)
-    found = [(source.decode(), target.decode(), line) for source, target, line in all_of_them.as_numpy_iterator()]
-    assert sorted(found) == sorted(
-        pair
-        for line, (source, target) in enumerate(pairs, 1)
-        for pair in (
-            (source, target, line),
-            *((source, f"forward{k} of {source}", line) for k in range(2)),
-            *((f"backward{k} of {target}", target, line) for k in range(2)),
-        )
-    )
-
-
-def test_words_are_hidden_after_the_bidirectional_steps(corpus):
-    """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
-    _, pairs, tokenizer = corpus
-
-    def batches(first=0, rate=0.25):
-        given = data.in_memory(*map(list, zip(*pairs, strict=True)))
-        texts = Texts(given, len(pairs), (["a"], ["b"]), None, None, bidirectional_steps=11, word_dropout=rate)
-        return [
-            [ids.numpy() for ids in (*inputs, *more)]
-            for inputs, *more in texts.batches(tt, tokenizer, 512, seed=1)[0](first).take(29 - first)
-        ]
-
-    whole, some = batches(rate=0.0), batches()
-    for step, (before, after) in enumerate(zip(whole, some, strict=True)):
-        for side, (ids, seen) in enumerate(zip(before, after, strict=True)):
-            unlike = ids != seen
-            assert unlike.any() == (step >= 11 and side < 2)
-            assert (seen[unlike] == UNKNOWN_ID).all() and (ids[unlike] >= FIRST_ID).all()
-    for side in (0, 1):
-        words = sum((ids[side] >= FIRST_ID).sum() for ids in whole[11:])
-        assert sum((ids[side] == UNKNOWN_ID).sum() for ids in some[11:]) / words == pytest.approx(0.25, abs=0.03)
-    assert len({str(ids[0][:2, :5] == UNKNOWN_ID) for ids in some[11:]}) > 9  # other ones in every batch
-    for before, after in zip(whole[11:], some[11:], strict=True):  # and on either side
-        ids = np.stack([ids.ravel()[: min(map(np.size, before[:2]))] for ids in before[:2]])
-        seen = np.stack([ids.ravel()[: min(map(np.size, after[:2]))] for ids in after[:2]])
-        assert len(set(map(tuple, (seen == UNKNOWN_ID)[:, (ids >= FIRST_ID).all(0)]))) == 2
-
-    def same(these, those):
-        return all(np.array_equal(*ids) for two in zip(these, those, strict=True) for ids in zip(*two, strict=True))
-
-    ids = tf.fill([13, 11], FIRST_ID)
-    plain = tf.data.Dataset.from_tensors(((ids, ids), ids))
-    one, other = (next(iter(data.without_words(plain, 0.25, seed)))[0][0].numpy() for seed in (1, 2))
-    assert not np.array_equal(one, other)
-    assert same(batches(), some)
-    for first in (7, 11, 13):
-        assert same(batches(first), some[first:])
 
 
 def test_long_pairs_are_skipped_and_counted(corpus):

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 
-def options(program: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def options(
+    program: str, description: str | None, epilog: str | None = None, package: str = "trainers"
+) -> argparse.ArgumentParser:
     """A parser whose help fits a screen."""
 
     def formatter(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
-    prog, described = f"python -m trainers.{program}", (description or "").strip()
+    prog, described = f"python -m {package}.{program}", (description or "").strip()
     return argparse.ArgumentParser(prog, f"{prog} [options]", described, epilog, formatter_class=formatter)
 
 

@@ -1,0 +1,125 @@
+"""A training text that changes: in both directions at first, then in one, with translations and with hidden words."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer import BadInput, data
+from tf_transformer.corpora.corpus import Batching, PairCorpus
+from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """What a run does beyond the paper. The defaults are those of the published scores.
+
+    Attributes:
+        dropout_steps: P_drop grows from 0, by a third of it at a time, in so many first steps (Morerio et al. 2017).
+        bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
+        word_dropout: share of the words that the model does not see in the steps after them (Bowman et al. 2016; in
+            source and target, Sennrich and Zhang 2019).
+        student_dropout: P_drop in the steps after them, for a run that has teachers.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    dropout_steps: int = 4_500
+    bidirectional_steps: int = 6_000
+    word_dropout: float = 0.1
+    student_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if name.endswith("steps") and value < 0:
+                raise BadInput(f"{name}: expected 0 or more, got {value}")
+            if name.endswith("dropout") and not 0 <= value < 1:
+                raise BadInput(f"{name}: expected a rate in [0, 1), got {value}")
+
+
+class StagedCorpus(PairCorpus):
+    """A text in both directions for the first steps; then as it is, beside what teachers make of it.
+
+    Args:
+        text: the training text, with its dev and test text.
+        methods: how it changes.
+        teachers: folders of the runs whose translations of the text are learned from, too.
+    """
+
+    def __init__(self, text: PairCorpus, methods: Methods, teachers: Sequence[str | Path] = ()):
+        self.text, self.methods = text, methods
+        self.teachers = [Path(folder) for folder in teachers]
+        self.dev, self.test, self.languages = text.dev, text.test, text.languages
+
+    def describe(self) -> dict[str, Any]:
+        described = self.text.describe() | dataclasses.asdict(self.methods)
+        if self.teachers:
+            return described | {"teachers": [str(folder) for folder in self.teachers]}
+        del described["student_dropout"]
+        return described
+
+    def sentences(self) -> Iterator[str]:
+        return self.text.sentences()
+
+    def pairs(self) -> tf.data.Dataset:
+        return with_translations(self.text.pairs(), self.teachers)
+
+    def count(self) -> int:
+        return (1 + 2 * len(self.teachers)) * self.text.count()
+
+    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+        pairs = data.numbered(self.text.pairs()) if lines else self.text.pairs()
+        both_ways = self.batched(both_directions(pairs), batching, repeat=True)
+        one_way = self.batched(with_translations(pairs, self.teachers), batching, repeat=True)
+        steps = self.methods.bidirectional_steps
+        done = min(first, steps)  # where these are all, no batch is made only to be skipped
+        batches = both_ways.skip(done).take(steps - done).concatenate(one_way.skip(first - done))
+        return self._hide_words(batches, batching.seed, first) if self.methods.word_dropout else batches
+
+    def _hide_words(self, batches: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
+        """Some ids that the model sees become unknown, by seed and step; those that it is to predict all stay."""
+
+        def hide(number: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+            rate = tf.where(number < self.methods.bidirectional_steps, 0.0, self.methods.word_dropout)
+            seen = []
+            for side, ids in enumerate(batch[0]):  # source, target_in
+                hidden = tf.random.stateless_uniform(tf.shape(ids), (seed, 2 * number + side)) < rate
+                seen.append(tf.where(hidden & (ids >= FIRST_ID), UNKNOWN_ID, ids))
+            return tuple(seen), *batch[1:]
+
+        return batches.enumerate(first).map(hide)
+
+
+def translations_of(folder: Path) -> tuple[Path, Path]:
+    """Where a run's translations stand, of every source and of every target; a sentence a line."""
+    return folder / "forward.txt", folder / "backward.txt"
+
+
+def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
+    """Each pair as it is and then with its sides exchanged; its number, if it has one, goes with both."""
+
+    def twice(source: tf.Tensor, target: tf.Tensor, *more: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tf.stack([source, target]), tf.stack([target, source]), *(tf.stack([item, item]) for item in more)
+
+    return pairs.map(twice).unbatch()
+
+
+def with_translations(pairs: tf.data.Dataset, teachers: Sequence[Path]) -> tf.data.Dataset:
+    """Beside each pair what each teacher made of its source and of its target: (source, made), (made, target).
+
+    Args:
+        pairs: of strings; the number of one, if it has one, goes with all.
+        teachers: folders with translations of these pairs, line by line.
+    """
+
+    def together(pair: tuple[tf.Tensor, ...], *made: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        source, target, *more = pair
+        sources = tf.stack([source] * (1 + len(teachers)) + [*made[1::2]])
+        targets = tf.stack([target, *made[::2]] + [target] * len(teachers))
+        return sources, targets, *(tf.repeat(item, 1 + len(made)) for item in more)
+
+    made = [tf.data.TextLineDataset(str(file)) for folder in teachers for file in translations_of(folder)]
+    return tf.data.Dataset.zip(pairs, *made).map(together).unbatch() if made else pairs

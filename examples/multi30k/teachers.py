@@ -1,0 +1,126 @@
+"""Data diversification (Nguyen et al. 2020): a model learns also from what others, its teachers, make of its text."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from examples.multi30k.corpus import StagedCorpus, translations_of
+from examples.multi30k.stages import StagedTrainer
+from tf_transformer import BadInput, data, distribution
+from tf_transformer.files import write_text
+from tf_transformer.runs.run import Run
+from trainers.command import in_chunks
+from trainers.publishing import averaged
+
+
+def learn_from_teachers(
+    model: StagedTrainer, folders: Sequence[Path], ensemble: bool, search: dict[str, Any]
+) -> StagedTrainer:
+    """Train the teachers of a run, have them translate every source and every target of its text, and train the run.
+
+    A teacher is a run with another seed that is trained for the bidirectional steps. What is there is not done again.
+    In an ensemble all translate at that step, the model, too, and all go on: each folder teaches the one before it, the
+    first the model, and the model the last.
+
+    Args:
+        model: the run, of a `StagedCorpus` without teachers.
+        folders: of the teachers' runs.
+        ensemble: whether the teachers go on.
+        search: options of `Translator` for the translations.
+
+    Returns:
+        the last stage of the model's run.
+
+    Raises:
+        BadInput: there are too few steps; or a folder is given twice, or holds another run, translations of another
+            text, or a run that has gone on without translations.
+    """
+    steps, both = model.recipe.steps or model.config.train_steps, model.corpus.methods.bidirectional_steps
+    if not 0 < both < steps:
+        expected = f"expected bidirectional_steps from 1 to {steps - 1:,}, below all steps, to train them for"
+        raise BadInput(f"teachers: {expected}; got {both:,}")
+    paths = [Path(model.path), *folders]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput(f"expected different folders, got the run {paths[0]}, teachers {' '.join(map(str, folders))}")
+    runs = [model, *(_teacher(model, folder, number, ensemble) for number, folder in enumerate(folders, 1))]
+    if ensemble:
+        runs = [_taught(one, [by]) for one, by in zip(runs, [*paths[1:], paths[0]], strict=True)]
+    else:
+        runs[0] = _taught(model, folders)
+    model, *others = runs
+    sides, pending = data.to_lists(model.corpus.text.pairs()), []  # pending: who is to translate, and has not
+    for one in [*others, model]:  # all are looked at before the first is trained
+        is_there = one.run.exists(one.settings)
+        if (one is not model or ensemble) and not (is_there and _has_translated(one, len(sides[0]))):
+            pending.append(one)
+
+    for one in [*others, model]:
+        if (one is model or one in pending) and one.step < both:
+            print(f"\n{one.path}: in both directions to step {both:,}", flush=True)
+            one.learn_both_directions()
+        if one in pending:
+            if one.writes:
+                translate(one, sides, search)
+            distribution.wait_for_all(model.strategy or tf.distribute.get_strategy())
+    for one in [*(others if ensemble else []), model]:
+        print(f"\n{one.path}: to the end, from {' '.join(map(str, one.corpus.teachers))}", flush=True)
+        last = one.learn()
+    return last
+
+
+def _taught(one: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
+    return dataclasses.replace(one, corpus=StagedCorpus(one.corpus.text, one.corpus.methods, by))
+
+
+def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) -> StagedTrainer:
+    """A run as the model's, but for its seed. Its later steps, if it takes none here, may be others, too."""
+    recipe: dict[str, Any] = {"seed": model.recipe.seed + number}
+    methods, teachers = dict[str, Any](), []
+    if (folder / "config.json").exists():
+        settings = Run(folder).settings()
+        begun, corpus = settings["recipe"], settings["corpus"]
+        recipe["seed"] = begun.get("seed", recipe["seed"])
+        if not ensemble:
+            recipe["cooldown_steps"] = begun.get("cooldown_steps", 0)
+            methods = {name: corpus.get(name, 0.0) for name in ("word_dropout", "student_dropout")}
+            teachers = corpus.get("teachers", [])
+    its_corpus = StagedCorpus(model.corpus.text, dataclasses.replace(model.corpus.methods, **methods), teachers)
+    return dataclasses.replace(
+        model, path=folder, recipe=dataclasses.replace(model.recipe, **recipe), corpus=its_corpus
+    )
+
+
+def _has_translated(one: StagedTrainer, pairs: int) -> bool:
+    """Whether a run has translated its text, which it does after the bidirectional steps; `BadInput` if it cannot."""
+    (forward, backward), step = translations_of(one.run.path), one.corpus.methods.bidirectional_steps
+    if forward.exists() and backward.exists():
+        lines = data.check_text_pairs(forward, backward, empty_lines=True)
+        if lines == pairs:
+            return True
+        expected = f"expected as many translations as there are pairs to learn from, {pairs:,}, got {lines:,}"
+        raise BadInput(f"{one.path}: {expected}; without {forward.name} and {backward.name} they are made again")
+    if one.step > step:
+        expected = f"expected {forward.name} and {backward.name}, made at step {step:,}"
+        raise BadInput(f"{one.path}: {expected}, found a run that has gone on to step {one.step:,} without them")
+    return False
+
+
+def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: dict[str, Any]) -> None:
+    """Write what the run's averaged checkpoints (section 6.1) make of every source, and of every target.
+
+    An output is longer than its source by no more than the sides of some pair differ, which ends searches sooner.
+    """
+    translator = averaged(one, search)
+    if one.recipe.mixed_precision:
+        translator = translator.astype(one.recipe.mixed_precision)
+    of_source, of_target = (translator.tokenizer.tokenize(side).row_lengths().numpy() for side in sides)
+    longest = int(abs(of_source - of_target).max())
+    translator.extra_length = min(max(longest, 1), translator.extra_length)
+    one.run.lock()
+    for file, side in zip(translations_of(one.run.path), sides, strict=True):
+        print(f"{len(side):,} sentences to {file}", flush=True)
+        write_text(file, (f"{text}\n" for text in in_chunks(translator, side)))
+    one.run.unlock()

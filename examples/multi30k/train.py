@@ -1,0 +1,82 @@
+"""Train a Transformer on a small corpus with methods that are not the paper's, score it, and export it (see README.md).
+
+The configuration and the recipe are those of the preset small.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options("train", __doc__, package="examples.multi30k")
+
+    def add(name: str, **more: Any) -> None:
+        if name != "--epochs":  # stages end at steps
+            parser.add_argument(name, **more)
+
+    files = {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
+    add("--train", **files, required=True, help="parallel text, a sentence a line, plain or .gz")
+    add("--dev", **files, required=True, help="parallel text to watch the training with")
+    add("--test", **files, help="parallel text to score the result with (the dev text)")
+    add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
+    add("--dropout-steps", type=int, metavar="N", help="P_drop grows from 0, by a third at a time, in N steps (4500)")
+    add("--bidirectional-steps", type=int, metavar="N", help="learn both directions for N first steps (6000)")
+    add("--word-dropout", type=float, metavar="P", help="share of the words that are hidden after them (0.1)")
+    teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
+    add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
+    add("--student-dropout", type=float, metavar="P", help="P_drop while learning from teachers (0.1)")
+    ensemble = "the teachers learn as the model does, each from the next, and translate with it"
+    add("--ensemble", action="store_true", help=ensemble)
+    add_training_options(add)
+    add_search_options(add)
+    args = parser.parse_args(argv)
+    for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
+        if given and not args.teachers:
+            parser.error(f"--{option}: expected --teachers beside it, got none")
+    print("loading TensorFlow ...", flush=True)
+    load_tensorflow()
+    import tf_transformer as tt
+    from examples.multi30k.corpus import Methods, StagedCorpus
+    from examples.multi30k.stages import StagedTrainer
+    from examples.multi30k.teachers import learn_from_teachers
+    from tf_transformer.serving.export import Export
+    from tf_transformer.serving.publish import next_version
+    from trainers.publishing import averaged, facts_of, is_complete, plan_of, publish, search_of, show_plan
+
+    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    config, recipe = plan_of(vars(args) | {"preset": "small"}, "translation")
+    methods = Methods(**chosen(vars(args), [field.name for field in dataclasses.fields(Methods)]))
+    search = search_of(vars(args))
+    if args.dry_run:
+        show_plan(config, recipe, args.dry_run)
+        more = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
+        if args.teachers:
+            print(f"and {more} for each of {len(args.teachers)} teachers")
+        return
+
+    # Everything a user gave is looked at before anything is written.
+    folder = args.run or Path("runs/small")
+    root = args.export or Path("savedmodels") / folder.name
+    if tt.distribution.is_chief(strategy):
+        next_version(root)
+    corpus = StagedCorpus(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)
+    model = StagedTrainer(folder, config, corpus, recipe, strategy=strategy)
+    trainer = learn_from_teachers(model, args.teachers, args.ensemble, search) if args.teachers else model.learn()
+    if not trainer.writes or is_complete(trainer):
+        return
+    translator = averaged(trainer, search, args.teachers if args.ensemble else [])
+    scores = trainer.evaluate(translator=translator)
+    for name, score in scores.items():
+        print(f"{name} {score.value:.2f}  {score.signature}")
+    bleu = facts_of("BLEU", scores["BLEU"])
+    metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
+    facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
+    export = Export(translator, max_beam_size=max(16, translator.beam_size), **facts)
+    publish(trainer.run, export, root, metrics, corpus.test[0][:3])
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,470 @@
+"""The example for small corpora: what changes while it learns, who teaches whom, and runs that were stopped."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from programs import ROOT, checkpoint, fails, options, same_weights
+from test_data import expected_rows, rows
+
+import tf_transformer as tt
+from examples.multi30k import teachers, train
+from examples.multi30k.corpus import Methods, StagedCorpus, with_translations
+from examples.multi30k.stages import StagedTrainer, dropout_stages
+from tf_transformer import data, toy_corpus
+from tf_transformer.corpora.corpus import Batching, PairCorpus
+from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID
+from trainers import publishing
+
+PAIRS = 43
+
+
+class Pairs(PairCorpus):
+    """Some pairs in memory."""
+
+    dev = test = (["a"], ["b"])
+
+    def __init__(self, pairs):
+        self.sides = [list(side) for side in zip(*pairs, strict=True)]
+
+    def describe(self):
+        return {"train": "pairs"}
+
+    def pairs(self):
+        return data.in_memory(*self.sides)
+
+    def count(self):
+        return len(self.sides[0])
+
+
+@pytest.fixture(scope="module")
+def text():
+    pairs = toy_corpus.corpus(train=701, dev=0, test=0)["train"]
+    return pairs, tt.Tokenizer.learn_from([side for pair in pairs for side in pair], 400)
+
+
+def staged(pairs, folders=(), **methods):
+    """A corpus by no method but these."""
+    none = {"dropout_steps": 0, "bidirectional_steps": 0, "word_dropout": 0.0}
+    return StagedCorpus(Pairs(pairs), Methods(**(none | methods)), folders)
+
+
+def test_the_first_steps_learn_both_directions(text):
+    """Then pairs come as they are, in the order of a run that never had any other."""
+    pairs, tokenizer = text[0][:101], text[1]
+
+    def training(both, first=0, lines=False):
+        return staged(pairs, bidirectional_steps=both).batches(Batching(tokenizer, 512, 1), first, lines)
+
+    forwards = expected_rows(pairs, tokenizer)
+    backwards = expected_rows([(target, source) for source, target in pairs], tokenizer)
+    seen = rows(training(both=90).take(90))
+    assert sum(row in backwards for row in seen) == pytest.approx(len(seen) / 2, rel=0.05)
+    early = sum(row in backwards for row in seen[:100])
+    assert 30 < early < 70  # mixed, not one after the other
+    assert set(seen) <= {*forwards, *backwards} and len(set(seen)) > 0.95 * 2 * len(pairs)
+    assert rows(training(both=7).skip(7).take(20)) == rows(training(both=0).take(20))
+    for first in (3, 7, 9):  # going on from a step before the change, at it and after it
+        assert rows(training(both=7, first=first).take(4)) == rows(training(both=7).skip(first).take(4))
+    (source, _), _, lines = next(iter(training(both=7, lines=True)))
+    for ids, line in zip(source.numpy(), lines.numpy(), strict=True):
+        assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
+
+
+def test_the_first_steps_leave_translations_out(text, tmp_path):
+    pairs, tokenizer = text[0][:101], text[1]
+    for name in ("forward.txt", "backward.txt"):
+        (tmp_path / name).write_text("".join(f"made of {i}\n" for i in range(len(pairs))))
+
+    def training(folders):
+        return staged(pairs, folders, bidirectional_steps=5).batches(Batching(tokenizer, 512, 1))
+
+    made = {source for source, *_ in expected_rows([(f"made of {i}", "") for i in range(len(pairs))], tokenizer)}
+    assert rows(training([tmp_path]).take(5)) == rows(training([]).take(5))
+    after = rows(training([tmp_path]).skip(5).take(40))
+    shares = [sum(row[side] in made for row in after) / len(after) for side in (0, 2)]
+    assert shares == pytest.approx([1 / 3, 1 / 3], abs=0.1)
+    corpus = staged(pairs, [tmp_path])
+    assert corpus.summary(Batching(tokenizer, 512, 1)).pairs == corpus.count() == 3 * len(pairs)
+    assert list(corpus.sentences()) == [side for pair in pairs for side in pair]  # which the vocabulary is of
+
+
+def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
+    pairs = [(f"s{i}", f"t{i}") for i in range(7)]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for k, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "forward.txt").write_text("".join(f"forward{k} of s{i}\n" for i in range(7)))
+        (folder / "backward.txt").write_text("".join(f"backward{k} of t{i}\n" for i in range(7)))
+    given = Pairs(pairs).pairs()
+    assert with_translations(given, []) is given
+    all_of_them = with_translations(data.numbered(given), folders)
+    found = [(source.decode(), target.decode(), line) for source, target, line in all_of_them.as_numpy_iterator()]
+    assert sorted(found) == sorted(
+        pair
+        for line, (source, target) in enumerate(pairs, 1)
+        for pair in (
+            (source, target, line),
+            *((source, f"forward{k} of {source}", line) for k in range(2)),
+            *((f"backward{k} of {target}", target, line) for k in range(2)),
+        )
+    )
+
+
+def test_words_are_hidden_after_the_bidirectional_steps(text):
+    """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
+    pairs, tokenizer = text
+
+    def batches(first=0, rate=0.25, lines=False):
+        corpus = staged(pairs, bidirectional_steps=11, word_dropout=rate)
+        taken = corpus.batches(Batching(tokenizer, 512, 1), first, lines).take(29 - first)
+        return [[ids.numpy() for ids in (*inputs, *more)] for inputs, *more in taken]
+
+    whole, some = batches(rate=0.0, lines=True), batches(lines=True)
+    for step, (before, after) in enumerate(zip(whole, some, strict=True)):
+        for side, (ids, seen) in enumerate(zip(before, after, strict=True)):
+            unlike = ids != seen
+            assert unlike.any() == (step >= 11 and side < 2)
+            assert (seen[unlike] == UNKNOWN_ID).all() and (ids[unlike] >= FIRST_ID).all()
+    for side in (0, 1):
+        words = sum((ids[side] >= FIRST_ID).sum() for ids in whole[11:])
+        assert sum((ids[side] == UNKNOWN_ID).sum() for ids in some[11:]) / words == pytest.approx(0.25, abs=0.03)
+    assert len({str(ids[0][:2, :5] == UNKNOWN_ID) for ids in some[11:]}) > 9  # other ones in every batch
+    for before, after in zip(whole[11:], some[11:], strict=True):  # and on either side
+        ids = np.stack([ids.ravel()[: min(map(np.size, before[:2]))] for ids in before[:2]])
+        seen = np.stack([ids.ravel()[: min(map(np.size, after[:2]))] for ids in after[:2]])
+        assert len(set(map(tuple, (seen == UNKNOWN_ID)[:, (ids >= FIRST_ID).all(0)]))) == 2
+    for first in (0, 7, 11, 13):
+        for one, other in zip(batches(first), some[first:], strict=True):
+            assert all(map(np.array_equal, one, other[:3]))
+
+    corpus, ids = staged(pairs, word_dropout=0.25), tf.fill([13, 11], FIRST_ID)
+    plain = tf.data.Dataset.from_tensors(((ids, ids), ids))
+    one, other = (next(iter(corpus._hide_words(plain, seed, 0)))[0][0].numpy() for seed in (1, 2))
+    assert (one != other).any()
+
+
+@pytest.mark.parametrize(
+    ("over", "interval", "steps", "expected"),
+    [
+        (4_500, 500, 13_000, {1_500: 0.0, 3_000: 0.1, 4_500: 0.2, 13_000: 0.3}),
+        (1_300, 500, 13_000, {500: 0.0, 1_000: 0.1, 1_500: 0.2, 13_000: 0.3}),
+        (10, 500, 13_000, {500: 0.0, 13_000: 0.3}),
+        (4_500, 500, 2_000, {1_500: 0.0, 2_000: 0.1}),
+        (4_500, 500, 1_500, {1_500: 0.0}),
+        (9, 7, 11, {7: 0.0, 11: 0.2}),
+        (0, 500, 13_000, {0: 0.0, 13_000: 0.3}),
+    ],
+)
+def test_dropout_grows_in_thirds_that_end_at_checkpoints(over, interval, steps, expected):
+    assert dropout_stages(0.3, over, interval, steps) == pytest.approx(expected)
+
+
+@pytest.fixture
+def argv(tmp_path, monkeypatch):
+    """Of a program that trains a very small model, and does not export it."""
+    small = dataclasses.replace(tt.PRESETS["small"], num_layers=1, d_model=16, d_ff=8)
+    monkeypatch.setitem(tt.PRESETS, "small", small)
+    monkeypatch.setattr(publishing, "publish", lambda *given: tmp_path)
+    toy_corpus.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
+    argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --length-penalty 0.9 --steps 8 --beam-size 2"
+    argv += " --vocab-size 350 --dropout-steps 0 --bidirectional-steps 5 --cooldown-steps 2 --seed 5"
+    return options(tmp_path, *argv.split(), "--run", tmp_path / "run")
+
+
+@pytest.fixture
+def runs(argv, tmp_path, monkeypatch):
+    """The program, where nothing is learned; it gives what would be, in order, by the names of the runs."""
+    done = []
+
+    def fit(self, until):
+        recipe, corpus, name = self.recipe, self.corpus, self.run.path.name
+        self.run.begin(self.settings)
+        self.steps, self.began = recipe.steps, self.step
+        if self.step < until:
+            checkpoint(self.run.path, until)
+        by = [folder.name for folder in corpus.teachers]
+        done.append((name, recipe.seed, until, round(self.config.dropout, 3), recipe.cooldown_steps, by))
+
+    def translate(one, sides, search):
+        done.append(f"{one.run.path.name} translates at {one.step}")
+        assert search == {"beam_size": 2, "length_penalty": 0.9} and [len(side) for side in sides] == [PAIRS, PAIRS]
+        for file, side in zip(("forward.txt", "backward.txt"), sides, strict=True):
+            (one.run.path / file).write_text("".join(f"{one.run.path.name} {text}\n" for text in side))
+
+    def main(*more, of=()):
+        del done[:]
+        train.main([*argv, *more, *(["--teachers", *(str(tmp_path / name) for name in of)] if of else [])])
+        return list(done)
+
+    monkeypatch.setattr(tt.Trainer, "fit", fit)
+    monkeypatch.setattr(teachers, "translate", translate)
+    monkeypatch.setattr(publishing, "is_complete", lambda trainer: True)
+    return main
+
+
+def test_a_run_goes_on_with_the_dropout_of_its_step(runs, tmp_path):
+    """Which grows at the steps 3 and 6, as a third and two thirds of 4 steps have passed at these checkpoints."""
+    stages = [("run", 5, until, rate, 2, []) for until, rate in ((3, 0.0), (6, 0.2), (9, 0.3))]
+    for step, rest in ((0, stages), (1, stages), (3, stages[1:]), (4, stages[1:]), (6, stages[2:]), (9, stages[2:])):
+        if step:
+            checkpoint(tmp_path / "run", step)
+        assert runs("--steps", "9", "--dropout-steps", "4") == rest
+        settings = tt.run.Run(tmp_path / "run").settings()
+        assert settings["model"]["dropout"] == 0.3 and settings["recipe"]["cooldown_steps"] == 2
+        for folder in (tmp_path / "run/checkpoints").iterdir():
+            for file in folder.iterdir():
+                file.unlink()
+
+
+def test_all_learn_both_directions_with_their_own_seeds_and_only_once(runs, tmp_path):
+    assert runs("--student-dropout", "0.05", of=("one", "two")) == [
+        ("one", 6, 5, 0.3, 0, []),
+        "one translates at 5",
+        ("two", 7, 5, 0.3, 0, []),
+        "two translates at 5",
+        ("run", 5, 5, 0.3, 0, []),
+        ("run", 5, 8, 0.05, 2, ["one", "two"]),
+    ]
+    for name, of in (("one", {}), ("run", {"teachers": [str(tmp_path / "one"), str(tmp_path / "two")]})):
+        settings = tt.run.Run(tmp_path / name).settings()
+        assert settings["model"]["dropout"] == 0.3 and settings["recipe"]["cooldown_steps"] == 2
+        of |= {"student_dropout": 0.05} if of else {}
+        methods = {"dropout_steps": 0, "bidirectional_steps": 5, "word_dropout": 0.1}
+        assert settings["corpus"] == {"train": [str(tmp_path / "train.en"), str(tmp_path / "train.de")]} | methods | of
+
+    second = "--run", str(tmp_path / "run_2"), "--seed", "11", "--student-dropout", "0.05"
+    trained = ("run_2", 11, 8, 0.05, 2, ["one", "two", "three"])
+    first = [("three", 14, 5, 0.3, 0, []), "three translates at 5", ("run_2", 11, 5, 0.3, 0, []), trained]
+    assert runs(*second, of=("one", "two", "three")) == first
+    (tmp_path / "one/forward.txt").unlink()  # one that was stopped before its end goes on, to learn or to translate
+    (tmp_path / "two/backward.txt").unlink()
+    damage(tmp_path / "two", 5)
+    again = ["one translates at 5", ("two", 7, 5, 0.3, 0, []), "two translates at 5", trained]
+    assert runs(*second, of=("one", "two", "three")) == again
+    damage(tmp_path / "run_2", 8)
+    damage(tmp_path / "run_2", 5)
+    assert runs(*second, of=("one", "two", "three")) == [("run_2", 11, 5, 0.3, 0, []), trained]
+    # Another student of theirs may learn otherwise.
+    other = "--run", str(tmp_path / "run_3"), "--word-dropout", "0.3", "--cooldown-steps", "0", "--steps", "7"
+    assert runs(*other, of=("one", "two"))[-1] == ("run_3", 5, 7, 0.1, 0, ["one", "two"])
+
+
+def damage(run, step):
+    (run / f"checkpoints/step-{step:08d}/model.weights.h5").write_text("damaged")
+
+
+def test_in_an_ensemble_each_learns_from_the_next(runs, tmp_path):
+    ends = [("one", 6, 8, 0.1, 2, ["two"]), ("two", 7, 8, 0.1, 2, ["run"]), ("run", 5, 8, 0.1, 2, ["one"])]
+    assert runs("--ensemble", of=("one", "two")) == [
+        ("one", 6, 5, 0.3, 0, []),
+        "one translates at 5",
+        ("two", 7, 5, 0.3, 0, []),
+        "two translates at 5",
+        ("run", 5, 5, 0.3, 0, []),
+        "run translates at 5",
+        *ends,
+    ]
+    for name, other in (("run", "one"), ("one", "two"), ("two", "run")):
+        assert tt.run.Run(tmp_path / name).settings()["corpus"]["teachers"] == [str(tmp_path / other)]
+    # What is there is not done again, but for the look of `fit`, which sees what is missing.
+    assert runs("--ensemble", of=("one", "two")) == ends
+    # They are the teachers of another model, too, with what they said before they were taught.
+    before = {file: file.read_bytes() for name in ("one", "two") for file in (tmp_path / name).rglob("*.*")}
+    second = runs("--run", str(tmp_path / "run_2"), "--seed", "11", of=("one", "two"))
+    assert second == [("run_2", 11, 5, 0.3, 0, []), ("run_2", 11, 8, 0.1, 2, ["one", "two"])]
+    assert before == {file: file.read_bytes() for name in ("one", "two") for file in (tmp_path / name).rglob("*.*")}
+
+
+def test_who_has_gone_on_can_no_longer_say_what_it_would_have_said(runs, tmp_path):
+    runs("--ensemble", of=("one",))
+    for name in ("one", "run"):
+        file = tmp_path / name / "backward.txt"
+        text = file.read_text()
+        file.unlink()
+        message = (
+            rf"{name}: expected forward.txt and backward.txt, made at step 5, found a run that has gone on to step 8"
+        )
+        with pytest.raises(tt.BadInput, match=message):
+            runs("--ensemble", of=("one",))
+        file.write_text(text)
+    runs("--run", str(tmp_path / "run_2"), "--ensemble", of=("two",))
+    with pytest.raises(tt.BadInput, match=r"two holds a run .*: corpus.teachers was .*run_2\"\], now .*run\"\]"):
+        runs("--ensemble", of=("two",))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_scored_and_exported(runs, tmp_path, monkeypatch, together):
+    seen = []
+
+    def averaged(trainer, search, others):
+        seen.extend([trainer.run.path, *others])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing, "averaged", averaged)
+    monkeypatch.setattr(publishing, "is_complete", lambda trainer: False)
+    with pytest.raises(KeyboardInterrupt):
+        runs(*["--ensemble"] * together, of=("one", "two"))
+    assert seen == [tmp_path / "run", *[tmp_path / "one", tmp_path / "two"] * together]
+
+
+def test_a_plan_counts_the_teachers(argv, capsys):
+    for more, said in ((["--ensemble"], "and as much for each of 2 teachers"), ([], "and 5 steps for each of 2 teach")):
+        train.main([*argv, "--dry-run", "--teachers", "one", "two", *more])
+        assert f"\n{said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--bidirectional-steps", "-1"], "bidirectional_steps: expected 0 or more, got -1"),
+        (["--dropout-steps", "-1"], "dropout_steps: expected 0 or more, got -1"),
+        (["--word-dropout", "1"], "word_dropout: expected a rate in [0, 1), got 1.0"),
+        (["--teachers", "one", "--student-dropout", "1"], "student_dropout: expected a rate in [0, 1), got 1.0"),
+        (["--student-dropout", "0"], "--student-dropout: expected --teachers beside it, got none"),
+        (["--ensemble"], "--ensemble: expected --teachers beside it, got none"),
+        (["--epochs", "3"], "unrecognized arguments: --epochs"),
+        (["--teachers", "one", "--bidirectional-steps", "0"], "expected bidirectional_steps from 1 to 7, below all"),
+        (["--teachers", "one", "--steps", "5"], "expected bidirectional_steps from 1 to 4, below all steps, to train"),
+        (["--teachers", "one", "one"], "expected different folders, got the run "),
+        (["--teachers", "one", "one/../one"], "expected different folders, got the run "),
+    ],
+)
+def test_bad_options(argv, tmp_path, capsys, change, message):
+    assert message in fails(train, [*argv, *change], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
+    (tmp_path / "new_text").mkdir()
+    toy_corpus.write_corpus(tmp_path / "new_text", train=PAIRS + 1, dev=5, test=5)
+
+    def refused(message, *more, of=("new", "old")):
+        with pytest.raises(tt.BadInput, match=message):
+            runs(*more, of=of)
+        assert not (tmp_path / "new").exists()
+
+    runs("--run", str(tmp_path / "old"), "--seed", "7")
+    for lines in (PAIRS - 1, PAIRS + 1):
+        for name in ("forward.txt", "backward.txt"):
+            (tmp_path / "old" / name).write_text("Haus\n" * (lines - 1) + "\n")
+        refused(f"old: expected as many translations as there are pairs .*, 43, got {lines}")
+    (tmp_path / "old/forward.txt").write_text("Haus\n" * PAIRS)
+    refused(r"expected as many lines in both files, got 43 .* and 44")
+    refused(r"old holds a run of another configuration: model.dropout was 0.3, now 0.2", "--dropout", "0.2")
+    runs()
+    refused(r"run holds a run of another configuration: .*corpus.teachers was null, now", of=("new",))
+
+
+def test_a_run_of_the_version_before_goes_on(tmp_path):
+    """Which had these options in its own program."""
+    model = {name: value for name, value in tt.PRESETS["small"].to_dict().items() if name != "train_steps"}
+    training = {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "dropout_steps": 4_500, "clip_norm": None}
+    training |= {"bidirectional_steps": 6_000, "word_dropout": 0.1, "student_dropout": 0.1, "cooldown_steps": 3_000}
+    given = {"tokenizer": "bpe", "seed": 1, "mixed_precision": None, "train": "pairs"}
+    for folders in ([], ["runs/teacher"]):
+        former = given | ({"teachers": folders} if folders else {})
+        (tmp_path / "config.json").write_text(json.dumps({"model": model, "training": training, "data": former}))
+        for methods in (Methods(), Methods(word_dropout=0.2)):
+            corpus = StagedCorpus(Pairs([("a", "b")]), methods, folders)
+            trainer = StagedTrainer(tmp_path, tt.PRESETS["small"], corpus, tt.RECIPES["small"])
+            if methods == Methods():
+                assert trainer.run.exists(trainer.settings)
+                continue
+            with pytest.raises(tt.BadInput, match=r"configuration: corpus.word_dropout was 0.1, now 0.2;"):
+                trainer.run.exists(trainer.settings)
+
+
+@pytest.mark.parametrize(("target", "longest"), [("Two doors open.", None), ("Two doors. " * 9, 7)])
+def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_text(
+    target, longest, translator, tmp_path, monkeypatch
+):
+    """Nor longer than they would: 7 tokens more than the source."""
+    found, sides = [], (["Two doors.", "One."], [target, "One."])
+    monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
+    monkeypatch.setattr(teachers, "in_chunks", lambda *given: found.append(given) or ["made"])
+    corpus = StagedCorpus(Pairs(zip(*sides, strict=True)), Methods())
+    recipe = tt.Recipe(mixed_precision="bfloat16")
+    teachers.translate(StagedTrainer(tmp_path, translator.model.config, corpus, recipe), sides, {})
+    lengths = [len(translator.tokenizer.tokenize(text)) for text in ("Two doors.", target)]
+    for (teacher, texts), name, side in zip(found, ("forward.txt", "backward.txt"), sides, strict=True):
+        assert texts == side and (tmp_path / name).read_text() == "made\n"
+        assert teacher.model.compute_dtype == "bfloat16"
+        assert teacher.extra_length == (longest or lengths[1] - lengths[0])
+
+
+def test_help_fits_a_screen_and_loads_no_tensorflow():
+    code = "import sys; from examples.multi30k.train import main\ntry: main(['--help'])\n"
+    code += "finally: assert not {'keras', 'tensorflow'} & set(sys.modules)"
+    lines = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(lines.splitlines()) <= 43
+    assert max(map(len, lines.splitlines())) <= 120
+
+
+def test_a_run_has_its_own_configuration_in_every_stage(text, tmp_path):
+    pairs, tokenizer = text
+    config = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=tokenizer.vocab_size)
+    corpus = staged(pairs, dropout_steps=1, bidirectional_steps=1, word_dropout=0.1)
+    recipe = tt.Recipe(steps=2, batch_tokens=256, eval_every=1)
+    last = StagedTrainer(tmp_path / "run", config, corpus, recipe).learn()
+    assert (last.config.dropout, last.began, last.steps) == (0.3, 1, 2)
+    assert [row["step"] for row in last.run.history] == [1, 2]
+    settings = last.run.settings()
+    assert settings["model"]["dropout"] == 0.3 and settings["corpus"] == corpus.describe()
+    # The first has no dropout, and so none of its random numbers to go on with.
+    seeds = [json.loads((path / "state.json").read_text())["seeds"] for path in last.run.checkpoints()]
+    assert [bool(seed) for seed in seeds] == [False, True]
+
+
+@pytest.mark.slow
+def test_a_model_learns_from_its_teacher(argv, tmp_path):
+    """Which is what the model itself would be after its bidirectional steps, with the teacher's seed."""
+    folder, alone = tmp_path / "teacher", tmp_path / "alone"
+    train.main([*argv, "--teachers", str(folder)])
+    more = ["--run", str(alone), "--seed", "6", "--steps", "5", "--cooldown-steps", "0"]
+    train.main([*argv, *more])
+    same_weights(alone, folder)
+
+    english, german = ((tmp_path / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    longest = max(abs(len(a) - len(b)) for a, b in zip(pieces.encode(english), pieces.encode(german), strict=True))
+    made = tt.Translator.from_run(folder, 2, beam_size=2, length_penalty=0.9, extra_length=longest)
+    for file, text in (("forward.txt", english), ("backward.txt", german)):
+        assert (folder / file).read_text().splitlines() == list(made(text))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, tmp_path):
+    """In a process that did not train its teacher, too."""
+    taught = ["--dropout-steps", "3", "--teachers", str(tmp_path / "teacher")]
+    train.main([*argv, *taught])
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")}
+    for end in ("6", "7", "8"):
+        train.main([*argv, *taught, "--run", str(tmp_path / "again"), "--steps", end])
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")} == before
+    same_weights(tmp_path / "run", tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch):
+    """With the other as the teacher that it learns from."""
+    exports = []
+    monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export) or tmp_path)
+    run, teacher = tmp_path / "run", tmp_path / "teacher"
+    train.main([*argv, "--teachers", str(teacher), "--ensemble"])
+    weights = [weight for folder in (run, teacher) for weight in tt.Translator.from_run(folder, 2).model.get_weights()]
+    for found, expected in zip(exports[0].weights, weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+    alone = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}
+    other = [*argv, "--seed", "5", "--run", str(tmp_path / "other_5"), "--steps", "5", "--cooldown-steps", "0"]
+    train.main(other)
+    train.main([*alone[6], "--teachers", str(tmp_path / "other_5")])
+    same_weights(tmp_path / "alone_6", teacher)
+    train.main([*alone[5], "--teachers", str(tmp_path / "other_6")])
+    same_weights(tmp_path / "alone_5", run)
