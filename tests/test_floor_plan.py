@@ -16,10 +16,10 @@ FLOORS = [  # a file imports from lower floors only
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},
-    {"training", "model", "decoding", "search", "tokenizer", "runs.run"},
+    {"training", "model", "decoding", "search", "tokenizer", "batching", "runs.run"},
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
     {"serving.publish", "runs.records", "parsing.constraint"},
-    {"translator", "interop.ctranslate2"},
+    {"translator", "saved_translator", "interop.ctranslate2"},
     {"parsing.parser"},
     {""},
 ]

@@ -35,7 +35,7 @@ _LAZY = {
     "Parser": ("parsing.parser", "Parser"),
     "records": ("runs.records", None),
     "run": ("runs.run", None),
-    "SavedTranslator": ("translator", "SavedTranslator"),
+    "SavedTranslator": ("saved_translator", "SavedTranslator"),
     "search": ("search", None),
     "tokenizer": ("tokenizer", None),
     "Tokenizer": ("tokenizer", "Tokenizer"),
