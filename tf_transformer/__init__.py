@@ -42,7 +42,7 @@ _LAZY = {
     "RECIPES": ("runs.recipe", "RECIPES"),
     "records": ("corpora.records", None),
     "run": ("runs.run", None),
-    "SavedTranslator": ("translator", "SavedTranslator"),
+    "SavedTranslator": ("saved_translator", "SavedTranslator"),
     "search": ("search", None),
     "TextCorpus": ("corpora.corpus", "TextCorpus"),
     "TfdsCorpus": ("corpora.corpus", "TfdsCorpus"),

@@ -1,14 +1,15 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 import math
-import warnings
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.batching import by_batch, check_length, warn_of_truncated
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.evaluation.visualize import Attention
 from tf_transformer.interop.marian import load_marian, search_options
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.masks import PAD_ID
@@ -18,7 +19,7 @@ from tf_transformer.sampling import sample
 from tf_transformer.search import Hypotheses, Start, beam_search, begins_with
 from tf_transformer.serving.export import Export
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
-from tf_transformer.serving.publish import check_saved_model, read_export, save_export
+from tf_transformer.serving.publish import read_export, save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.training import average_weights
 
@@ -30,14 +31,6 @@ class Translation(NamedTuple):
     score: float  # log-probability / length penalty
     log_prob: float
     finished: bool  # the end symbol was reached
-
-
-class Attention(NamedTuple):
-    """What attends to what in one pair of sentences; `visualize` draws it."""
-
-    source: list[str]  # S tokens as the encoder reads them, the end symbol last
-    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
-    scores: AttentionScores
 
 
 class Translator:
@@ -350,38 +343,6 @@ class Translator:
         save_export(Export(self, **options), path)
 
 
-class SavedTranslator:
-    """A SavedModel called from Python: SavedTranslator("savedmodels/demo/1")(["Hello world."]) -> ["Hallo Welt."]; or
-    a parser's, which gives trees.
-
-    Args:
-        path: the folder that holds saved_model.pb.
-        batch_size: sentences a batch; they are sorted by length first.
-    """
-
-    def __init__(self, path, batch_size: int = 32):
-        import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
-
-        check_saved_model(path)
-        self._model = tf.saved_model.load(str(path))
-        self.batch_size = batch_size
-
-    def __call__(self, texts):
-        """The answer to each text. A string gives a string, a list a list."""
-        if isinstance(texts, str):
-            return self([texts])[0]
-        texts = list(texts)
-
-        def answer(batch):
-            outputs = self._model.signatures["serving_default"](text=batch)
-            (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
-            return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))
-
-        rows = by_batch(answer, [texts], self.batch_size)
-        warn_of_truncated(texts, [truncated for _, truncated in rows])
-        return [text.decode() for text, _ in rows]
-
-
 def _built(config: TransformerConfig, dtype: str) -> Transformer:
     model = Transformer(config, dtype=dtype)
     model.build()
@@ -394,53 +355,3 @@ def _together(models: list[Transformer]) -> Transformer | Ensemble:
 
 def _ended(ids):
     return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
-
-
-def check_length(name: str, tokens: int, most: int) -> None:
-    """
-    Raises:
-        BadInput: a text has no tokens, or more than `most`.
-    """
-    if tokens < 1:
-        raise BadInput(f"expected a {name}, got an empty text")
-    if tokens > most:
-        raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
-
-
-def warn_of_truncated(texts, truncated: list[bool]) -> None:
-    """A warning, if some of the texts are `truncated`, which says how they begin."""
-    long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
-    if long:
-        starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
-        shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
-        where = f"in {len(long):,} of {len(truncated):,} texts; only their beginnings are read: {shown}"
-        warnings.warn(f"more tokens than the model reads {where}", stacklevel=3)
-
-
-def by_batch(function, columns, batch_size: int) -> list[tuple]:
-    """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
-
-    Args:
-        function: see above.
-        columns: lists of equal length.
-        batch_size: B, of the last batch less.
-
-    Returns:
-        for each row its values, as lists and numbers.
-    """
-    columns = [list(column) for column in columns]
-    for column in columns:
-        if len(column) != len(columns[0]):
-            raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
-        for i, text in enumerate(column):
-            if not isinstance(text, str | bytes):
-                raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-    rows: list[tuple] = [()] * len(columns[0])
-    by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
-    for start in range(0, len(rows), batch_size):
-        places = by_length[start : start + batch_size]
-        batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
-        parts = [part.numpy().tolist() for part in function(*batch)]
-        for i, row in zip(places, zip(*parts, strict=True), strict=True):
-            rows[i] = row
-    return rows

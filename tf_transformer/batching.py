@@ -1,0 +1,57 @@
+"""Texts in batches of similar length, and what is said of those that are too long."""
+
+import warnings
+
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+
+
+def by_batch(function, columns, batch_size: int) -> list[tuple]:
+    """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
+
+    Args:
+        function: see above.
+        columns: lists of equal length.
+        batch_size: B, of the last batch less.
+
+    Returns:
+        for each row its values, as lists and numbers.
+    """
+    columns = [list(column) for column in columns]
+    for column in columns:
+        if len(column) != len(columns[0]):
+            raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
+        for i, text in enumerate(column):
+            if not isinstance(text, str | bytes):
+                raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
+    rows: list[tuple] = [()] * len(columns[0])
+    by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
+    for start in range(0, len(rows), batch_size):
+        places = by_length[start : start + batch_size]
+        batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
+        parts = [part.numpy().tolist() for part in function(*batch)]
+        for i, row in zip(places, zip(*parts, strict=True), strict=True):
+            rows[i] = row
+    return rows
+
+
+def check_length(name: str, tokens: int, most: int) -> None:
+    """
+    Raises:
+        BadInput: a text has no tokens, or more than `most`.
+    """
+    if tokens < 1:
+        raise BadInput(f"expected a {name}, got an empty text")
+    if tokens > most:
+        raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
+
+
+def warn_of_truncated(texts, truncated: list[bool]) -> None:
+    """Warn about the texts that are `truncated`, and quote their beginnings."""
+    long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
+    if long:
+        starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
+        shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
+        where = f"in {len(long):,} of {len(truncated):,} texts; only their beginnings are read: {shown}"
+        warnings.warn(f"more tokens than the model reads {where}", stacklevel=3)
