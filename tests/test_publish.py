@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import tensorflow as tf
 import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
-from tf_transformer.serving.export import Export
+from tf_transformer.serving.export import Export, Root
 from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
 
@@ -161,3 +162,72 @@ def test_warm_up_records(translator, saved, served):
         length = len(translator.tokenizer.tokenize(inputs["text"][:1])[0])
         seen.add((signature, rows, "long" if length > 20 else "short" if 1 < length < 9 else length))
     assert seen == {(s, n, text) for s in wanted for n in (1, BATCH_SIZES[-1]) for text in ("short", "long")}
+
+
+@pytest.fixture
+def light(translator):
+    """Something to write that takes little time."""
+    return lambda: Root(translator.model, translator.tokenizer, (), {})
+
+
+def says(path):
+    """The version that an export itself says it is: in its description, and when it is asked."""
+    described = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())["version"]
+    answer = tf.saved_model.load(str(path)).model_info(tf.constant(["version"]))["value"].numpy()[0].decode()
+    return described, answer
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_version_that_somebody_else_takes_meanwhile(light, tmp_path, monkeypatch, empty):
+    root, save, taken = tmp_path / "name", tf.saved_model.save, ["3", "4"]
+    (root / "2").mkdir(parents=True)
+
+    def slowly(*args, **kwargs):
+        save(*args, **kwargs)
+        if taken:
+            theirs = root / taken.pop(0)
+            theirs.mkdir()
+            if not empty:
+                (theirs / "theirs").touch()
+
+    monkeypatch.setattr(tf.saved_model, "save", slowly)
+    path = publish.publish(light(), root, checked=False)
+    assert path == root / "5" and says(path) == ("5", "5")
+    assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5"]
+    assert [[file.name for file in (root / name).iterdir()] for name in "34"] == [[] if empty else ["theirs"]] * 2
+
+    taken.append("7")
+    with pytest.raises(FileExistsError, match="name/7 exists by now"):
+        publish.publish(light(), root, version=7, checked=False)
+    with pytest.raises(FileExistsError, match="name/7 exists$"):
+        publish.publish(light(), root, version=7, checked=False)
+    assert publish.publish(light(), root, version=9, checked=False) == root / "9"
+    assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5", "7", "9"]
+
+
+def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
+    """Both are published, each as the version that it says."""
+    save, both, calls = tf.saved_model.save, threading.Barrier(2), iter(range(9))
+
+    def at_once(*args, **kwargs):
+        save(*args, **kwargs)
+        if next(calls) < 2:
+            both.wait(60)
+
+    monkeypatch.setattr(tf.saved_model, "save", at_once)
+    exports = [light(), light()]
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda export: publish.publish(export, tmp_path / "name", checked=False), exports))
+    assert (
+        sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
+    )
+    for path, export in zip(paths, exports, strict=True):
+        assert says(path) == (path.name, path.name) and export.facts["version"] == path.name
+    assert next(calls) == 3  # the one that came too late wrote twice
+
+
+def test_what_is_published_is_checked(light, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
+    with pytest.raises(tt.BadInput, match="FAIL 1 is wrong$"):
+        publish.publish(light(), tmp_path / "name")
+    assert publish.publish(light(), tmp_path / "name", checked=False).name == "1"

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,15 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.exists():
         raise FileExistsError(f"expected a new folder to save into, but {path} exists")
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".export-{path.name}-{os.getpid()}")
+    hidden = Path(tempfile.mkdtemp(prefix=f".export-{path.name}-", dir=path.parent))
     folder = hidden / path.name
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir()
         yield folder
         flush(folder)
         try:
+            if path.exists():  # and is empty, perhaps: that one a rename would replace
+                raise FileExistsError
             os.rename(folder, path)
         except OSError as error:
             if path.exists():

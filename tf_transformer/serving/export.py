@@ -80,11 +80,8 @@ class Root(tf.Module):
             tf_version=tf.__version__,
         )
 
-        def model_info(key):
-            return {"value": self.table.lookup(tf.ensure_shape(key, [None]))}
-
-        self.names = []
-        for signature in (*signatures, Signature("model_info", model_info, ("key",))):
+        self.names = ["model_info"]
+        for signature in signatures:
             # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
             setattr(self, signature.name, signature.traced())
             self.names.append(signature.name)
@@ -95,10 +92,16 @@ class Root(tf.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **facts) -> None:
-        """Add to what `model_info` answers; before a signature is called or saved."""
+        """Add to what `model_info` answers."""
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
-        self.table = tf.lookup.StaticHashTable(values, "", name="model_info")
+        self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
+
+        def model_info(key):
+            return {"value": table.lookup(tf.ensure_shape(key, [None]))}
+
+        # Made anew: one that was saved, or called, would go on with the table of then.
+        self.model_info = Signature("model_info", model_info, ("key",)).traced()
 
 
 class Export(Root):

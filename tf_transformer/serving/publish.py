@@ -23,6 +23,35 @@ QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
+def publish(export: Root, root, version: int | None = None, checked: bool = True) -> Path:
+    """Write an export as a version of a model.
+
+    The next version is the one that is free when the folder gets its name. A version stands inside its export, too: so
+    where somebody else has taken the number meanwhile, the export is written again, with the one after.
+
+    Args:
+        export: what to write.
+        root: the model's folder.
+        version: the version's number; `None` for the next one.
+        checked: as in `save_export`.
+
+    Returns:
+        the version's folder, <root>/<version>.
+
+    Raises:
+        BadInput: a check failed, and nothing is left behind; or `root` cannot be written.
+        FileExistsError: there is a `version`.
+    """
+    while True:
+        path = next_version(root) if version is None else Path(root) / str(version)
+        try:
+            save_export(export, path, checked)
+            return path
+        except FileExistsError:
+            if version is not None or not path.exists():
+                raise
+
+
 def save_export(export: Root, path, checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 
