@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import sentencepiece
 from conftest import TEXTS, array
 from served import Served
 
@@ -102,6 +103,32 @@ def test_the_export_answers_as_the_translator(saved):
     assert given["length"][0] == len(ours.tokenizer.tokenize_target([german])[0])
     assert b"V" not in served({"key": ["vocab_size", "parameters"]}, "model_info")["value"]
     served.close()
+
+
+@pytest.mark.parametrize("quantization", [None, "float16"])
+def test_ctranslate2_translates_alike(tmp_path, quantization):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    from tf_transformer.interop.ctranslate2 import save
+
+    save(translator(4), tmp_path / "model", quantization)
+    engine = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1, compute_type="float32")
+    pieces = {
+        side: sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model" / f"{side}.spm"))
+        for side in ("source", "target")
+    }
+    sources = []
+    for sentence in ANSWERS["sentences"]:
+        code, text = sentence.split(" ", 1)
+        sources.append([code] * (code != "") + pieces["source"].encode(text, out_type=str))
+    results = engine.translate_batch(
+        sources, beam_size=4, length_penalty=0, min_decoding_length=0, return_scores=True, return_end_token=True
+    )
+    found = [pieces["target"].decode(result.hypotheses[0][:-1]) for result in results]
+    agree = [text == expected for text, expected in zip(found, ANSWERS["beam"], strict=True)]
+    if quantization is None:
+        assert all(agree)
+        np.testing.assert_allclose([result.scores[0] for result in results], ANSWERS["log_probs"], atol=1e-4)
+    assert np.mean(agree) > 0.9
 
 
 def test_it_can_be_trained_further(tokenizer):

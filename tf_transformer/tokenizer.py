@@ -132,6 +132,11 @@ class Tokenizer:
             temporary.write_bytes(self.model)
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """What an engine of another project reads, by the names of the files: SentencePiece models."""
+        return {"tokenizer.model": self.model}
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the model, which tells two vocabularies apart."""
         return hashlib.sha256(self.model).hexdigest()

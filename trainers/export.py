@@ -44,13 +44,13 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
+    from tf_transformer.serving import publish as serving
     from tf_transformer.serving.export import Export, ParserExport
-    from tf_transformer.serving.publish import next_version, save_export, size_of
     from trainers.publishing import measured, read_dev, scores_of, search_of
 
     # Everything a user gave is looked at before anything is computed.
     folder = (args.base or Path("savedmodels" if args.format == "savedmodel" else "ctranslate2")) / args.name
-    unused = next_version(folder)
+    unused = serving.next_version(folder)
     path = folder / str(args.version) if args.version else unused
     if path.exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
     if args.format == "ctranslate2":
         tt.ctranslate2.save(float32, path, args.quantization)
-        print(f"published {path}: CTranslate2, {args.quantization or 'float32'}, {size_of(path):,} bytes")
+        print(f"published {path}: CTranslate2, {args.quantization or 'float32'}, {serving.size_of(path):,} bytes")
         return
 
     facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]}
@@ -88,8 +88,10 @@ def main(argv: list[str] | None = None) -> None:
         facts |= dict(zip(("source_language", "target_language"), languages, strict=False))
         export = Export(learned, **of_translations, **facts)
     print("writing and checking ...", flush=True)
-    save_export(export, path, checked=True)
-    print(f"published {path}: {args.dtype}, {size_of(path):,} bytes, of weights {size_of(path / 'variables'):,}")
+    path = serving.publish(export, folder, args.version)
+    print(
+        f"published {path}: {args.dtype}, {serving.size_of(path):,} bytes, of weights {serving.size_of(path / 'variables'):,}"
+    )
 
 
 if __name__ == "__main__":

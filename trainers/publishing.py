@@ -17,9 +17,9 @@ from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer, load
+from tf_transformer.serving import publish as serving
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
-from tf_transformer.serving.publish import next_version, save_export
 from trainers.command import chosen
 
 CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # who scores a kind of run
@@ -75,10 +75,9 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
         the folder of the version.
     """
     print("writing the SavedModel, and checking that it can be served", flush=True)
-    saved = next_version(root)
     state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
     export.describe(step=state["step"])
-    save_export(export, saved, checked=True)
+    saved = serving.publish(export, root)
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)

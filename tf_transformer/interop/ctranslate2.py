@@ -15,6 +15,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import new_folder
+from tf_transformer.interop.marian import CONTROLS, MarianEmbedding, MarianTransformer
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -27,13 +28,15 @@ from tf_transformer.model import Transformer
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
+RULED_OUT = -1e4  # a logit; finite in 16 bits, too
 MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
 
 
 def save(translator, path, quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
-    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model.
+    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model; of a
+    checkpoint of MarianMT, source.spm and target.spm, and a code such as ">>fra<<" is a piece before those of the text.
     Sources go in as SentencePiece's pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
@@ -72,7 +75,8 @@ def save(translator, path, quantization: str | None = None) -> None:
 
     with new_folder(path) as folder:
         spec.save(str(folder))
-        (folder / "tokenizer.model").write_bytes(tokenizer.model)
+        for name, content in tokenizer.files.items():
+            (folder / name).write_bytes(content)
 
 
 def transformer_spec(model, dtype: str = "float32"):
@@ -171,9 +175,13 @@ def transformer_spec(model, dtype: str = "float32"):
     positions = array(embedding.encoding(np.arange(embedding.max_length if learned else MAX_POSITIONS)))
     embeddings = array(embedding.embeddings)
     spec.decoder.projection.weight = embeddings  # tied: one array, stored once
+    if isinstance(embedding, MarianEmbedding):
+        bias = array(embedding.logits_bias)
+        bias[:CONTROLS] = RULED_OUT
+        spec.decoder.projection.bias = bias
     for side, table in ((spec.encoder, spec.encoder.embeddings[0]), (spec.decoder, spec.decoder.embeddings)):
         table.weight = embeddings
-        side.scale_embeddings = True  # by sqrt(d_model)
+        side.scale_embeddings = getattr(embedding, "scale", True)  # by sqrt(d_model)
         side.position_encodings.encodings = positions
     return spec
 
@@ -191,8 +199,9 @@ def _check_parts(model) -> None:
     """That every part computes what the paper's does, whatever its class; sizes, biases and activations may differ."""
 
     def check(part, kind, *methods):
+        kinds = (kind, MarianTransformer, MarianEmbedding)
         for method in methods:
-            if getattr(type(part), method, None) is not getattr(kind, method):
+            if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(
                     f"{part.path}: expected a layer that computes what {kind.__name__} does, since CTranslate2 can run "
                     f"no other, got {type(part).__name__}, whose {method} is its own"

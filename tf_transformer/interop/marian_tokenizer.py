@@ -37,6 +37,7 @@ class MarianTokenizer(Tokenizer):
         except (KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
             raise BadInput(f"expected a tokenizer of MarianMT, got another file: {error}") from error
         self.model = model
+        self._files = {SOURCE: source, TARGET: target}
         self.vocab_size = len(pieces)
         self.symbols = []
         self.first_piece = FIRST_ID
@@ -65,6 +66,10 @@ class MarianTokenizer(Tokenizer):
             return cls(written.getvalue())
         except BadInput as error:
             raise BadInput(f"{directory}: {error}") from error
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return self._files
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         return self.op.tokenize(texts, self.op.source)
