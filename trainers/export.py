@@ -89,9 +89,8 @@ def main(argv: list[str] | None = None) -> None:
         export = Export(learned, **of_translations, **facts)
     print("writing and checking ...", flush=True)
     path = serving.publish(export, folder, args.version)
-    print(
-        f"published {path}: {args.dtype}, {serving.size_of(path):,} bytes, of weights {serving.size_of(path / 'variables'):,}"
-    )
+    size, weights = serving.size_of(path), serving.size_of(path / "variables")
+    print(f"published {path}: {args.dtype}, {size:,} bytes, of weights {weights:,}")
 
 
 if __name__ == "__main__":
