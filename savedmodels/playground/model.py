@@ -9,6 +9,7 @@ import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tf_transformer.config import BadInput
+from tf_transformer.serving.publish import check_saved_model, is_saved_model
 
 DEFAULT_SIGNATURE = "serving_default"
 # What TensorFlow's Python side writes around the message of a graph, and a server does not.
@@ -32,14 +33,13 @@ class ServingError(Exception):
 def find_version(folder) -> Path:
     """The folder NAME/VERSION of a SavedModel: `folder`, or its greatest integer."""
     folder = Path(folder).resolve()
-    if (folder / "saved_model.pb").is_file():
-        if not folder.name.isdigit():
-            raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
-        return folder
-    versions = [path for path in folder.glob("*/saved_model.pb") if path.parent.name.isdigit()]
-    if not versions:
-        raise BadInput(f"expected a SavedModel NAME/VERSION or its folder NAME, found no saved_model.pb in {folder}")
-    return max((path.parent for path in versions), key=lambda path: int(path.name))
+    versions = [path for path in folder.glob("*") if path.name.isdigit() and is_saved_model(path)]
+    if versions:
+        return max(versions, key=lambda path: int(path.name))
+    check_saved_model(folder)
+    if not folder.name.isdigit():
+        raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
+    return folder
 
 
 class ServedModel:

@@ -47,7 +47,7 @@ def check(path) -> list[Finding]:
         FileNotFoundError: there is none.
     """
     path = Path(path).absolute()
-    if not (path / "saved_model.pb").is_file():
+    if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
     return [*_read(path), *_call(path)]
 

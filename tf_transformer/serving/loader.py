@@ -69,7 +69,7 @@ class Servable:
     """
 
     def __init__(self, path, text_ops=TEXT_OPS):
-        if not (Path(path) / "saved_model.pb").is_file():
+        if not (Path(path) / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
             raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
         self._c = c = _library(tuple(text_ops))
         self.version = c.TF_Version().decode()

@@ -89,12 +89,17 @@ def save_export(export: Root, path, checked: bool = False) -> None:
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
+def is_saved_model(path) -> bool:
+    """Whether a folder holds a SavedModel."""
+    return (Path(path) / "saved_model.pb").is_file()
+
+
 def check_saved_model(path) -> None:
     """
     Raises:
         BadInput: the folder holds no SavedModel.
     """
-    if not (Path(path) / "saved_model.pb").is_file():
+    if not is_saved_model(path):
         raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
 
 
