@@ -9,7 +9,7 @@ from test_data import expected_rows
 
 import tf_transformer as tt
 from tf_transformer import toy_corpus
-from tf_transformer.runs import records
+from tf_transformer.corpora import records
 
 PAIRS, BATCH = 701, 512
 

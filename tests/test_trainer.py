@@ -91,12 +91,12 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert (whole.began, whole.steps) == (0, 7)
     parts = tt.Trainer(tmp_path / "parts", CONFIG, corpus, RECIPE)
     names = []
-    for until in (2, 3, 4, 5, None):
+    for until in (2, 4, 5, None):
         parts.fit(until)
         names.append([path.name[-10:] for path in parts.run.checkpoints()])
-    assert names[:3] == [["02-stopped"], ["03-stopped"], ["p-00000004"]]
-    assert names[3] == ["p-00000004", "05-stopped"]
-    assert names[4] == ["p-00000004", "p-00000007"]
+    assert names[:2] == [["02-stopped"], ["p-00000004"]]
+    assert names[2] == ["p-00000004", "05-stopped"]
+    assert names[3] == ["p-00000004", "p-00000007"]
     with pytest.raises(tt.BadInput, match="until: expected a positive number, got 0"):
         parts.fit(until=0)
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
@@ -213,7 +213,7 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
     files = text / "train.en", text / "train.de"
     endless = tt.data.text_pairs(*files, tokenizer, batch_tokens=512, repeat=True, seed=3)
     whole = fit(tmp_path / "whole", 3)
-    for epochs in (1, 2, 3, 3):
+    for epochs in (1, 3, 3):
         model = fit(tmp_path / "parts", epochs)
     for weight, other in zip(model.variables, whole.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)

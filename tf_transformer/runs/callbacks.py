@@ -64,6 +64,7 @@ class Checkpoints(keras.callbacks.Callback):
         newest = self.run.newest()
         self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
         self._restored: keras.Model | None = None
+        self._locked = False  # by this callback
         self.told_to_stop = 0
 
     def _begin_at(self, state: dict[str, Any]) -> None:
@@ -123,6 +124,8 @@ class Checkpoints(keras.callbacks.Callback):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if self._locked:  # `fit` was left by an exception
+                self.run.unlock()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.began = time.perf_counter()
