@@ -146,7 +146,7 @@ def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
-    """One every so many seconds, and one an epoch; of ten steps of two seconds each, three lie between two lines."""
+    """One every six seconds, and one an epoch; of ten steps of two seconds each, three lie between two lines."""
     now = iter(range(0, 10_000, 2))
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(now))
     watch = callbacks.PlainLines(seconds=6)

@@ -79,7 +79,7 @@ def inputs(answers):
 
 
 def search(model, source, beam_size, n_best=1):
-    """At most so many symbols as the answers have; no length penalty."""
+    """At most as many symbols as the answers have; no length penalty."""
     translator = tt.Translator(model, SimpleNamespace(vocab_size=model.config.vocab_size))
     options = {"beam_size": beam_size, "length_penalty": 0.0, "max_length": make.LONGEST}
     return translator.search(source, tf.fill([len(source)], 50), n_best=n_best, **options)

@@ -43,7 +43,7 @@ class Translator:
         options: of the search, each an attribute, too; `serving.options` says what each is and its default. Among them:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
-            min_length: an output has at least so many tokens, its end symbol included (0).
+            min_length: the least number of tokens of an output, its end symbol included (0).
             extra_length: an output has at most so many tokens more than its source, its end symbol included (50).
             max_source_length: longer sources are cut to so many tokens, with a warning when called from Python (256).
 

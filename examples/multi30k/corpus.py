@@ -17,8 +17,8 @@ class Methods:
     """What a run does beyond the paper. The defaults are those of the published scores.
 
     Attributes:
-        dropout_steps: P_drop grows from 0, by a third of it at a time, in so many first steps (Morerio et al. 2017).
-        bidirectional_steps: so many first steps learn from every pair in both directions (Ding et al. 2021).
+        dropout_steps: first steps, in which P_drop grows from 0 by thirds (Morerio et al. 2017).
+        bidirectional_steps: first steps, which learn from every pair in both directions (Ding et al. 2021).
         word_dropout: share of the words that the model does not see in the steps after them (Bowman et al. 2016; in
             source and target, Sennrich and Zhang 2019).
         student_dropout: P_drop in the steps after them, for a run that has teachers.

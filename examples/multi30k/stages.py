@@ -56,7 +56,7 @@ def dropout_stages(rate: float, over: int, interval: int, steps: int) -> dict[in
 
     Args:
         rate: P_drop at the end.
-        over: so many steps; a third ends at the checkpoint that follows.
+        over: steps in which it grows; a third ends at the checkpoint that follows.
         interval: steps from one checkpoint to the next.
         steps: all of them.
 

@@ -233,7 +233,7 @@ class DevScore(keras.callbacks.Callback):
 
 
 class PlainLines(keras.callbacks.Callback):
-    """Progress for a log file: a line every so many seconds, and one at the end of an epoch.
+    """Progress for a log file: a line every N seconds, and one at the end of an epoch.
 
     Args:
         seconds: from one line to the next.
