@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_transformer import data, distribution
+from tf_transformer import data, distribution, training
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Batching, Corpus, Files
 from tf_transformer.evaluation import costs
@@ -18,15 +18,6 @@ from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, Number
 from tf_transformer.runs.recipe import Recipe
 from tf_transformer.runs.run import Run
 from tf_transformer.tokenizer import Tokenizer
-from tf_transformer.training import (
-    Adam,
-    Cooldown,
-    Perplexity,
-    SmoothedCrossEntropy,
-    TokenAccuracy,
-    TokenCount,
-    WarmupSchedule,
-)
 from tf_transformer.translator import Translator
 
 
@@ -211,17 +202,17 @@ class Trainer:
             model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
-                loss=SmoothedCrossEntropy(self.config.label_smoothing),
-                metrics=[TokenAccuracy(), Perplexity(), TokenCount()],
+                loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
+                metrics=[training.TokenAccuracy(), training.Perplexity(), training.TokenCount()],
             )
         return model
 
-    def _adam(self, steps: int) -> Adam:
-        recipe = self.recipe
-        schedule: Any = self.schedule or WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.factor)
+    def _adam(self, steps: int) -> training.Adam:
+        recipe, d_model = self.recipe, self.config.d_model
+        schedule: Any = self.schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
         if recipe.cooldown_steps:
-            schedule = Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
-        return Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
+            schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
+        return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
 
     def translator(self, **search: Any) -> Translator | Parser:
         """What the run has learned, the average of its last checkpoints (section 6.1), in float32.
