@@ -441,7 +441,7 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, tmp_path):
     """In a process that did not train its teacher, too."""
-    taught = ["--dropout-steps", "3", "--teachers", str(tmp_path / "teacher")]
+    taught = ["--dropout-steps", "3", "--cooldown-steps", "0", "--teachers", str(tmp_path / "teacher")]
     train.main([*argv, *taught])
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")}
     for end in ("6", "7", "8"):
