@@ -217,6 +217,14 @@ def test_rest_asks_a_busy_server_again(busy):
     assert handler.asked == 5
 
 
+def test_rest_says_what_an_older_export_does_not_take(monkeypatch):
+    known = {"beam_size": "4", "length_penalty": "0.6", "max_length": "256"}  # contract 1
+    monkeypatch.setattr(rest.Client, "predict", lambda self, keys, signature: [known.get(key, "") for key in keys])
+    assert rest.Client().defaults() == {"beam_size": 4, "length_penalty": 0.6, "max_length": 256}
+    with pytest.raises(LookupError, match="it does not know min_length$"):
+        rest.Client().defaults(rest.OPTIONS)
+
+
 @needs_grpc
 def test_grpc(places, expected, monkeypatch, capsys):
     import grpc

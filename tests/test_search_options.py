@@ -60,6 +60,7 @@ def test_ranges(name, value, highest, expected):
 def test_the_least_length_is_at_most_the_greatest():
     assert problem({"min_length": 5, "max_length": 5}) == ""
     assert problem({"max_length": 5, "min_length": 9}) == "min_length: expected 0 to 5, got 9"
+    assert problem({"min_length": "9", "max_length": 5}) == "min_length: expected 0 to 256, got '9'"
 
 
 def test_the_contracts_tables_are_this_one():

@@ -138,7 +138,7 @@ def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = Non
 
 
 def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
-    """The options of a search, each [B]."""
+    """The options of a search, each [B]; what is below the lowest value is that."""
     own = {name: option for name, option in SEARCH_OPTIONS.items() if option.translator and option.request}
     values = {name: option.default for name, option in own.items()} | options
     return values | {

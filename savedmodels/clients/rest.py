@@ -58,6 +58,9 @@ class Client:
     def defaults(self, options=FIRST):
         """The options' defaults, which the model itself knows: over REST every input has to be sent."""
         values = self.predict(list(options), "model_info")
+        missing = [key for key, value in zip(options, values, strict=True) if not value]
+        if missing:
+            raise LookupError(f"expected a model with {', '.join(options)}; it does not know {', '.join(missing)}")
         return {key: OPTIONS[key](value) for key, value in zip(options, values, strict=True)}
 
 
@@ -99,5 +102,7 @@ if __name__ == "__main__":
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace")
         sys.exit(f"error: HTTP {error.code}: {json.loads(said)['error'] if said.startswith('{') else said}")
+    except LookupError as error:
+        sys.exit(f"error: {error}")
     except (urllib.error.URLError, TimeoutError) as error:
         sys.exit(f"error: no answer: {getattr(error, 'reason', error)}")

@@ -78,6 +78,7 @@ def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = Non
     """
     moved = {name: replace(SEARCH_OPTIONS[name], highest=most) for name, most in (highest or {}).items()}
     options = SEARCH_OPTIONS | moved
-    if values.get("min_length", 0) > values.get("max_length", math.inf):
-        options["min_length"] = replace(options["min_length"], highest=values["max_length"])
-    return next(filter(None, (options[name].problem(value) for name, value in values.items())), "")
+    wrong = next(filter(None, (options[name].problem(value) for name, value in values.items())), "")
+    if not wrong and {"min_length", "max_length"} <= values.keys():
+        wrong = replace(options["min_length"], highest=values["max_length"]).problem(values["min_length"])
+    return wrong
