@@ -284,3 +284,8 @@ def test_attention_of_a_tree(parser):
 @pytest.mark.slow
 def test_a_parser_passes_the_checks_of_serving(parser, tmp_path):
     parser.save(tmp_path / "parser" / "1", checked=True)
+
+
+def test_a_tree_has_no_least_length(parser):
+    with pytest.raises(tt.BadInput, match="min_length: expected 0, since a tree says how long it is, got 3"):
+        Parser(tt.Translator(parser.translator.model, parser.tokenizer, min_length=3))

@@ -97,6 +97,7 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
+        ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
         ([*given, "--dropout", 1], "dropout: expected a rate in [0, 1), got 1"),
         ([*given, "--beam-size", 0], "beam_size: expected at least 1, got 0"),
         ([*given, "--export", train], f"{train}: expected a folder to write models to"),

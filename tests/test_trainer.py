@@ -149,9 +149,10 @@ def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
 
 def test_another_optimizer(corpus, tmp_path):
     """Plain descent, by hand from the gradient of Keras's own step."""
-    recipe = dataclasses.replace(RECIPE, steps=1)
+    recipe = dataclasses.replace(RECIPE, steps=1, average_last=1)
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, recipe, optimizer=keras.optimizers.SGD(0.0))
     trainer.fit()
+    assert trainer.run.keep == 2  # so that one may be damaged
     keras.utils.set_random_seed(recipe.seed)
     model = tt.Transformer(CONFIG)
     model.build()
@@ -217,6 +218,12 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
         model = fit(tmp_path / "parts", epochs)
     for weight, other in zip(model.variables, whole.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    other = tt.Transformer(dataclasses.replace(CONFIG, d_ff=11))
+    other.build()
+    other.compile("adam", tt.SmoothedCrossEntropy())
+    with pytest.raises(tt.BadInput, match="model.d_ff was 8, now 11"):
+        other.fit(endless, steps_per_epoch=1, callbacks=[Checkpoints(tmp_path / "parts")], verbose=0)
+    Run(tmp_path / "parts").unlock()
     run = Run(tmp_path / "parts")
     assert [row["step"] for row in run.newest()[1]["history"]] == [3, 6, 9]
     mean = np.mean([_weight(folder) for folder in run.checkpoints()], axis=0)
@@ -224,6 +231,19 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
     np.testing.assert_allclose(translator.model.embedding.embeddings, mean, rtol=1e-5, atol=1e-7)
     translator.save(tmp_path / "saved/1")
     assert not Run._locks
+
+
+def test_checkpoints_of_a_model_of_ones_own(tmp_path):
+    """With our layers and somebody else's; called again, `fit` makes the epochs that are missing."""
+    ids = keras.Input((None,), dtype="int32")
+    x = tt.layers.EncoderLayer(num_heads=2, d_ff=5)(tt.layers.PositionalEmbedding(19, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    checkpoints = Checkpoints(tmp_path / "run")
+    for epochs, steps in ((1, [2]), (3, [2, 4, 6]), (3, [2, 4, 6])):
+        model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
+        assert [row["step"] for row in checkpoints.run.history] == steps
+    assert int(model.optimizer.iterations) == 6 and not Run._locks
 
 
 def _weight(folder):

@@ -1,4 +1,4 @@
-"""Texts in batches of similar length, and what is said of those that are too long."""
+"""Texts in batches of similar length; warnings about texts that are too long."""
 
 import warnings
 

@@ -44,8 +44,8 @@ class Translator:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
             min_length: the least number of tokens of an output, its end symbol included (0).
-            extra_length: an output has at most so many tokens more than its source, its end symbol included (50).
-            max_source_length: longer sources are cut to so many tokens, with a warning when called from Python (256).
+            extra_length: the most tokens that an output has more than its source, its end symbol included (50).
+            max_source_length: tokens of a source that are read; the rest is cut, with a warning in Python (256).
 
     Raises:
         BadInput: an option is out of range, or the tokenizer is of another size than the model's vocabulary.

@@ -55,11 +55,11 @@ def add_training_options(add: Callable) -> None:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
 
 
-def add_search_options(add: Callable, more: Sequence[str] = ()) -> None:
+def add_search_options(add: Callable, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
     """The options of a `Translator`, and `more` of those of a search, from their table, which needs no TensorFlow."""
     table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "serving" / "options.py"))
     for option in table["SEARCH_OPTIONS"].values():
-        if option.translator or option.name in more:
+        if (option.translator or option.name in more) and option.name not in without:
             kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")
             add(f"--{name}", type=kind, metavar="X", help=f"{option.doc} ({option.default})")
 

@@ -17,13 +17,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--to", type=Path, required=True, metavar="DIR", help="where the records go")
     add("--vocab-size", type=int, default=37_000, metavar="N", help="of the shared vocabulary (37,000)")
     add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
-    add(
-        "--sample",
-        type=int,
-        default=1_000_000,
-        metavar="N",
-        help="sentences to learn the vocabulary from (1,000,000)",
-    )
+    sample = "sentences to learn the vocabulary from (1,000,000)"
+    add("--sample", type=int, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
     args = parser.parse_args(argv)
     if bool(args.train) == bool(args.tfds):

@@ -18,8 +18,9 @@ from tf_transformer.runs.recipe import Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer, load
 from tf_transformer.serving import publish as serving
-from tf_transformer.serving.export import Root
+from tf_transformer.serving.export import Export, Root
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
+from tf_transformer.translator import Translator
 from trainers.command import chosen
 
 CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # who scores a kind of run
@@ -35,12 +36,11 @@ def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     """Print an estimate of the cost (--dry-run)."""
-    half = bool(recipe.mixed_precision)
-    steps = recipe.steps or config.train_steps
+    steps, half = recipe.steps or config.train_steps, bool(recipe.mixed_precision)
     print(json.dumps(config.to_dict()))
     print(costs.plan(config, steps, recipe.batch_tokens, devices, half, recipe.parts))
-    every = recipe.interval(steps)
-    print(f"checkpoints: one every {every:,} steps; the last {recipe.average_last} are kept, and averaged")
+    every, last = recipe.interval(steps), recipe.average_last
+    print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
 
 
 def is_complete(trainer: Trainer) -> bool:
@@ -59,6 +59,18 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
     print(f"averaging the last {count} checkpoints{of_each}", flush=True)
     return load(paths, trainer.recipe.average_last, **search)
+
+
+def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> Path:
+    """Print a translator's scores of the test text, and publish it with them. Returns the folder of the version."""
+    scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
+    for name, score in scores.items():
+        print(f"{name} {score.value:.2f}  {score.signature}")
+    bleu = facts_of("BLEU", scores["BLEU"])
+    metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
+    facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
+    export = Export(translator, max_beam_size=max(16, translator.beam_size), **facts)
+    return publish(trainer.run, export, root, metrics, corpus.test[0][:3])
 
 
 def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:

@@ -1,6 +1,5 @@
 """Train a Transformer to translate, score it, and export it: in minutes, without arguments, on a small grammar."""
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from trainers.command import (
 def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    presets = "a configuration: tiny, small, multi30k, base, big, or a row of Table 3 (tiny)"
-    add("--preset", default="tiny", help=presets)
+    add("--preset", default="tiny", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
@@ -44,12 +42,12 @@ def main(argv: list[str] | None = None) -> None:
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
-    from tf_transformer.serving.export import Export
     from tf_transformer.serving.publish import next_version
-    from trainers.publishing import averaged, facts_of, is_complete, plan_of, publish, search_of, show_plan
+    from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
-    config, recipe = plan_of(vars(args), "translation")
+    of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
+    config, recipe = plan_of(vars(args) | of_records, "translation")
     search = search_of(vars(args))
     if args.dry_run:
         return show_plan(config, recipe, args.dry_run)
@@ -69,28 +67,19 @@ def main(argv: list[str] | None = None) -> None:
         test = beside.test if beside else args.test and tt.data.read_text_pairs(*args.test)
         corpus = tt.PreparedCorpus(args.prepared, dev, test)
         corpus.languages = beside and beside.languages
-        config = dataclasses.replace(config, vocab_size=corpus.records.tokenizer.vocab_size)
+    elif args.tfds:
+        corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
     else:
-        corpus = (
-            tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else tt.ToyCorpus(recipe.seed)
-        )
+        corpus = tt.ToyCorpus(recipe.seed)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return
     translator = averaged(trainer, search)
-    scores = trainer.evaluate(translator=translator)
-    for score_name, score in scores.items():
-        print(f"{score_name} {score.value:.2f}  {score.signature}")
-    bleu = facts_of("BLEU", scores["BLEU"])
-    metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
-    facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
-    export = Export(translator, max_beam_size=max(16, translator.beam_size), **facts)
-    examples = corpus.test[0][:3]
-    saved = publish(trainer.run, export, root, metrics, examples)
+    saved = score_and_publish(trainer, translator, root)
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
-  echo "{examples[0]}" | python -m trainers.translate {saved}
+  echo "{corpus.test[0][0]}" | python -m trainers.translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
   python -m trainers.translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 

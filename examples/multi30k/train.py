@@ -42,9 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     from examples.multi30k.corpus import Methods, StagedCorpus
     from examples.multi30k.stages import StagedTrainer
     from examples.multi30k.teachers import learn_from_teachers
-    from tf_transformer.serving.export import Export
     from tf_transformer.serving.publish import next_version
-    from trainers.publishing import averaged, facts_of, is_complete, plan_of, publish, search_of, show_plan
+    from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe = plan_of(vars(args) | {"preset": "small"}, "translation")
@@ -68,14 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     if not trainer.writes or is_complete(trainer):
         return
     translator = averaged(trainer, search, args.teachers if args.ensemble else [])
-    scores = trainer.evaluate(translator=translator)
-    for name, score in scores.items():
-        print(f"{name} {score.value:.2f}  {score.signature}")
-    bleu = facts_of("BLEU", scores["BLEU"])
-    metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
-    facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
-    export = Export(translator, max_beam_size=max(16, translator.beam_size), **facts)
-    publish(trainer.run, export, root, metrics, corpus.test[0][:3])
+    score_and_publish(trainer, translator, root)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ class Parser:
     """
 
     def __init__(self, translator: Translator):
+        if translator.min_length:
+            raise BadInput(f"min_length: expected 0, since a tree says how long it is, got {translator.min_length}")
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config

@@ -20,8 +20,9 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.ops import convert_to_numpy
 
-from tf_transformer.config import BadInput
+from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.runs.run import Run
 
 
@@ -63,7 +64,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
         self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
-        self._restored: keras.Model | None = None
+        self._restored: keras.Model | None = None  # by the caller, who then says where `fit` begins
         self._locked = False  # by this callback
         self.told_to_stop = 0
 
@@ -74,24 +75,38 @@ class Checkpoints(keras.callbacks.Callback):
         self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
 
     def restore(self, model: keras.Model) -> None:
-        """Load the newest checkpoint, if there is one, into a built and compiled model; `fit` then does not."""
+        """Load the newest checkpoint, if there is one, into a built and compiled model.
+
+        `fit` then begins where its `initial_epoch` says; without this call it begins after the last whole epoch.
+        """
+        self._load(model)
+        self._restored = model
+
+    def _load(self, model: keras.Model) -> None:
         strategy = getattr(model, "distribute_strategy", None)
         with strategy.scope() if strategy else contextlib.nullcontext():
             state = self.run.restore(model)
         if state:
             self._begin_at(state)
-        self._restored = model
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._locked = self.run.lock()
-        if not (self.run.path / "config.json").exists() and self.run.writes:
-            model = {name: value for name, value in self.model.config.to_dict().items() if name != "train_steps"}
-            self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
-            if self.tokenizer:
-                self.tokenizer.save(self.run.path / "tokenizer.model")
         if self._restored is not self.model:
-            self.restore(self.model)
+            self._begin()
+            self._load(self.model)
             self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
+
+    def _begin(self) -> None:
+        """What `Trainer` does of a new run: config.json and the tokenizer, for a model that `load` can make again."""
+        if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
+            return
+        model = {name: value for name, value in self.model.config.to_dict().items() if name != "train_steps"}
+        if (self.run.path / "config.json").exists():
+            self.run.exists(self.run.settings() | {"model": model})  # or an error that says what differs
+            return
+        self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
+        if self.tokenizer:
+            self.tokenizer.save(self.run.path / "tokenizer.model")
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model._initial_epoch = None
@@ -138,7 +153,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.step = self.first + batch + 1
         if self.half_done:  # all metrics are sums, and some are made in the first step
             for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
-                now = _values(variable)
+                now = convert_to_numpy(variable)
                 variable.assign(now + np.asarray(value, now.dtype))
             self.half_done = None
         if "tokens" in logs:
@@ -146,7 +161,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.model.stop_training |= self.step == self.steps
         ends = self.model.stop_training or batch + 1 == self.params["steps"]  # the epoch, which then saves
         if (self.told_to_stop or self.step == self.until) and not ends:
-            sums = [_values(variable).tolist() for variable in self.model.metrics_variables]
+            sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
@@ -157,7 +172,7 @@ class Checkpoints(keras.callbacks.Callback):
             self.tokens += tokens
             logs["tokens/s"] = tokens / self.elapsed
         logs.pop("val_tokens", None)
-        logs["learning_rate"] = float(_values(self.model.optimizer.learning_rate))
+        logs["learning_rate"] = float(convert_to_numpy(self.model.optimizer.learning_rate))
         if hasattr(self.model, "gradient_norm"):  # on TensorFlow
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
         row = {"step": self.step, "target_tokens": self.tokens, "seconds": round(self.seconds, 1)}
@@ -211,7 +226,7 @@ class DevScore(keras.callbacks.Callback):
         source, references = self.dev.source, self.dev.references
         outputs = self.function(source)
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
-        step = int(_values(self.model.optimizer.iterations))
+        step = int(convert_to_numpy(self.model.optimizer.iterations))
         print(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
         shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         for k in shown:
@@ -297,7 +312,3 @@ class NumbersGoneWrong(keras.callbacks.Callback):
 def progress() -> tuple[int, list[keras.callbacks.Callback]]:
     """The `verbose` of `fit`, and callbacks: Keras's bar on a terminal, plain lines elsewhere."""
     return (1, []) if sys.stdout.isatty() else (0, [PlainLines()])
-
-
-def _values(variable: Any) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable)

@@ -29,7 +29,7 @@ class Recipe:
         factor: multiplies equation (3)'s learning rate.
         cooldown_steps: last steps, in which the learning rate falls to 0 (Zhai et al. 2022); the paper has none.
         eval_every: steps between checkpoints; `None` means a twentieth of all steps, and at most 1,500.
-        average_last: checkpoints to keep, and to average at the end (section 6.1).
+        average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
         tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32; `None` means float32.
@@ -59,17 +59,8 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        counts = (
-            "steps",
-            "epochs",
-            "batch_tokens",
-            "warmup_steps",
-            "eval_every",
-            "average_last",
-            "dev_sentences",
-            "parts",
-        )
-        for name in (*counts, "factor", "clip_norm"):
+        counts = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "dev_sentences")
+        for name in (*counts, "parts", "factor", "clip_norm"):
             value = getattr(self, name)
             self._require(name, value is None or 0 < value < math.inf, "a positive number")
         self._require("cooldown_steps", self.cooldown_steps >= 0, "0 or more")

@@ -61,7 +61,8 @@ class Trainer:
             )
         self._strategy = self.strategy or tf.distribute.get_strategy()
         self.writes = distribution.is_chief(self._strategy)
-        self.run = Run(self.path, self.recipe.average_last, self.writes)
+        keep = max(2, self.recipe.average_last)  # where the newest is damaged, training goes on from the one before
+        self.run = Run(self.path, keep, self.writes)
         self.steps = self.began = 0  # of the last `fit`: the last step of all, and the one that it began after
         self._model: Transformer | None = None
 
