@@ -105,6 +105,8 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     for row, other in zip(history, parts.run.history, strict=True):
         for name in set(row) - {"seconds", "tokens/s"}:
             assert row[name] == other[name], name
+    longer = dataclasses.replace(RECIPE, steps=10, eval_every=2)  # the last checkpoint lies within one of its epochs
+    assert [row["step"] for row in tt.Trainer(tmp_path / "parts", CONFIG, corpus, longer).fit()] == [4, 7, 8, 10]
     assert "\x08" not in (printed := capsys.readouterr().out) and "\x1b" not in printed
     assert len(printed) < 6_000  # no line for every step
 
