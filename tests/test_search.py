@@ -129,6 +129,17 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
     assert missed > 0  # a narrow beam is not exhaustive: the comparison means something
 
 
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_the_wanted_outputs_are_those_of_a_search_for_as_many(wanted):
+    """In a search for five it ends when the wanted ones are certain: the others may be other than the best."""
+    models, sizes = random_models(31, 7, 5, seed=5), {"beam_size": 5, "length_penalty": 0.6}
+    found = search(models, 7, n_best=5, wanted=tf.constant(wanted), **sizes)
+    for part, alone in zip(found, search(models, 7, n_best=wanted, **sizes), strict=True):
+        np.testing.assert_array_equal(part[:, :wanted], alone)
+    whole = search(models, 7, n_best=5, **sizes)
+    assert not np.array_equal(found.ids, whole.ids)
+
+
 @given(
     V=st.integers(2, 6),
     L=st.integers(0, 6),

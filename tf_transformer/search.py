@@ -71,16 +71,20 @@ def penalty(length, exponent):
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
-def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = None, **options) -> Hypotheses:
+def beam_search(
+    start: Start, *, n_best: int = 1, wanted=None, allowed: Callable | None = None, **options
+) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
-    A sentence's search ends when no alive hypothesis can still beat its n_best-th finished one, or at its maximum
-    length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have ended they
-    leave the batch. A row's result is as if searched alone. (Since rows leave, XLA cannot compile a search.)
+    A sentence's search ends when no alive hypothesis can still beat the last of its wanted finished ones, or at its
+    maximum length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have
+    ended they leave the batch. A row's result is as if searched alone. (Since rows leave, XLA cannot compile a search.)
 
     Args:
         start: the model's step, and what each row begins with.
         n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
+        wanted: int32 scalar, how many of them have to be the best; `None` means all. It may be a tensor, so that one
+            traced search serves requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
         options: each one number or [B]; `serving.options` has their defaults.
@@ -93,6 +97,7 @@ def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = Non
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
     """
+    wanted = n_best if wanted is None else wanted
     B = tf.shape(start.start_ids)[0]
     rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
     rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
@@ -108,7 +113,7 @@ def beam_search(start: Start, *, n_best: int = 1, allowed: Callable | None = Non
         logits, cache = start.step(newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(ancestry=ancestry, cache=cache)
-        return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, n_best),)
+        return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, wanted),)
 
     def may_advance(state: BeamState):
         has_room = state.position * K < tf.shape(state.ancestry)[2]
@@ -210,7 +215,7 @@ def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:
     return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
 
 
-def _extend(state: BeamState, logits, may_follow, end_id: int, n_best: int) -> BeamState:
+def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamState:
     """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
     beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
     log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
@@ -236,7 +241,7 @@ def _extend(state: BeamState, logits, may_follow, end_id: int, n_best: int) -> B
         lengths=tf.where(state.running, length, state.lengths),
         best=Hypotheses(*(_where_rows(state.running, new, old) for new, old in zip(best, state.best, strict=True))),
     )
-    return state._replace(running=state.running & ~_has_ended(state, n_best))
+    return state._replace(running=state.running & ~_has_ended(state, wanted))
 
 
 def _candidates(state: BeamState, logits, may_follow, end_id: int):
@@ -308,7 +313,7 @@ def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
-def _has_ended(state: BeamState, n_best: int):
+def _has_ended(state: BeamState, wanted):
     """Which rows' results can no longer change: bool [B].
 
     Log-probabilities only fall, and a longer output's penalty divides them by more: no alive hypothesis can end with
@@ -316,8 +321,8 @@ def _has_ended(state: BeamState, n_best: int):
     """
     rows, alive = state.rows, state.alive_log_probs[:, 0]
     reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
-    wanted = tf.minimum(n_best, rows.beam_size) - 1
-    worst = tf.gather(state.best.scores, wanted, batch_dims=1)  # of those that are asked for
+    last = tf.minimum(wanted, rows.beam_size) - 1
+    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that are wanted
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
     return (worst >= reachable) | greedy | (state.lengths >= rows.max_length)
 

@@ -237,13 +237,14 @@ class Translator:
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, *, n_best: int = 1, prefix=None, **options) -> Hypotheses:
+    def search(self, source, source_length, *, n_best: int = 1, wanted=None, prefix=None, **options) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
             source: from `source`.
             source_length: int32 [B]; where it is 0 the output is empty.
             n_best: N.
+            wanted: int32 scalar, how many of them have to be the best; `None` means all.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
             options: what a request may give, one number or [B]: beam_size, length_penalty and so on, which otherwise
                 are the translator's own, and max_length, which otherwise is no limit.
@@ -251,7 +252,7 @@ class Translator:
         options = {name: value for name, value in self.options.items() if SEARCH_OPTIONS[name].request} | options
         start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(start, n_best=n_best, allowed=allowed, **options)
+        return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
 
     def start(self, source, source_length, max_length) -> Start:
         """What a search begins with; the arguments are those of `search`."""

@@ -139,11 +139,12 @@ class Export(Root):
         force = traced_once(translator.force)
 
         @traced_once
-        def searched(text, n, rows):
+        def searched(text, wanted, rows):
             source, source_length, truncated = translator.source(text)
-            return source, source_length, truncated, translator.search(source, source_length, n_best=n, **rows)
+            found = translator.search(source, source_length, n_best=n_best, wanted=wanted, **rows)
+            return source, source_length, truncated, found
 
-        def search(text, n: int, given: Mapping[str, Any]):
+        def search(text, wanted: int, given: Mapping[str, Any]):
             """Options out of range are clipped: an error would fail the whole of a server's batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
@@ -151,7 +152,7 @@ class Export(Root):
                 if option.dtype == "float32":  # a NaN stays one when it is clipped, and would come back as the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
-            return searched(text, n, rows)
+            return searched(text, tf.constant(wanted), rows)
 
         def serving_default(text):
             *_, truncated, found = search(text, 1, {})
