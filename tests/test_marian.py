@@ -20,7 +20,7 @@ from conftest import array
 from keras import ops
 
 import tf_transformer as tt
-from tf_transformer.interop import marian
+from tf_transformer.interop.marian_files import read_vocabulary
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
@@ -56,7 +56,7 @@ def model(folder):
 @pytest.fixture(scope="module")
 def rows(folder):
     """The checkpoint's ids by ours."""
-    return marian.read_vocabulary(folder).rows
+    return read_vocabulary(folder).rows
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_transformer import toy_corpus
-from tf_transformer.interop.marian import read_vocabulary
+from tf_transformer.interop.marian_files import read_vocabulary
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]

@@ -15,7 +15,7 @@ from conftest import TEXTS, array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.marian import read_vocabulary
+from tf_transformer.interop.marian_files import read_vocabulary
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.serving.check import check
 

@@ -34,7 +34,7 @@ _LAZY = {
     "files": ("files", None),
     "grammar": ("toy_corpus", None),  # its former name
     "load": ("runs.trainer", "load"),
-    "load_marian": ("interop.marian", "load_marian"),
+    "load_marian": ("interop.marian_files", "load_marian"),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
     "PreparedCorpus": ("corpora.corpus", "PreparedCorpus"),

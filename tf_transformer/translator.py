@@ -10,7 +10,7 @@ from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.evaluation.visualize import Attention
-from tf_transformer.interop.marian import load_marian, search_options
+from tf_transformer.interop.marian_files import load_marian, search_options
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
@@ -142,7 +142,7 @@ class Translator:
         """Of a checkpoint of MarianMT, for example of OPUS-MT, in a folder as Hugging Face's `transformers` writes it.
 
         Args:
-            directory: with config.json, vocab.json, source.spm, target.spm and the weights (see `marian.load_marian`).
+            directory: with config.json, vocab.json, source.spm, target.spm and the weights (see `load_marian`).
             options: of `Translator`; the default beam size is the checkpoint's.
 
         Raises:

@@ -9,7 +9,7 @@ import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.interop.marian import read_vocabulary
+from tf_transformer.interop.marian_files import read_vocabulary
 from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
@@ -20,7 +20,7 @@ CODE = "(?s)>>.*?<<"
 class MarianTokenizer(Tokenizer):
     """A `Tokenizer` of two SentencePiece models, of sources and of targets, and one table of the pieces of both.
 
-    Its pieces, ids (in our order: `marian.read_vocabulary`) and texts are those of `transformers.MarianTokenizer` with
+    Its pieces, ids (in our order: `read_vocabulary`) and texts are those of `transformers.MarianTokenizer` with
     `split_special_tokens=True`: a control symbol that is written in a text is text. What is no UTF-8 counts as a space.
 
     Args:

@@ -1,0 +1,245 @@
+"""The files of a MarianMT checkpoint, as Hugging Face's `transformers` writes them: vocabulary, settings, weights."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
+
+NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its logarithm little to label smoothing
+
+
+def load_marian(directory) -> MarianTransformer:
+    """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json, vocab.json and one of
+    model.safetensors, tf_model.h5 and pytorch_model.bin.
+
+    Raises:
+        BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+    """
+    directory = Path(directory)
+    vocabulary = read_vocabulary(directory)
+    try:
+        config = _config_of(_read_json(directory, "config.json"), len(vocabulary.rows))
+    except BadInput as error:
+        raise BadInput(f"{directory / 'config.json'}: {error}") from error
+    file, tensors = _read_tensors(directory)
+    model = MarianTransformer(config)
+    model.build()
+    try:
+        _assign(model, tensors, vocabulary.rows)
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from error
+    return model
+
+
+class Vocabulary(NamedTuple):
+    """A checkpoint's vocabulary in the order of our ids."""
+
+    pieces: list[str]  # by our id; "" where the checkpoint's vocab.json has none
+    rows: list[int]  # by our id, the checkpoint's own
+
+
+def read_vocabulary(directory) -> Vocabulary:
+    """Padding, start, end, unknown, as everywhere here, then the other ids of the checkpoint in their order.
+
+    Raises:
+        BadInput: there is none in the folder, or it is no vocabulary.
+    """
+    directory = Path(directory)
+    said, ids = _read_json(directory, "config.json"), _read_json(directory, "vocab.json")
+    size = said.get("vocab_size", 58101)
+    pad = said.get("pad_token_id", 58100)
+    first = {"pad_token_id": pad, "decoder_start_token_id": said.get("decoder_start_token_id", pad)}
+    first |= {"eos_token_id": said.get("eos_token_id", 0), "<unk>": ids.get("<unk>")}
+    for name, id in (ids | first).items():
+        if not isinstance(id, int) or not 0 <= id < size:
+            file = directory / ("config.json" if name in said else "vocab.json")
+            raise BadInput(f"{file}: {name}: expected an id below vocab_size={size}, got {id!r}")
+    pad, start, end, unknown = first.values()
+    rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (pad, end, unknown))]
+    names = {id: piece for piece, id in ids.items()}
+    start_piece = "<s>"
+    while start_piece in ids:
+        start_piece = f"<{start_piece}>"
+    pieces = [names.get(id, "") for id in rows]
+    pieces[1] = start_piece
+    return Vocabulary(pieces, rows)
+
+
+def search_options(directory) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json, or config.json, says of the search and a `Translator` has, too."""
+    directory, said = Path(directory), dict[str, Any]()
+    for name in ("config.json", "generation_config.json"):
+        if (directory / name).is_file():
+            said |= _read_json(directory, name)
+    return {"beam_size": said["num_beams"]} if isinstance(said.get("num_beams"), int) else {}
+
+
+def _read_json(directory: Path, name: str) -> dict:
+    if not (directory / name).is_file():
+        raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
+    try:
+        said = json.loads((directory / name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{directory / name}: cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise BadInput(f"{directory / name}: expected a JSON object, got {type(said).__name__}")
+    return said
+
+
+def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """The file of the weights and what is in it, by the names that PyTorch gives them."""
+    readers: dict[str, Callable] = {
+        "model.safetensors": _read_safetensors,
+        "tf_model.h5": _read_h5,
+        "pytorch_model.bin": _read_torch,
+    }
+    for name, read in readers.items():
+        if (directory / name).is_file():
+            try:
+                return directory / name, read(directory / name)
+            except BadInput:
+                raise
+            except Exception as error:  # each of these packages has its own
+                raise BadInput(f"{directory / name}: cannot be read: {error}") from error
+    raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(readers)} in {directory}")
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: reading it takes the package safetensors: pip install tf-transformer[marian] ({error})"
+        ) from error
+    return load_file(path)
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: reading it takes the package torch, or a model.safetensors beside it, which "
+            f"MarianMTModel.save_pretrained writes ({error})"
+        ) from error
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def _read_h5(path: Path) -> dict[str, np.ndarray]:
+    """What TFMarianMTModel saved: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
+    import h5py
+
+    leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
+    tensors = {}
+
+    def take(name, item):
+        found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
+        if found and isinstance(item, h5py.Dataset):
+            *place, leaf = found[1].replace("model.shared", "shared").split("/")
+            name = ".".join([*["model"][: len(place)], *place, leaves.get(leaf, leaf)])
+            tensors[name] = np.transpose(item[()]) if leaf == "kernel" else item[()]
+
+    with h5py.File(path) as file:
+        file.visititems(take)
+    return tensors
+
+
+def _config_of(said: dict, vocab_size: int) -> MarianConfig:
+    wanted = {
+        "model_type": ("marian",),
+        "activation_function": ACTIVATIONS,
+        "normalize_before": (False,),
+        "normalize_embedding": (False,),
+        "add_final_layer_norm": (False,),
+        "static_position_embeddings": (True,),
+        "share_encoder_decoder_embeddings": (True,),
+        "tie_word_embeddings": (True,),
+    }
+    # What a file does not say is as in transformers.MarianConfig, which writes only what differs.
+    said = {"activation_function": "gelu"} | said
+    for name, values in wanted.items():
+        if said.get(name, values[0] if name != "model_type" else None) not in values:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {said.get(name)!r}")
+    return MarianConfig(
+        num_layers=said.get("encoder_layers", 12),
+        d_model=said.get("d_model", 1024),
+        d_ff=said.get("encoder_ffn_dim", 4096),
+        num_heads=said.get("encoder_attention_heads", 16),
+        dropout=said.get("dropout", 0.1),
+        attention_dropout=said.get("attention_dropout", 0.0),
+        vocab_size=vocab_size,
+        num_decoder_layers=said.get("decoder_layers", 12),
+        num_decoder_heads=said.get("decoder_attention_heads", 16),
+        decoder_d_ff=said.get("decoder_ffn_dim", 4096),
+        activation=said["activation_function"],
+        scale_embedding=said.get("scale_embedding", False),
+    )
+
+
+def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], rows: list[int]) -> None:
+    """Put every tensor into its place, those of the vocabulary in the order of `rows`, and leave none over."""
+    left = dict(tensors)
+
+    def in_order(x):
+        size = max(rows) + 1
+        if len(x) != size:
+            raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
+        return x[rows]
+
+    def assign(variable, name, change=lambda x: x):
+        if name not in left:
+            raise BadInput(f"expected a tensor {name}, found none")
+        value = change(left.pop(name))
+        if value.shape != variable.shape:
+            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
+        variable.assign(value.astype("float32"))
+
+    def linear(layer, name):
+        assign(layer.kernel, f"{name}.weight", np.transpose)
+        assign(layer.bias, f"{name}.bias")
+
+    def norm(layer, name):
+        assign(layer.norm.gamma, f"{name}.weight")
+        assign(layer.norm.beta, f"{name}.bias")
+
+    def attention(layer, name):
+        linear(layer.query_projection, f"{name}.q_proj")
+        linear(layer.key_projection, f"{name}.k_proj")
+        linear(layer.value_projection, f"{name}.v_proj")
+        linear(layer.output_projection, f"{name}.out_proj")
+
+    stacks: dict[str, list] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+    for side, layers in stacks.items():
+        for i, layer in enumerate(layers):
+            name = f"model.{side}.layers.{i}"
+            attention(layer.self_attention, f"{name}.self_attn")
+            norm(layer.self_attention_norm, f"{name}.self_attn_layer_norm")
+            if side == "decoder":
+                attention(layer.cross_attention, f"{name}.encoder_attn")
+                norm(layer.cross_attention_norm, f"{name}.encoder_attn_layer_norm")
+            linear(layer.feed_forward.hidden, f"{name}.fc1")
+            linear(layer.feed_forward.output_projection, f"{name}.fc2")
+            norm(layer.feed_forward_norm, f"{name}.final_layer_norm")
+    # One matrix, whose name in the file is any of these, or several.
+    names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
+    names = [name for name in [*names, "lm_head.weight"] if name in left] or names[:1]
+    assign(model.embedding.embeddings, names[0], in_order)
+    for name in names[1:]:
+        if not np.array_equal(left.pop(name), tensors[names[0]]):
+            raise BadInput(f"{name}: expected the values of {names[0]}, got others")
+    bias = np.zeros(len(rows), "float32")
+    if "final_logits_bias" in left:
+        bias = in_order(left.pop("final_logits_bias").ravel())
+    bias[:CONTROLS] = NO_SHARE
+    model.embedding.logits_bias.assign(bias)
+    for side in ("encoder", "decoder"):
+        left.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids: nothing learned
+    if left:
+        raise BadInput(f"expected the tensors of MarianMT, found {', '.join(sorted(left)[:3])} besides")
