@@ -14,6 +14,7 @@ from tf_transformer.serving.check import Finding, check, failures
 TEXT = tf.TensorSpec([None], tf.string, "text")
 
 
+@pytest.mark.program
 def test_an_export_passes(saved):
     findings = check(saved)
     assert {finding.level for finding in findings} == {"ok"}, [f for f in findings if f.level != "ok"]

@@ -68,6 +68,7 @@ def test_two_replicas_are_one_in_float16(tmp_path):
     same(tmp_path / "two.npz", np.load(tmp_path / "one.npz"), 2e-3)
 
 
+@pytest.mark.program
 def test_two_workers_are_one(alone, tmp_path):
     """Two processes, as on two machines, each with its own half of every batch."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]

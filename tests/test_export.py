@@ -224,6 +224,7 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
     assert len(several) > 8 and {finished for finished, _ in several} == {True, False}
 
 
+@pytest.mark.program
 def test_least_lengths(served_ending, ending):
     """By row in `search`; `translate` has the export's own."""
     least = np.array([-7, 9, 9, 9, 9, 2**31 - 1, 5, 11, 9], np.int32)

@@ -235,6 +235,7 @@ def test_no_text_is_made_of_symbols(parser):
     assert ids.min() >= FIRST_ID + len(parser.tokenizer.symbols)
 
 
+@pytest.mark.program
 def test_a_savedmodel_parses(parser, tmp_path):
     path = tmp_path / "parser" / "1"
     parser.save(path, f1=97.0)

@@ -23,6 +23,7 @@ from tf_transformer.serving.check import Finding
 from trainers import attention, evaluate, export, prepare, translate, translation
 
 
+@pytest.mark.program
 def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys, monkeypatch):
     run, export = tmp_path / "run", tmp_path / "exports"
     argv = options(text, "--run", run, "--export", export, "--vocab-size", 400, "--eval-every", 3, "--average-last", 2)

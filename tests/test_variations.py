@@ -49,6 +49,7 @@ def test_what_the_rows_say_is_no_option(capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.program
 def test_two_rows(tmp_path, capsys):
     tt.grammar.write_corpus(tmp_path, train=200, dev=11)
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
