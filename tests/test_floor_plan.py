@@ -11,7 +11,7 @@ FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
     {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
-    {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
+    {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check", "interop.hub"},
     {"layers.dropout", "layers.normalization"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
@@ -20,6 +20,7 @@ FLOORS = [  # a file imports from lower floors only
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
     {"interop.marian_files", "serving.publish", "corpora.records", "parsing.constraint"},
     {"interop.marian_tokenizer", "interop.ctranslate2", "saved_translator"},
+    {"kinds"},
     {"translator"},
     {"parsing.parser", "corpora.corpus"},
     {"parsing.corpus", "runs.trainer"},

@@ -83,6 +83,7 @@ def saved(tmp_path_factory):
     return path
 
 
+@pytest.mark.program
 def test_its_export_passes_every_check(saved):
     findings = check(saved)
     assert [finding for finding in findings if finding.level != "ok"] == []
@@ -101,8 +102,18 @@ def test_the_export_answers_as_the_translator(saved):
     assert served({"tokens": tokens}, "detokenize")["text"][0].decode() == ours(ANSWERS["sentences"][:1])[0]
     given = served({"source": ["The women do not sing."], "target": [german]}, "score")
     assert given["length"][0] == len(ours.tokenizer.tokenize_target([german])[0])
-    assert b"V" not in served({"key": ["vocab_size", "parameters"]}, "model_info")["value"]
+    info = served({"key": ["vocab_size", "origin", "license", "max_length"]}, "model_info")["value"]
+    assert info.tolist() == [b"387", b"trained", b"", b"64"]
     served.close()
+
+
+def test_a_translator_of_the_export(saved):
+    found = tt.load(saved)
+    assert found(ANSWERS["sentences"]) == translator(3)(ANSWERS["sentences"])
+    assert isinstance(found.tokenizer, MarianTokenizer) and type(found.model.config) is type(translator(3).model.config)
+    assert (found.beam_size, found.length_penalty) == (3, 0.0)
+    facts = {"origin": "trained", "source_language": "en", "target_language": "de"}
+    assert found.export_options == facts
 
 
 @pytest.mark.parametrize("quantization", [None, "float16"])

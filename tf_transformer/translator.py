@@ -1,17 +1,19 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_transformer.batching import by_batch, check_length, warn_of_truncated
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import BadInput
 from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.evaluation.visualize import Attention
+from tf_transformer.interop import hub
 from tf_transformer.interop.marian_files import load_marian, search_options
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.kinds import build_model, config_of, load_tokenizer, tokenizer_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
@@ -47,6 +49,9 @@ class Translator:
             extra_length: the most tokens that an output has more than its source, its end symbol included (50).
             max_source_length: tokens of a source that are read; the rest is cut, with a warning in Python (256).
 
+    Attributes:
+        export_options: what `export` gives if not told otherwise; of a pretrained model its origin and its licence.
+
     Raises:
         BadInput: an option is out of range, or the tokenizer is of another size than the model's vocabulary.
     """
@@ -75,6 +80,7 @@ class Translator:
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
+        self.export_options: dict[str, Any] = {}
         self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
         self._search = tf.function(self.search, reduce_retracing=True, autograph=False)
 
@@ -102,15 +108,17 @@ class Translator:
             settings = run.settings()
             if not weights:
                 raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-            models.append(_built(TransformerConfig(**settings["model"]), "float32"))
+            models.append(build_model(config_of(settings["model"]), "float32"))
             average_weights(models[-1], weights)
-            tokenizer = Tokenizer.load(run.path / "tokenizer.model")
+            tokenizer = load_tokenizer(run.path / "tokenizer.model")
             tokenizers[tokenizer.fingerprint] = tokenizer
         if len(tokenizers) > 1:
             raise BadInput(
                 f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several"
             )
-        return cls(_together(models), tokenizer, **options)
+        translator = cls(_together(models), tokenizer, **options)
+        translator.export_options = settings.get("start", {})
+        return translator
 
     @classmethod
     def from_saved_model(cls, path, **options) -> "Translator":
@@ -127,29 +135,40 @@ class Translator:
         facts, tokenizer, weights = read_export(path)
         try:
             stored = {n: facts[n] for n, option in SEARCH_OPTIONS.items() if option.translator and n in facts}
-            config, models = TransformerConfig(**facts["config"]), list[Transformer]()
+            config, models = config_of(facts["config"]), list[Transformer]()
             while weights or not models:
-                models.append(_built(config, facts["dtype"]))
+                models.append(build_model(config, facts["dtype"]))
                 size = len(models[-1].weights)
                 models[-1].set_weights(weights[:size])
                 weights = weights[size:]
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
-        return cls(_together(models), Tokenizer(tokenizer), **(stored | options))
+        translator = cls(_together(models), tokenizer_of(tokenizer), **(stored | options))
+        translator.export_options = {name: facts[name] for name in hub.FACTS if name in facts}
+        return translator
 
     @classmethod
-    def from_marian(cls, directory, **options) -> "Translator":
-        """Of a checkpoint of MarianMT, for example of OPUS-MT, in a folder as Hugging Face's `transformers` writes it.
+    def from_marian(cls, name, **options) -> "Translator":
+        """Of a checkpoint of MarianMT, for example of OPUS-MT.
 
         Args:
-            directory: with config.json, vocab.json, source.spm, target.spm and the weights (see `load_marian`).
+            name: its folder, as Hugging Face's `transformers` writes it, with config.json, vocab.json, source.spm,
+                target.spm and the weights (see `load_marian`); or its name on the Hugging Face hub (`hub.folder_of`).
             options: of `Translator`; the default beam size is the checkpoint's.
 
         Raises:
-            BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+            BadInput: there is no such checkpoint, or it is of a kind that this does not know.
         """
-        tokenizer = MarianTokenizer.from_checkpoint(directory)
-        return cls(load_marian(directory), tokenizer, **(search_options(directory) | options))
+        folder = hub.folder_of(name)
+        tokenizer = MarianTokenizer.from_checkpoint(folder)
+        said = search_options(folder)
+        most = said.pop("max_length", None)
+        translator = cls(load_marian(folder), tokenizer, **(said | options))
+        translator.export_options = hub.origin_of(name, folder)
+        if most:
+            longest = translator.max_source_length + translator.extra_length
+            translator.export_options["max_length"] = min(most, longest)
+        return translator
 
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights kept, and products made, in float32, bfloat16 or float16.
@@ -158,7 +177,9 @@ class Translator:
         """
         if dtype not in ("float32", "bfloat16", "float16"):
             raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
-        return Translator(self.model.astype(dtype), self.tokenizer, batch_size=self.batch_size, **self.options)
+        other = Translator(self.model.astype(dtype), self.tokenizer, batch_size=self.batch_size, **self.options)
+        other.export_options = self.export_options
+        return other
 
     def __call__(self, texts):
         """The best translation of each text. A string gives a string, a list a list."""
@@ -339,15 +360,13 @@ class Translator:
 
         Args:
             path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-            options: of `serving.export.Export`.
+            options: as of `export`.
         """
-        save_export(Export(self, **options), path)
+        save_export(self.export(**options), path)
 
-
-def _built(config: TransformerConfig, dtype: str) -> Transformer:
-    model = Transformer(config, dtype=dtype)
-    model.build()
-    return model
+    def export(self, **options) -> Export:
+        """What `save` writes; `options` are those of `serving.export.Export`."""
+        return Export(self, **(self.export_options | options))
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

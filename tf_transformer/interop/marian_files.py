@@ -72,12 +72,14 @@ def read_vocabulary(directory) -> Vocabulary:
 
 
 def search_options(directory) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json, or config.json, says of the search and a `Translator` has, too."""
+    """What a checkpoint's generation_config.json, or config.json, says of the search that means the same here:
+    beam_size and max_length, which there counts the start symbol as well."""
     directory, said = Path(directory), dict[str, Any]()
     for name in ("config.json", "generation_config.json"):
         if (directory / name).is_file():
             said |= _read_json(directory, name)
-    return {"beam_size": said["num_beams"]} if isinstance(said.get("num_beams"), int) else {}
+    options = {"beam_size": said.get("num_beams"), "max_length": said.get("max_length", 0) - 1}
+    return {name: value for name, value in options.items() if isinstance(value, int) and value > 0}
 
 
 def _read_json(directory: Path, name: str) -> dict:

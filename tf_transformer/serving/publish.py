@@ -58,6 +58,7 @@ def save_export(export: Root, path, checked: bool = False) -> None:
         saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
         batching_params.pbtxt                                      for a server with per-model batching parameters
         assets.extra/tf_transformer.json                           the configuration and what `model_info` answers
+        assets.extra/tokenizer.model                               the tokenizer, as `Tokenizer.model` has it
         assets.extra/tf_serving_warmup_requests                    what the server runs before it is ready
 
     Args:
@@ -79,6 +80,7 @@ def save_export(export: Root, path, checked: bool = False) -> None:
         extra.mkdir()
         description = export.facts | {"config": export.config.to_dict()}
         (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
+        (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
         with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
             for record in warmup_records(export):
                 file.write(record)
@@ -107,7 +109,7 @@ def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
     """What `save_export` wrote, as values: nothing of the graph is loaded or run.
 
     Returns:
-        assets.extra/tf_transformer.json; the SentencePiece model; the weights, in the order of `Transformer.weights`.
+        assets.extra/tf_transformer.json; the tokenizer's `model`; the weights, in the order of `Transformer.weights`.
 
     Raises:
         BadInput: the folder holds something else.
@@ -119,8 +121,11 @@ def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
     try:
         facts = json.loads(described.read_text())
-        nodes = nodes_of(graph_of(path))
-        models = [node.attr["model"].s for node in nodes if node.op == "SentencepieceOp"]
+        file = described.with_name("tokenizer.model")
+        if file.is_file():
+            models = [file.read_bytes()]
+        else:  # of earlier versions
+            models = [node.attr["model"].s for node in nodes_of(graph_of(path)) if node.op == "SentencepieceOp"]
         (tokenizer,) = {model for model in models if hashlib.sha256(model).hexdigest() == facts["tokenizer"]}
         stored = tf.train.load_checkpoint(str(path / "variables" / "variables"))
         names = [name for name in stored.get_variable_to_shape_map() if name.startswith("weights/")]

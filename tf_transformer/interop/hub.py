@@ -1,0 +1,95 @@
+"""Where a pretrained checkpoint comes from: a folder, or the Hugging Face hub; and what it says of its origin."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tf_transformer.config import BadInput
+
+OWNER = "Helsinki-NLP"  # of a name without one: it has the models of OPUS-MT
+WEIGHTS = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")  # one of them is enough
+FACTS = ("origin", "license", "languages", "source_language", "target_language")
+OTHERS = ("*.json", "*.spm", "README.md")
+
+
+def folder_of(name) -> Path:
+    """The folder of a checkpoint.
+
+    Args:
+        name: a folder; or, with the package huggingface_hub, a model's name on the Hugging Face hub, for example
+            "Helsinki-NLP/opus-mt-en-de". A name without an owner is one of Helsinki-NLP. The files that are needed are
+            downloaded once; they lie where that package keeps its files. HF_HUB_OFFLINE=1 takes them from there.
+
+    Raises:
+        BadInput: there is no such folder, and no such model on the hub, or it cannot be reached.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
+        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {str(name)!r}")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise BadInput(
+            f"expected a checkpoint's folder, found none at {name}; downloading a model of this name takes the package "
+            f"huggingface_hub: pip install tf-transformer[hub] ({error})"
+        ) from error
+    model = str(name) if "/" in str(name) else f"{OWNER}/{name}"
+    try:
+        for weights in WEIGHTS:
+            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*OTHERS, weights]))
+            if (folder / weights).is_file():
+                return folder
+    except Exception as error:  # the package has its own, and those of what it is made with
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise BadInput(
+            f"expected a checkpoint's folder or a model on the Hugging Face hub, found no folder {name} and got no "
+            f"model {model}: {said}"
+        ) from error
+    raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
+
+
+def origin_of(name, folder: Path) -> dict[str, str]:
+    """What is known of a checkpoint's origin, for `model_info` and tf_transformer.json: "origin", its name, and what
+    its tokenizer_config.json and the head of its README.md say: "license", "languages", "source_language" and
+    "target_language".
+
+    Args:
+        name: what the user called it.
+        folder: where it lies.
+    """
+    path = Path(name)
+    facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
+    head = _front_matter(folder / "README.md")
+    languages = head.get("language") or []
+    if languages := [languages] if isinstance(languages, str) else languages:
+        facts["languages"] = ", ".join(map(str, languages))
+    if head.get("license"):
+        facts["license"] = str(head["license"])
+    file = folder / "tokenizer_config.json"
+    try:
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from error
+    for side in ("source", "target"):
+        if said.get(f"{side}_lang"):
+            facts[f"{side}_language"] = str(said[f"{side}_lang"])
+    return facts
+
+
+def _front_matter(file: Path) -> dict[str, Any]:
+    """The YAML between the first two lines "---" of a README.md; {} if there is none."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+    if not found:
+        return {}
+    try:
+        import yaml
+    except ImportError as error:
+        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install tf-transformer[marian]") from error
+    try:
+        said = yaml.load(found[1], yaml.BaseLoader)  # strings alone: Norwegian is no, not False
+    except yaml.YAMLError:
+        return {}  # what a person wrote; no reason not to load the model
+    return said if isinstance(said, dict) else {}

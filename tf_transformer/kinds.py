@@ -1,0 +1,50 @@
+"""Which model a configuration is of, and which tokenizer a file holds: the paper's, or MarianMT's."""
+
+from pathlib import Path
+from typing import Any
+
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.interop.marian import MarianConfig, MarianTransformer
+from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.model import Transformer
+from tf_transformer.tokenizer import Tokenizer
+
+ZIP = b"PK"  # begins a zip archive, which is what a `MarianTokenizer` is kept in
+
+
+def config_of(values: dict[str, Any]) -> TransformerConfig:
+    """The configuration of these fields, as `to_dict` gives them."""
+    return MarianConfig(**values) if "num_decoder_layers" in values else TransformerConfig(**values)
+
+
+def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
+    """A built model of random weights; `dtype` is a dtype or a policy of Keras, `None` its current one."""
+    kind = MarianTransformer if isinstance(config, MarianConfig) else Transformer
+    model = kind(config, dtype=dtype)
+    model.build()
+    return model
+
+
+def tokenizer_of(model: bytes) -> Tokenizer:
+    """The tokenizer whose `model` this is.
+
+    Raises:
+        BadInput: it is none.
+    """
+    return MarianTokenizer(model) if model.startswith(ZIP) else Tokenizer(model)
+
+
+def load_tokenizer(path) -> Tokenizer:
+    """The tokenizer that was saved in a file, as by a run.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        BadInput: it holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"tokenizer: expected a file, found none at {path}")
+    try:
+        return tokenizer_of(path.read_bytes())
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
