@@ -5,21 +5,29 @@ import re
 from pathlib import Path
 
 import matplotlib
+import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.program
 def test_the_python_blocks_run(tmp_path, monkeypatch):
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")  # in its place: there is no network
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     names = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert names["classifier"](names["source"]).shape == (names["source"].shape[0], 3)
-    assert (tmp_path / "savedmodels/mine/1/saved_model.pb").exists()
+    for name in ("mine", "en-de", "tuned", "adapted"):
+        assert (tmp_path / f"savedmodels/{name}/1/saved_model.pb").exists()
+    learns = [weight.path for weight in names["start"].model.trainable_weights]
+    assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
+    sentences = ["The women do not sing.", "He is tired."]
+    assert names["adapted"](sentences) == names["start"](sentences)
     assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
 
 

@@ -42,6 +42,7 @@ def add_training_options(add: Callable) -> None:
     add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
     add("--cooldown-steps", type=int, metavar="N", help="last steps, in which it falls to 0 (the preset's)")
     add("--factor", type=float, metavar="X", help="multiplies equation (3)'s learning rate (the preset's)")
+    add("--learning-rate", type=float, metavar="X", help="constant after the warm-up, instead of equation (3)")
     add("--dropout", type=float, metavar="P", help="P_drop (the preset's)")
     add("--eval-every", type=int, metavar="N", help="steps between checkpoints and looks at the dev text")
     add("--average-last", type=int, metavar="N", help="checkpoints to keep, and to average at the end (5)")

@@ -1,11 +1,13 @@
 """Export a run: average its last checkpoints, convert the weights, write, check, and publish as the next version.
 
-Several runs become an ensemble: the mean of their probabilities. A run of trainers.parsing becomes a parser. What fails
-a check is not published: a server that watches the folder sees nothing of it.
+Several runs become an ensemble: the mean of their probabilities. A run of trainers.parsing becomes a parser. Or
+export a pretrained checkpoint of MarianMT. What fails a check is not published: a server that watches the folder sees
+nothing of it.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from trainers.command import add_search_options, chosen, load_tensorflow, options, run_program
 
@@ -13,8 +15,11 @@ from trainers.command import add_search_options, chosen, load_tensorflow, option
 def main(argv: list[str] | None = None) -> None:
     parser = options("export", __doc__)
     add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
     runs = "the run's folder, e.g. runs/demo; those of several, to translate as an ensemble"
-    add("--run", nargs="+", type=Path, required=True, metavar="DIR", help=runs)
+    what.add_argument("--run", nargs="+", type=Path, metavar="DIR", help=runs)
+    marian = "a checkpoint of MarianMT instead: its folder, or its name on the Hugging Face hub, e.g. opus-mt-en-de"
+    what.add_argument("--marian", metavar="NAME", help=marian)
     add("--name", required=True, help="what the server will call the model")
     add("--base", type=Path, metavar="DIR", help="where models lie (savedmodels; ctranslate2 for that format)")
     add("--version", type=int, metavar="N", help="the version's number (the next one)")
@@ -35,7 +40,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--name: expected a name without slashes, got {args.name!r}")
     if args.format == "ctranslate2" and (args.dtype != "float32" or args.dev):
         parser.error("--format ctranslate2: expected neither --dtype nor --dev; it has --quantization")
-    if args.format == "ctranslate2" and len(args.run) > 1:
+    if args.marian and args.average_last:
+        parser.error("--average-last: expected --run beside it, got --marian, which has no checkpoints to average")
+    if args.format == "ctranslate2" and len(args.run or ()) > 1:
         parser.error(f"--format ctranslate2: expected one --run, since it has no ensembles, got {len(args.run)}")
     if args.format != "ctranslate2" and args.quantization:
         parser.error("--quantization: expected --format ctranslate2 beside it")
@@ -43,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
     from tf_transformer.serving import publish as serving
-    from tf_transformer.serving.export import Export, ParserExport
+    from tf_transformer.serving.export import ParserExport
     from trainers.publishing import measured, read_dev, scores_of, search_of
 
     # Everything a user gave is looked at before anything is computed.
@@ -52,20 +59,25 @@ def main(argv: list[str] | None = None) -> None:
     path = folder / str(args.version) if args.version else unused
     if path.exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
-    run = tt.run.Run(args.run[0])
-    settings = run.settings()
+    run = tt.run.Run(args.run[0]) if args.run else None
+    settings: dict[str, Any] = run.settings() if run else {"kind": "translation", "corpus": {}}
     parses = settings["kind"] == "parsing"
     of_translations = chosen(vars(args), ("n_best", "max_beam_size", "max_length"))
     if parses and (of_translations or args.languages or args.format == "ctranslate2" or len(args.run) > 1):
-        raise tt.BadInput(f"{run.path}: expected options of a parser, which this run is, got those of a translator")
+        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, which this run is, got those of a translator")
     dev = read_dev(settings, args.dev)
 
-    average_last = args.average_last or settings["recipe"].get("average_last", 5)
-    float32 = tt.load(args.run, average_last, **search_of(vars(args)))
+    float32: Any
+    if run:
+        average_last = args.average_last or settings["recipe"].get("average_last", 5)
+        float32 = tt.load(args.run, average_last, **search_of(vars(args)))
+        count = len(run.checkpoints()[-average_last:])
+        print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
+    else:
+        float32 = tt.Translator.from_marian(args.marian, **search_of(vars(args)))
+        print(f"{args.marian}, a checkpoint of MarianMT; ", end="")
     learned = float32 if args.dtype == "float32" else float32.astype(args.dtype)
     model = (float32.translator if parses else float32).model
-    count = len(run.checkpoints()[-average_last:])
-    print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
     print(f"{model.count_params():,} parameters", flush=True)
 
     if args.format == "ctranslate2":
@@ -73,10 +85,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"published {path}: CTranslate2, {args.quantization or 'float32'}, {serving.size_of(path):,} bytes")
         return
 
-    facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]}
+    facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]} if run else {}
     if dev:
         facts |= scores_of(settings["kind"], dev, {"float32": float32, args.dtype: learned})
-    else:
+    elif run:
         found = measured(run, facts["step"], model.count_params())
         facts |= found if args.dtype == "float32" else {}
     if parses:
@@ -84,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         languages = args.languages or languages_of(settings["corpus"].get("train")) or ()
         facts |= dict(zip(("source_language", "target_language"), languages, strict=False))
-        export = Export(learned, **of_translations, **facts)
+        export = learned.export(**of_translations, **facts)
     print("writing and checking ...", flush=True)
     path = serving.publish(export, folder, args.version)
     size, weights = serving.size_of(path), serving.size_of(path / "variables")

@@ -14,11 +14,11 @@ from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
 from tf_transformer.evaluation import costs
 from tf_transformer.files import write_json
 from tf_transformer.parsing.corpus import TreebankCorpus
-from tf_transformer.runs.recipe import Recipe, recipe_of
+from tf_transformer.runs.recipe import RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer, load
 from tf_transformer.serving import publish as serving
-from tf_transformer.serving.export import Export, Root
+from tf_transformer.serving.export import Root
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.translator import Translator
 from trainers.command import chosen
@@ -27,11 +27,15 @@ CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # 
 
 
 def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
-    """The configuration and the recipe of a preset, with what the options `given` change."""
-    fields = [field.name for field in dataclasses.fields(Recipe)]
-    recipe = dataclasses.replace(recipe_of(given["preset"], kind), **chosen(given, fields))
-    config = dataclasses.replace(PRESETS[given["preset"]], **chosen(given, ("vocab_size", "dropout")))
-    return config, recipe
+    """The configuration and the recipe of a preset, or of a translator to start from, with what `given` changes."""
+    fields, start = [field.name for field in dataclasses.fields(Recipe)], given.get("start")
+    recipe = RECIPES["finetune"] if start else recipe_of(given["preset"], kind)
+    changes = chosen(given, fields)
+    if "steps" in changes:
+        changes = {"epochs": None} | changes
+    config = start.model.config if start else PRESETS[given["preset"]]
+    config = dataclasses.replace(config, **chosen(given, ("vocab_size", "dropout")))
+    return config, dataclasses.replace(recipe, **changes)
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
@@ -69,7 +73,7 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> P
     bleu = facts_of("BLEU", scores["BLEU"])
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
     facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
-    export = Export(translator, max_beam_size=max(16, translator.beam_size), **facts)
+    export = translator.export(max_beam_size=max(16, translator.beam_size), **facts)
     return publish(trainer.run, export, root, metrics, corpus.test[0][:3])
 
 

@@ -16,7 +16,9 @@ from trainers.command import (
 def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    add("--preset", default="tiny", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
+    add("--preset", metavar="NAME", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
+    pretrained = "fine-tune a run, a SavedModel or a MarianMT checkpoint instead: its folder, or the last's name"
+    add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
@@ -26,6 +28,10 @@ def main(argv: list[str] | None = None) -> None:
     add_training_options(add)
     add_search_options(add)
     args = parser.parse_args(argv)
+    if args.start and (args.preset or args.prepared or args.vocab_size or args.tokenizer or args.dry_run):
+        not_so = "--preset, --vocab-size, --tokenizer, --prepared and --dry-run"
+        parser.error(f"--from: expected none of {not_so} beside it, since the model has its own sizes and tokenizer")
+    args.preset = args.preset or "tiny"
     if args.train and (args.tfds or args.prepared):
         parser.error("expected --train, or --tfds, or --prepared; got --train and another")
     if args.tfds and args.dev:
@@ -46,14 +52,15 @@ def main(argv: list[str] | None = None) -> None:
     from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    start = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_marian)(args.start)
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
-    config, recipe = plan_of(vars(args) | of_records, "translation")
+    config, recipe = plan_of(vars(args) | of_records | {"start": start}, "translation")
     search = search_of(vars(args))
     if args.dry_run:
         return show_plan(config, recipe, args.dry_run)
 
     # Everything a user gave is looked at before anything is written.
-    name = args.preset if args.train or args.tfds or args.prepared else "demo"
+    name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
     root = args.export or Path("savedmodels") / folder.name
     if tt.distribution.is_chief(strategy):
@@ -72,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         corpus = tt.ToyCorpus(recipe.seed)
 
-    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
+    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start)
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return

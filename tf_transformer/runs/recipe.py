@@ -27,6 +27,7 @@ class Recipe:
         batch_tokens: source tokens, and target tokens, in a batch, padding included (section 5.1).
         warmup_steps: steps in which the learning rate grows, equation (3).
         factor: multiplies equation (3)'s learning rate.
+        learning_rate: a constant rate after the warm-up, as for fine-tuning; `None` means equation (3).
         cooldown_steps: last steps, in which the learning rate falls to 0 (Zhai et al. 2022); the paper has none.
         eval_every: steps between checkpoints; `None` means a twentieth of all steps, and at most 1,500.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
@@ -47,6 +48,7 @@ class Recipe:
     batch_tokens: int = 25_000
     warmup_steps: int = 4_000
     factor: float = 1.0
+    learning_rate: float | None = None
     cooldown_steps: int = 0
     eval_every: int | None = None
     average_last: int = 5
@@ -60,7 +62,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         counts = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "dev_sentences")
-        for name in (*counts, "parts", "factor", "clip_norm"):
+        for name in (*counts, "parts", "factor", "learning_rate", "clip_norm"):
             value = getattr(self, name)
             self._require(name, value is None or 0 < value < math.inf, "a positive number")
         self._require("cooldown_steps", self.cooldown_steps >= 0, "0 or more")
@@ -86,6 +88,8 @@ class Recipe:
 
 
 RECIPES = {
+    # To go on with a model that somebody has trained.
+    "finetune": Recipe(epochs=3, batch_tokens=2_048, warmup_steps=100, learning_rate=5e-5),
     "tiny": Recipe(batch_tokens=2_048, warmup_steps=300, eval_every=80),
     "small": Recipe(batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
     # A learning rate of 0.005 at its highest (Wu et al. 2021).

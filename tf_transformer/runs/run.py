@@ -22,12 +22,14 @@ from tf_transformer.runs.recipe import FREE
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
+START = "start.weights.h5"
 # Options that earlier versions kept beside the recipe; they are the corpus's now.
 FORMER = ("dropout_steps", "bidirectional_steps", "word_dropout", "student_dropout")
 
 
 class Run:
-    """runs/NAME/{config.json, tokenizer.model, checkpoints/, logs/, history.csv, metrics.json}.
+    """runs/NAME/{config.json, tokenizer.model, checkpoints/, logs/, history.csv, metrics.json}, and start.weights.h5
+    if it began with the weights of another model.
 
     config.json says what the run was asked to do:
 
@@ -36,6 +38,7 @@ class Run:
         model     the fields of `TransformerConfig`, without train_steps
         recipe    the fields of `Recipe`
         corpus    what `Corpus.describe` says: "train", the training text, and what changes it
+        start     of a run that began with another model: what is known of that, "origin" and so on
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
     step, the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
@@ -63,11 +66,14 @@ class Run:
             BadInput: it holds a run with other settings, or something else.
         """
         if not (self.path / "config.json").exists():
-            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK}
+            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, START, f".{START}"}
             if self.path.exists() and {path.name for path in self.path.iterdir()} - own:
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
-        differences = _differences(_fixed(self.settings()), _fixed(json.loads(json.dumps(settings))))
+        before = self.settings()
+        if "start" not in settings:
+            before.pop("start", None)  # the run has kept what it needs of it
+        differences = _differences(_fixed(before), _fixed(json.loads(json.dumps(settings))))
         if differences:
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
@@ -100,6 +106,13 @@ class Run:
         """Make the folder the run's with these settings."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "config.json", {"version": VERSION} | settings)
+
+    def save_start(self, model: keras.Model) -> None:
+        """Keep the weights that the run begins with."""
+        temporary = self.path / f".{START}"  # Keras wants this ending
+        model.save_weights(temporary)
+        flush(temporary)
+        os.replace(temporary, self.path / START)
 
     def lock(self) -> bool:
         """Keep other processes from training in this folder, until `unlock` or the end of this process.

@@ -11,14 +11,17 @@ import tensorflow as tf
 from tf_transformer import data, distribution, training
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Batching, Corpus, Files
-from tf_transformer.evaluation import costs
+from tf_transformer.ensemble import Ensemble
+from tf_transformer.kinds import build_model, load_tokenizer
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
 from tf_transformer.runs.recipe import Recipe
-from tf_transformer.runs.run import Run
-from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.runs.run import START, Run
 from tf_transformer.translator import Translator
+
+UNKNOWN = {"origin": "another translator"}
+RATES = ("dropout", "attention_dropout", "label_smoothing", "train_steps")  # which may differ from its start's
 
 
 @dataclass
@@ -43,6 +46,11 @@ class Trainer:
         optimizer: instead of `Adam` with the paper's settings and the schedule; under a `strategy` made in its scope.
         callbacks: more of them for `fit`; what they add to the logs of an epoch stands in the history.
         strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
+        start: a translator whose weights and tokenizer a new run begins with; the run keeps both, so that it goes on
+            without. `config` is that of its model, apart from rates.
+
+    Raises:
+        BadInput: an optimizer beside what it has itself, or a `start` of other sizes.
     """
 
     path: str | Path
@@ -53,8 +61,11 @@ class Trainer:
     optimizer: keras.optimizers.Optimizer | None = None
     callbacks: Sequence[keras.callbacks.Callback] = ()
     strategy: tf.distribute.Strategy | None = None
+    start: Translator | None = None
 
     def __post_init__(self) -> None:
+        if self.start:
+            self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
             raise BadInput(
                 "optimizer: expected no schedule, cooldown_steps or clip_norm beside it, which it has itself"
@@ -76,7 +87,18 @@ class Trainer:
             "corpus": self.corpus.describe(),
         }
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
-        return settings | {name: type(value).__name__ for name, value in given.items() if value}
+        settings |= {name: type(value).__name__ for name, value in given.items() if value}
+        return settings | ({"start": self.start.export_options or UNKNOWN} if self.start else {})
+
+    def _check_start(self, start: Translator) -> None:
+        if isinstance(start.model, Ensemble):
+            raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
+        rates = {name: getattr(self.config, name) for name in RATES}
+        sizes, wanted = self.config.to_dict(), start.model.config.to_dict() | rates
+        if differing := [name for name in wanted if sizes.get(name) != wanted[name]]:
+            expected = ", ".join(f"{name}={wanted[name]}" for name in differing)
+            got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
+            raise BadInput(f"config: expected that of the model to start from, {expected}; got {got}")
 
     def fit(self, until: int | None = None) -> list[dict[str, Any]]:
         """Train, from the run's last checkpoint if there is one.
@@ -115,11 +137,12 @@ class Trainer:
         distribution.wait_for_all(self._strategy)  # until then, what they find is the same
         is_first = self.writes and not is_there
         if is_first:
-            tokenizer = self.corpus.learn_tokenizer(self.config.vocab_size, recipe.tokenizer)
+            learn = self.corpus.learn_tokenizer
+            tokenizer = self.start.tokenizer if self.start else learn(self.config.vocab_size, recipe.tokenizer)
         else:
             if not is_there:
                 distribution.wait_for_all(self._strategy)  # for the chief
-            tokenizer = Tokenizer.load(run.path / "tokenizer.model")
+            tokenizer = load_tokenizer(run.path / "tokenizer.model")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
         summary = self.corpus.summary(batching)
         print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
@@ -131,7 +154,10 @@ class Trainer:
             run.lock()
             if is_first:
                 tokenizer.save(run.path / "tokenizer.model")
-            run.begin(self.settings)
+                if self.start:
+                    run.save_start(self.start.astype("float32").model)
+            before = run.settings() if is_there else {}  # where it began is said once
+            run.begin({name: value for name, value in before.items() if name == "start"} | self.settings)
         if is_first:
             distribution.wait_for_all(self._strategy)
         steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or self.config.train_steps)
@@ -143,12 +169,16 @@ class Trainer:
         alone = not distribution.is_a_worker(self._strategy)
         checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
         self.steps, self.began = steps, checkpoints.step
-        print(f"model: {costs.parameters(self.config):,} parameters, {replicas} x; run: {self.run.path}")
-        if checkpoints.step:
-            print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         if self._model is None:
             self._model = self.make_model(steps)
         model = self._model
+        print(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        if checkpoints.step:
+            print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+        elif (self.run.path / START).exists():
+            start = build_model(self.config, "float32")
+            start.load_weights(self.run.path / START)  # not into a compiled model, whose optimizer is not in the file
+            model.set_weights(start.get_weights())
         checkpoints.restore(model)
 
         def batches(first: int, lines: bool = False) -> tf.data.Dataset:
@@ -198,8 +228,7 @@ class Trainer:
         keras.utils.set_random_seed(recipe.seed)
         policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
         with self._strategy.scope():  # not around `fit`: what one process alone makes there is not to be mirrored
-            model = Transformer(self.config, dtype=policy)
-            model.build()
+            model = build_model(self.config, policy)
             model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
@@ -210,7 +239,11 @@ class Trainer:
 
     def _adam(self, steps: int) -> training.Adam:
         recipe, d_model = self.recipe, self.config.d_model
-        schedule: Any = self.schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
+        schedule: Any = self.schedule
+        if not schedule and recipe.learning_rate:  # the cosine is no decay: it ends with the rate that it begins with
+            options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
+            schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
+        schedule = schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
         if recipe.cooldown_steps:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
@@ -238,10 +271,10 @@ class Trainer:
 
 
 def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
-    """What a run or a SavedModel has learned: a `Translator`, or a `Parser`.
+    """What a run, a SavedModel or a checkpoint of MarianMT has learned: a `Translator`, or a `Parser`.
 
     Args:
-        path: a run's folder, or a list of several, for an `Ensemble`; or the folder of a SavedModel.
+        path: a run's folder, or a list of several, for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
         average_last: checkpoints to average (section 6.1); `None` means as many as the run's recipe says.
         search: options of `Translator`, for example beam_size.
 
@@ -252,6 +285,8 @@ def load(path: Any, average_last: int | None = None, **search: Any) -> Translato
     if (folders[0] / "saved_model.pb").is_file():
         translator = Translator.from_saved_model(folders[0], **search)
         return Parser(translator) if translator.tokenizer.symbols else translator
+    if (folders[0] / "source.spm").is_file():
+        return Translator.from_marian(folders[0], **search)
     settings = Run(folders[0]).settings()
     kind = Parser if settings["kind"] == "parsing" else Translator
     return kind.from_run(path, average_last or settings["recipe"].get("average_last", 5), **search)

@@ -1,0 +1,195 @@
+"""A checkpoint that somebody has trained: from a folder or the hub, what it says of itself, and going on with it.
+
+The hub is a folder here, as huggingface_hub keeps what it has downloaded: there is no network in a test.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from programs import fails, options, same_weights
+
+import tf_transformer as tt
+from tf_transformer.interop import hub
+from trainers import export, translation
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("safetensors")
+
+TRAINED = Path(__file__).parent / "marian" / "trained"
+SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
+CARD = """---
+language:
+- en
+- no
+license: cc-by-4.0
+tags: [translation]
+---
+# A model
+license: none
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """What was downloaded once, and no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--Helsinki-NLP--opus-mt-en-no"
+    shutil.copytree(TRAINED, folder / "snapshots" / ("5" * 40))
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("5" * 40)
+    (folder / "snapshots" / ("5" * 40) / "README.md").write_text(CARD)
+    (folder / "snapshots" / ("5" * 40) / "tokenizer_config.json").write_text('{"source_lang": "eng"}')
+    return folder / "snapshots" / ("5" * 40)
+
+
+@pytest.mark.parametrize("name", ["opus-mt-en-no", "Helsinki-NLP/opus-mt-en-no"])
+def test_a_model_of_the_hub(cache, name):
+    translator = tt.Translator.from_marian(name)
+    assert translator(SENTENCES[:3]) == tt.Translator.from_marian(TRAINED)(SENTENCES[:3])
+    assert translator.beam_size == 3
+    facts = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
+    assert translator.export_options == facts | {"max_length": 127}  # max_length there counts the start symbol
+    assert translator.astype("bfloat16").export_options == translator.export_options
+
+
+@pytest.mark.parametrize("there", hub.WEIGHTS)
+def test_one_file_of_weights_is_downloaded(there, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        assert name == "somebody/model"
+        asked.extend(allow_patterns)
+        (tmp_path / there).write_bytes(b"") if there in allow_patterns else None
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert hub.folder_of("somebody/model") == tmp_path
+    assert [name for name in asked if name in hub.WEIGHTS] == list(hub.WEIGHTS[: hub.WEIGHTS.index(there) + 1])
+    assert {"*.json", "*.spm", "README.md"} <= set(asked)
+
+
+def test_a_name_that_is_none(cache, monkeypatch):
+    with pytest.raises(
+        tt.BadInput, match="found no folder opus-mt-xx and got no model Helsinki-NLP/opus-mt-xx: "
+    ) as no:
+        tt.Translator.from_marian("opus-mt-xx")
+    assert "\n" not in str(no.value)
+    with pytest.raises(tt.BadInput, match="or a model's name on the Hugging Face hub, got '../missing/folder'"):
+        tt.Translator.from_marian("../missing/folder")
+    (cache / "model.safetensors").unlink()
+    with pytest.raises(tt.BadInput, match=r"Helsinki-NLP/opus-mt-en-no: expected one of model.safetensors, .* none"):
+        tt.Translator.from_marian("opus-mt-en-no")
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(tt.BadInput, match=r"found none at opus-mt-en-no; .* pip install tf-transformer\[hub\]"):
+        tt.Translator.from_marian("opus-mt-en-no")
+
+
+@pytest.mark.parametrize(
+    ("card", "facts"),
+    [
+        ("no front matter", {}),
+        ("---\nlicense: [\n---\n", {}),
+        ("---\nlanguage: no\n---\n", {"languages": "no"}),
+        ("---\n- a\n---", {}),
+    ],
+)
+def test_what_a_card_says(card, facts, tmp_path):
+    (tmp_path / "README.md").write_text(card)
+    assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | facts
+
+
+@pytest.fixture(scope="module")
+def corpus(text):
+    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
+
+
+RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch_tokens=512, dev_sentences=3)
+
+
+def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
+    """With a rate of 0 nothing is learned; the run goes on without the checkpoint."""
+    start = tt.Translator.from_marian(TRAINED, beam_size=1)
+    config = dataclasses.replace(start.model.config, dropout=0.3)
+    still = {"recipe": dataclasses.replace(RECIPE, steps=2, eval_every=2), "optimizer": keras.optimizers.SGD(0.0)}
+    trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still)
+    (row,) = trainer.fit()
+    assert row["val_loss"] < 3  # with random weights it is 6
+    found = tt.load(tmp_path / "run", beam_size=1)
+    for weight, other in zip(found.model.get_weights(), start.model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)  # a mean of equal ones
+    assert found(SENTENCES) == start(SENTENCES)
+    assert found.export_options == start.export_options == {"origin": "trained", "max_length": 127}
+    assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
+    other = tt.Translator.from_marian(TRAINED)
+    other.export_options = {"origin": "another"}
+    with pytest.raises(tt.BadInput, match='start.origin was "trained", now "another"'):
+        tt.Trainer(tmp_path / "run", config, corpus, start=other, **still).fit()
+
+
+@pytest.mark.program
+def test_a_run_that_is_stopped_goes_on_without_the_checkpoint(corpus, tmp_path):
+    start = tt.Translator.from_marian(TRAINED)
+    config = start.model.config
+    tt.Trainer(tmp_path / "whole", config, corpus, RECIPE, start=start).fit()
+    tt.Trainer(tmp_path / "parts", config, corpus, RECIPE, start=start).fit(until=2)
+    shutil.copytree(tmp_path / "parts", tmp_path / "at once")
+    tt.Trainer(tmp_path / "parts", config, corpus, RECIPE).fit()
+    same_weights(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "at once/checkpoints")  # as if it was killed before the first one
+    tt.Trainer(tmp_path / "at once", config, corpus, RECIPE).fit()
+    same_weights(tmp_path / "whole", tmp_path / "at once")
+
+
+def test_the_rate_is_constant_after_the_warm_up(corpus, tmp_path):
+    recipe = tt.Recipe(steps=100, warmup_steps=4, learning_rate=0.5, cooldown_steps=20)
+    rate = tt.Trainer(tmp_path, tt.PRESETS["tiny"], corpus, recipe)._adam(100)._learning_rate
+    found = [float(rate(step)) for step in (0, 1, 4, 50, 80, 90)]
+    np.testing.assert_allclose(found, [0, 0.125, 0.5, 0.5, 0.5, 0.25], rtol=1e-6)
+
+
+def test_a_start_of_other_sizes(corpus, tmp_path):
+    start = tt.Translator.from_marian(TRAINED)
+    with pytest.raises(tt.BadInput, match="config: expected that of the model to start from, num_layers=2; got num_la"):
+        tt.Trainer(tmp_path, dataclasses.replace(start.model.config, num_layers=3), corpus, start=start)
+    with pytest.raises(tt.BadInput, match="num_decoder_layers=1, .*; got .*num_decoder_layers=None"):
+        tt.Trainer(tmp_path, tt.PRESETS["tiny"], corpus, start=start)
+    both = tt.Translator(tt.Ensemble([start.model, start.model]), start.tokenizer)
+    with pytest.raises(tt.BadInput, match="start: expected one model, got an ensemble of 2"):
+        tt.Trainer(tmp_path, start.model.config, corpus, start=both)
+
+
+@pytest.mark.parametrize("more", [["--preset", "tiny"], ["--prepared", "x"], ["--tokenizer", "bpe"], ["--dry-run"]])
+def test_the_model_has_its_own_sizes(more, capsys):
+    with pytest.raises(SystemExit):
+        translation.main(["--from", str(TRAINED), *more])
+    assert "--from: expected none of --preset, " in capsys.readouterr().err
+
+
+def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
+    made = []
+    monkeypatch.setattr(tt.Trainer, "fit", lambda self: made.append(self) or 1 / 0)
+    for given, recipe in (([], tt.RECIPES["finetune"]), (["--steps", "5", "--batch-tokens", "512"], RECIPE)):
+        argv = [*options(text, "--from", TRAINED, "--dropout", "0.2", "--run", tmp_path / "run"), *given]
+        with pytest.raises(ZeroDivisionError):
+            translation.main(argv)
+        assert made[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
+        assert made[-1].config == dataclasses.replace(made[-1].start.model.config, dropout=0.2)
+    assert "or a model's name on the Hugging Face hub, got" in fails(translation, ["--from", "no/such/folder"], capsys)
+
+
+def test_export_of_a_checkpoint(tmp_path, capsys):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    argv = ["--marian", str(TRAINED), "--name", "en-de", "--base", str(tmp_path)]
+    export.main([*argv, "--format", "ctranslate2"])
+    assert "trained, a checkpoint of MarianMT; 54,639 parameters" in capsys.readouterr().out
+    assert ctranslate2.Translator(str(tmp_path / "en-de/1")) and (tmp_path / "en-de/1/source.spm").exists()
+    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run beside it")):
+        with pytest.raises(SystemExit):
+            export.main([*argv, *more])
+        assert message in capsys.readouterr().err
