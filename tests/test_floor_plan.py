@@ -12,7 +12,7 @@ FLOORS = [  # a file imports from lower floors only
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
     {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check", "interop.hub"},
-    {"layers.dropout", "layers.normalization"},
+    {"layers.dropout", "layers.normalization", "layers.products"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.products import by_row
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
@@ -188,7 +189,8 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def project(self, value) -> KeyValue:
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
-        return KeyValue(self._split_heads(self.key_projection(value)), self._split_heads(self.value_projection(value)))
+        projections = self.key_projection, self.value_projection
+        return KeyValue(*(self._split_heads(by_row(projection, value)) for projection in projections))
 
     def attend(self, query, kv: KeyValue, attention_mask=None, attention=attention):
         """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
@@ -196,12 +198,12 @@ class MultiHeadAttention(keras.layers.Layer):
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
         """
-        heads = self._split_heads(self.query_projection(query))
+        heads = self._split_heads(by_row(self.query_projection, query))
         dropout = self.weight_dropout if self.dropout else None
         output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)
         B, T = ops.shape(query)[0], ops.shape(query)[1]
         joined = ops.reshape(ops.einsum("bhtd->bthd", output), (B, T, self.num_heads * kv.value.shape[-1]))
-        return self.output_projection(joined), scores
+        return by_row(self.output_projection, joined), scores
 
     def call(
         self,

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
 
@@ -116,7 +117,7 @@ class PositionalEmbedding(keras.layers.Layer):
             softmax_weights: from `softmax_weights()`, for a loop that makes them once.
         """
         weights = self.softmax_weights() if softmax_weights is None else softmax_weights
-        return ops.cast(ops.matmul(x, weights), "float32")
+        return ops.cast(by_row(lambda rows: ops.matmul(rows, weights), x), "float32")
 
     def compute_mask(self, ids, mask=None):
         return padding_mask(ids)

@@ -4,6 +4,7 @@ import keras
 
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.normalization import LayerNormalization
+from tf_transformer.layers.products import by_row
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -28,7 +29,7 @@ class FeedForward(keras.layers.Layer):
         self.output_projection.build((*x_shape[:-1], self.d_ff))
 
     def call(self, x):
-        return self.output_projection(self.hidden(x))
+        return by_row(lambda rows: self.output_projection(self.hidden(rows)), x)
 
     def compute_output_shape(self, x_shape):
         return x_shape
