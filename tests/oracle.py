@@ -281,14 +281,15 @@ def exhaustive_search(next_log_probs, symbols, end_id, max_length, alpha):
     return sorted(found, key=lambda output: -output[0])
 
 
-def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1):
+def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, patience=math.inf):
     """6.1 as an algorithm: (score, log-probability, ids, finished) of the n best, best first.
 
     Of the 2K best candidates of a step, those that end are finished if they are among the K best, and the K best
-    others stay alive. The search stops when no alive output can still beat the n-th finished one; with one beam, at
-    the first that is finished. Where nothing is finished, the alive ones are the result.
+    others stay alive. The search stops when no alive output can still beat the n-th finished one, or when patience * K
+    have finished; with one beam, at the first that is finished. Where nothing is finished, the alive ones are the
+    result.
     """
-    alive, finished = [(0.0, [])], []
+    alive, finished, ended = [(0.0, [])], [], 0
     for length in range(1, max_length + 1):
         candidates = []
         for log_prob, ids in alive:
@@ -299,9 +300,10 @@ def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1):
         for log_prob, ids in candidates[:beam_size]:
             if ids[-1] == end_id:
                 finished.append((log_prob / length_penalty(length, alpha), log_prob, ids, True))
+                ended += 1
         finished = sorted(finished, key=lambda output: -output[0])[:beam_size]
         alive = [(log_prob, ids) for log_prob, ids in candidates if ids[-1] != end_id][:beam_size]
-        if not alive or (beam_size == 1 and finished):
+        if not alive or (beam_size == 1 and finished) or ended >= max(1, patience * beam_size):
             break
         wanted = min(n_best, beam_size)
         if len(finished) >= wanted and finished[wanted - 1][0] >= alive[0][0] / length_penalty(max_length, alpha):

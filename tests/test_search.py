@@ -1,5 +1,7 @@
 """Beam search (section 6.1) against exhaustive search, greedy search and the same algorithm in plain lists."""
 
+import math
+
 import keras
 import numpy as np
 import oracle
@@ -17,7 +19,10 @@ ALPHAS = [0.0, 0.6, 1.0]
 
 
 def search(logits, max_length, **options):
-    """Search Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and the newest one."""
+    """Search Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and the newest one.
+
+    The search is exact if no patience is given.
+    """
     logits = tf.convert_to_tensor(logits)
     B = logits.shape[0]
 
@@ -26,7 +31,7 @@ def search(logits, max_length, **options):
 
     max_length = np.broadcast_to(max_length, [B])
     start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
-    return beam_search(start, **options)
+    return beam_search(start, **({"patience": math.inf} | options))
 
 
 def random_models(B, L, V, seed=0):
@@ -155,6 +160,26 @@ def test_any_size_of_search(V, L, K, n_best, alpha, seed):
     for b, model in enumerate(models):
         expected = oracle.beam_search(oracle.markov(model, START), END, L, K, alpha, n_best)
         agree(found, b, expected)
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+def test_a_search_ends_when_patience_times_the_beams_have_ended(patience, alpha):
+    models = random_models(40, 9, 5, seed=7)
+    found = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4, patience=patience)
+    exact = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4)
+    for b, model in enumerate(models):
+        agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 9, 4, alpha, 4, patience))
+    assert (found.scores.numpy() <= exact.scores.numpy() + 1e-6).all()
+    assert alpha < 3 or not np.array_equal(found.ids, exact.ids)  # where an exact search is long
+
+
+def test_patience_is_its_row_s_own():
+    models, patience = random_models(3, 9, 5, seed=7)[[0] * 4], [0.5, 1.0, 2.0, math.inf]
+    found = search(models, 9, beam_size=4, length_penalty=3.0, patience=patience)
+    for b, of_row in enumerate(patience):
+        agree(found, b, oracle.beam_search(oracle.markov(models[b], START), END, 9, 4, 3.0, 1, of_row))
+    assert len({tuple(row) for row in found.ids.numpy()[:, 0]}) > 1
 
 
 # Rows

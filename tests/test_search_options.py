@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from savedmodels.clients import rest
-from tf_transformer.search import Rows
+from tf_transformer.search import OPTIONS
 from tf_transformer.serving import options
 from tf_transformer.serving.export import FIRST_OPTIONS
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
@@ -97,4 +97,4 @@ def test_the_table_is_sound():
 def test_a_search_knows_what_both_a_translator_and_a_request_may_give():
     """All these are fields of a row, and `beam_search` says what each is."""
     by_row = [name for name, option in SEARCH_OPTIONS.items() if option.translator and option.request]
-    assert [name for name in Rows._fields if name in by_row] == by_row
+    assert list(OPTIONS) == [*by_row, "patience"]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import shutil
 import warnings
 
@@ -206,13 +207,19 @@ def test_what_attention_refuses(translator):
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
     again = tt.Translator.from_saved_model(saved)
-    for name in ("beam_size", "length_penalty", "extra_length", "max_source_length"):
-        assert getattr(again, name) == getattr(translator, name), name
+    assert again.options == translator.options
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model
     for found, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert tt.Translator.from_saved_model(saved, beam_size=1).beam_size == 1
+
+
+def test_an_exact_search_comes_back_from_strict_json(translator, tmp_path):
+    save_export(Root(translator.model, translator.tokenizer, (), {}, patience=math.inf), tmp_path / "1")
+    facts = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()
+    assert json.loads(facts, parse_constant=lambda name: 1 / 0)["patience"] == "inf"
+    assert tt.Translator.from_saved_model(tmp_path / "1").patience == math.inf
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -221,6 +228,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
     again = tt.Translator.from_saved_model(tmp_path / "1")
     assert (again.beam_size, again.length_penalty, again.extra_length) == (5, 0.3, 50)
+    assert again.patience == math.inf  # that of exports from before there was one
     assert {weight.dtype for weight in again.model.weights} == {dtype}
     for found, expected in zip(again.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
@@ -245,6 +253,9 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     facts(tokenizer="0" * 64)
     refuses("expected a whole SavedModel of this package, got something else")
     facts()
+    (tmp_path / "1/assets.extra/tokenizer.model").write_bytes(b"PK")
+    refuses("expected a whole SavedModel of this package, got something else")
+    (tmp_path / "1/assets.extra/tokenizer.model").unlink()  # as earlier versions wrote it: the graph has it, too
     (tmp_path / "1/saved_model.pb").write_bytes((saved / "saved_model.pb").read_bytes()[:-7])
     refuses("expected a whole SavedModel of this package, got something else")
     shutil.copy(saved / "saved_model.pb", tmp_path / "1")

@@ -50,6 +50,10 @@ class Rows(NamedTuple):
     beam_size: tf.Tensor  # int32 [B]
     length_penalty: tf.Tensor  # float32 [B]
     min_length: tf.Tensor  # int32 [B], at most max_length
+    patience: tf.Tensor  # float32 [B]
+
+
+OPTIONS = tuple(name for name in Rows._fields if name in SEARCH_OPTIONS and name != "max_length")
 
 
 class BeamState(NamedTuple):
@@ -62,6 +66,7 @@ class BeamState(NamedTuple):
     ancestry: tf.Tensor  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: tf.Tensor  # int32 [B], the number of symbols in the sentence's alive hypotheses
     best: Hypotheses  # finished ones, N = K
+    finished: tf.Tensor  # int32 [B], how many have finished, those included that are no longer among the best
     running: tf.Tensor  # bool [B], the sentence's search goes on
     cache: Any
 
@@ -76,9 +81,10 @@ def beam_search(
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
-    A sentence's search ends when no alive hypothesis can still beat the last of its wanted finished ones, or at its
-    maximum length; with one beam, at its first end symbol: that is greedy search. When half of the sentences have
-    ended they leave the batch. A row's result is as if searched alone. (Since rows leave, XLA cannot compile a search.)
+    A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), or when no alive
+    hypothesis can still beat the last of its wanted finished ones, or at its maximum length; with one beam, at its
+    first end symbol: that is greedy search. When half of the sentences have ended they leave the batch. A row's result
+    is as if searched alone. (Since rows leave, XLA cannot compile a search.)
 
     Args:
         start: the model's step, and what each row begins with.
@@ -93,6 +99,7 @@ def beam_search(
             min_length, int32: the least number of symbols, the end symbol included; more than max_length is max_length.
                 Before it the end symbol cannot be chosen, but keeps its share of the probability (as in Hugging Face's
                 beam search): an output's log-probability is the model's own.
+            patience, float32: with infinity the search is exact: it goes on until no other output can be better.
 
     Returns:
         `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
@@ -133,6 +140,7 @@ def beam_search(
         ancestry=tf.zeros([B, K, 0], tf.bool),
         lengths=tf.zeros([B], tf.int32),
         best=_no_hypotheses(B, K, L),
+        finished=tf.zeros([B], tf.int32),
         running=rows.max_length > 0,
         cache=start.cache,
     )
@@ -144,7 +152,7 @@ def beam_search(
 
 def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
     """The options of a search, each [B]; what is below the lowest value is that."""
-    own = {name: option for name, option in SEARCH_OPTIONS.items() if option.translator and option.request}
+    own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
     values = {name: option.default for name, option in own.items()} | options
     return values | {
         name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
@@ -239,6 +247,7 @@ def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamSt
         alive_ids=_where_rows(state.running, alive_ids, state.alive_ids),
         alive_log_probs=_where_rows(state.running, alive_log_probs, state.alive_log_probs),
         lengths=tf.where(state.running, length, state.lengths),
+        finished=state.finished + tf.reduce_sum(tf.cast(finishes, tf.int32), axis=1),
         best=Hypotheses(*(_where_rows(state.running, new, old) for new, old in zip(best, state.best, strict=True))),
     )
     return state._replace(running=state.running & ~_has_ended(state, wanted))
@@ -323,8 +332,10 @@ def _has_ended(state: BeamState, wanted):
     reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
     last = tf.minimum(wanted, rows.beam_size) - 1
     worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that are wanted
+    beam_size, finished = tf.cast(rows.beam_size, tf.float32), tf.cast(state.finished, tf.float32)
+    enough = finished >= tf.maximum(tf.round(rows.patience * beam_size), 1.0)
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
-    return (worst >= reachable) | greedy | (state.lengths >= rows.max_length)
+    return (worst >= reachable) | enough | greedy | (state.lengths >= rows.max_length)
 
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:

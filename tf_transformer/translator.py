@@ -18,7 +18,7 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
 from tf_transformer.sampling import sample
-from tf_transformer.search import Hypotheses, Start, beam_search, begins_with
+from tf_transformer.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
 from tf_transformer.serving.export import Export
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import read_export, save_export
@@ -46,6 +46,7 @@ class Translator:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
             min_length: the least number of tokens of an output, its end symbol included (0).
+            patience: a search ends when this many times beam_size outputs have ended (1); `math.inf` makes it exact.
             extra_length: the most tokens that an output has more than its source, its end symbol included (50).
             max_source_length: tokens of a source that are read; the rest is cut, with a warning in Python (256).
 
@@ -59,6 +60,7 @@ class Translator:
     beam_size: int
     length_penalty: float
     min_length: int
+    patience: float
     extra_length: int
     max_source_length: int
 
@@ -135,6 +137,8 @@ class Translator:
         facts, tokenizer, weights = read_export(path)
         try:
             stored = {n: facts[n] for n, option in SEARCH_OPTIONS.items() if option.translator and n in facts}
+            if stored.get("patience", "inf") == "inf":  # earlier versions had none, and an exact search
+                stored["patience"] = math.inf
             config, models = config_of(facts["config"]), list[Transformer]()
             while weights or not models:
                 models.append(build_model(config, facts["dtype"]))
@@ -270,7 +274,7 @@ class Translator:
             options: what a request may give, one number or [B]: beam_size, length_penalty and so on, which otherwise
                 are the translator's own, and max_length, which otherwise is no limit.
         """
-        options = {name: value for name, value in self.options.items() if SEARCH_OPTIONS[name].request} | options
+        options = {name: getattr(self, name) for name in OPTIONS} | options
         start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)

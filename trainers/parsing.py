@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add("--tune", action="store_true", help="choose beams and length penalty by the dev trees, before the test")
     add_training_options(add)
-    add_search_options(add, without=["min_length"])  # a tree says how long it is
+    add_search_options(add, without=["min_length", "patience"])  # a tree says how long it is; the search is exact
     args = parser.parse_args(argv)
     if bool(args.wsj) == bool(args.train):
         parser.error("expected either --wsj DIR or --train FILE")

@@ -6,6 +6,7 @@ decoder knows which word it has reached, which it would otherwise have to count,
 space separates in the text; "(" and "-LRB-" are the same word there.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from tf_transformer.evaluation.visualize import Attention
 from tf_transformer.masks import PAD_ID
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.search import Hypotheses, Start, beam_search
+from tf_transformer.search import OPTIONS, Hypotheses, Start, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
@@ -89,8 +90,7 @@ class Parser:
     """parser(["The cat slept ."]) -> ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
     Args:
-        translator: of texts to linearised trees; its beam_size, length_penalty, extra_length, max_source_length and
-            batch_size hold.
+        translator: of texts to linearised trees; its batch_size and its options of the search hold.
     """
 
     def __init__(self, translator: Translator):
@@ -111,9 +111,9 @@ class Parser:
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
-        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 if not
-        given; see `Translator.from_run`."""
-        options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH} | options
+        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 and an
+        exact search, if not given; see `Translator.from_run`."""
+        options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
         return cls(Translator.from_run(path, average_last, **options))
 
     def astype(self, dtype: str) -> "Parser":
@@ -221,9 +221,7 @@ class Parser:
         """By the grammar, if the source is given."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
         translator = self.translator
-        return beam_search(
-            start, allowed=allowed, beam_size=translator.beam_size, length_penalty=translator.length_penalty
-        )
+        return beam_search(start, allowed=allowed, **{name: getattr(translator, name) for name in OPTIONS})
 
     def trees(self, ids, source: Source) -> tf.Tensor:
         """Ids of well-formed lines of symbols [B, L] as trees [B]."""

@@ -94,6 +94,7 @@ class Root(tf.Module):
 
     def describe(self, **facts) -> None:
         """Add to what `model_info` answers."""
+        facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
@@ -236,7 +237,7 @@ class ParserExport(Root):
     """A parser's SavedModel.
 
     Args:
-        parser: a `Parser`; its beam_size, length_penalty and greatest lengths are fixed by the export.
+        parser: a `Parser`; its options of the search are fixed by the export.
         facts: what `model_info` answers besides what is known here, e.g. step, f1.
     """
 
@@ -252,10 +253,7 @@ class ParserExport(Root):
             [Signature("serving_default", parse), Signature("parse", parse)],
             {"serving_default": {}, "parse": {}},
             **facts,
-            beam_size=translator.beam_size,
-            length_penalty=translator.length_penalty,
-            extra_length=translator.extra_length,
-            max_source_length=translator.max_source_length,
+            **{name: value for name, value in translator.options.items() if name != "min_length"},
         )
 
 
