@@ -1,4 +1,5 @@
-"""The files of a MarianMT checkpoint, as Hugging Face's `transformers` writes them: vocabulary, settings, weights."""
+"""The files of a MarianMT checkpoint, as Hugging Face's `transformers` or Marian itself (`marian_native`) writes them:
+vocabulary, settings, weights."""
 
 import json
 import re
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.interop import marian_native
 from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 
 NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its logarithm little to label smoothing
@@ -16,17 +18,19 @@ NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its 
 
 def load_marian(directory) -> MarianTransformer:
     """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json, vocab.json and one of
-    model.safetensors, tf_model.h5 and pytorch_model.bin.
+    model.safetensors, tf_model.h5 and pytorch_model.bin; or with what Marian itself writes: decoder.yml, a vocabulary
+    and the weights as .npz.
 
     Raises:
         BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
     """
     directory = Path(directory)
     vocabulary = read_vocabulary(directory)
+    file, said = _read_settings(directory)
     try:
-        config = _config_of(_read_json(directory, "config.json"), len(vocabulary.rows))
+        config = _config_of(said, len(vocabulary.rows))
     except BadInput as error:
-        raise BadInput(f"{directory / 'config.json'}: {error}") from error
+        raise BadInput(f"{file}: {error}") from error
     file, tensors = _read_tensors(directory)
     model = MarianTransformer(config)
     model.build()
@@ -40,7 +44,7 @@ def load_marian(directory) -> MarianTransformer:
 class Vocabulary(NamedTuple):
     """A checkpoint's vocabulary in the order of our ids."""
 
-    pieces: list[str]  # by our id; "" where the checkpoint's vocab.json has none
+    pieces: list[str]  # by our id; "" where the checkpoint's vocabulary has none
     rows: list[int]  # by our id, the checkpoint's own
 
 
@@ -51,14 +55,14 @@ def read_vocabulary(directory) -> Vocabulary:
         BadInput: there is none in the folder, or it is no vocabulary.
     """
     directory = Path(directory)
-    said, ids = _read_json(directory, "config.json"), _read_json(directory, "vocab.json")
+    (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory)
     size = said.get("vocab_size", 58101)
     pad = said.get("pad_token_id", 58100)
     first = {"pad_token_id": pad, "decoder_start_token_id": said.get("decoder_start_token_id", pad)}
-    first |= {"eos_token_id": said.get("eos_token_id", 0), "<unk>": ids.get("<unk>")}
+    first |= {"eos_token_id": said.get("eos_token_id", ids.get("</s>")), "<unk>": ids.get("<unk>")}
     for name, id in (ids | first).items():
         if not isinstance(id, int) or not 0 <= id < size:
-            file = directory / ("config.json" if name in said else "vocab.json")
+            file = settings_file if name in said else ids_file
             raise BadInput(f"{file}: {name}: expected an id below vocab_size={size}, got {id!r}")
     pad, start, end, unknown = first.values()
     rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (pad, end, unknown))]
@@ -72,14 +76,30 @@ def read_vocabulary(directory) -> Vocabulary:
 
 
 def search_options(directory) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json, or config.json, says of the search that means the same here:
+    """What a checkpoint's generation_config.json, config.json or decoder.yml says of the search that means the same:
     beam_size and max_length, which there counts the start symbol as well."""
-    directory, said = Path(directory), dict[str, Any]()
-    for name in ("config.json", "generation_config.json"):
-        if (directory / name).is_file():
-            said |= _read_json(directory, name)
+    directory = Path(directory)
+    _, said = _read_settings(directory)
+    if (directory / "generation_config.json").is_file():
+        said |= _read_json(directory, "generation_config.json")
     options = {"beam_size": said.get("num_beams"), "max_length": said.get("max_length", 0) - 1}
     return {name: value for name, value in options.items() if isinstance(value, int) and value > 0}
+
+
+def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """The file of the settings and what it says, by the names that Hugging Face gives them."""
+    if marian_native.is_native(directory):
+        return marian_native.read_settings(directory)
+    if not (directory / "config.json").is_file():
+        raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor decoder.yml in {directory}")
+    return directory / "config.json", _read_json(directory, "config.json")
+
+
+def _read_ids(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """The file of the vocabulary and what it says, ids by piece."""
+    if marian_native.is_native(directory):
+        return marian_native.read_ids(directory)
+    return directory / "vocab.json", _read_json(directory, "vocab.json")
 
 
 def _read_json(directory: Path, name: str) -> dict:
@@ -96,6 +116,8 @@ def _read_json(directory: Path, name: str) -> dict:
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The file of the weights and what is in it, by the names that PyTorch gives them."""
+    if marian_native.is_native(directory):
+        return marian_native.read_tensors(directory)
     readers: dict[str, Callable] = {
         "model.safetensors": _read_safetensors,
         "tf_model.h5": _read_h5,

@@ -46,7 +46,7 @@ class MarianTokenizer(Tokenizer):
 
     @classmethod
     def from_checkpoint(cls, directory) -> "MarianTokenizer":
-        """Of a folder with Hugging Face's config.json, vocab.json, source.spm and target.spm.
+        """Of the folder of a checkpoint, as `load_marian` reads it, with source.spm and target.spm.
 
         Raises:
             BadInput: one is missing, or holds something else.
