@@ -11,7 +11,8 @@ FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
     {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
-    {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check", "interop.hub"},
+    {"interop.hub", "interop.marian_native"},
+    {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.dropout", "layers.normalization", "layers.products"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},

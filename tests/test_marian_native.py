@@ -1,0 +1,380 @@
+"""Native releases of Marian, made of a trained checkpoint, against CTranslate2's own converter of them."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from conftest import array
+
+import tf_transformer as tt
+from tf_transformer.interop.marian_files import read_vocabulary, search_options
+from tf_transformer.interop.marian_native import OPTIONS, read_ids
+from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+
+numpy_files = pytest.importorskip("safetensors.numpy")
+pytest.importorskip("yaml")
+
+sys.path.insert(0, str(Path(__file__).parent / "marian"))
+import separate  # noqa: E402
+
+TRAINED = separate.TRAINED
+SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
+WEIGHTS, VOCABULARY = "opus.spm-spm.transformer-align.model1.npz.best-perplexity.npz", "opus.spm-spm.vocab.yml"
+# As Marian writes them beside the weights, but for some that are for other kinds of models.
+MODEL_OPTIONS = """bert-train-type-embeddings: true
+dec-cell: gru
+dec-cell-base-depth: 2
+dec-cell-high-depth: 1
+dec-depth: 1
+dim-emb: 36
+dim-rnn: 1024
+dim-vocabs:
+  - 385
+  - 385
+enc-cell: gru
+enc-depth: 2
+enc-type: bidirectional
+factors-combine: sum
+factors-dim-emb: 0
+input-types:
+  []
+layer-normalization: false
+lemma-dependency: ""
+lemma-dim-emb: 0
+output-omit-bias: false
+right-left: false
+skip: false
+tied-embeddings: false
+tied-embeddings-all: true
+tied-embeddings-src: false
+transformer-aan-activation: swish
+transformer-aan-depth: 2
+transformer-aan-nogate: false
+transformer-decoder-autoreg: self-attention
+transformer-decoder-dim-ffn: 108
+transformer-decoder-ffn-depth: 0
+transformer-dim-aan: 2048
+transformer-dim-ffn: 72
+transformer-ffn-activation: swish
+transformer-ffn-depth: 2
+transformer-guided-alignment-layer: last
+transformer-heads: 2
+transformer-no-projection: false
+transformer-pool: false
+transformer-postprocess: dan
+transformer-postprocess-emb: d
+transformer-postprocess-top: ""
+transformer-preprocess: ""
+transformer-tied-layers:
+  []
+transformer-train-position-embeddings: false
+type: transformer
+ulr: false
+ulr-dim-emb: 0
+version: v1.9.0 bogus+1
+"""
+DECODER = f"""relative-paths: true
+models:
+  - {WEIGHTS}
+vocabs:
+  - {VOCABULARY}
+  - {VOCABULARY}
+beam-size: 6
+normalize: 1
+word-penalty: 0
+"""
+
+
+def marian_s_name(name: str) -> str:
+    """model.decoder.layers.0.encoder_attn.q_proj.weight -> decoder_l1_context_Wq"""
+    _, side, _, number, *place, kind = name.split(".")
+    prefix, short = f"{side}_l{int(number) + 1}", {"weight": "W", "bias": "b"}[kind]
+    if place[0].startswith("fc"):
+        return f"{prefix}_ffn_{short}{place[0][-1]}"
+    part = {"self": "self", "enco": "context", "fina": "ffn"}[place[0][:4]]
+    if place[0].endswith("_layer_norm"):
+        last = {"weight": "scale", "bias": "bias"}[kind]
+        return f"{prefix}_{part}_{'ffn' if part == 'ffn' else 'Wo'}_ln_{last}"
+    return f"{prefix}_{part}_{short}{place[1][0]}"
+
+
+def tensors_of_the_checkpoint() -> dict:
+    """As `transformers` has them; with zeros to start from, biases on the logits, and as many heads in both stacks."""
+    held = numpy_files.load_file(TRAINED / "model.safetensors")
+    tensors = {name: value.astype("float32") for name, value in held.items()}
+    tensors["model.shared.weight"][-1] = 0
+    tensors["final_logits_bias"] = np.random.default_rng(1).normal(0, 0.5, (1, 386)).astype("float32")
+    tensors["final_logits_bias"][:, -1] = 0
+    return tensors
+
+
+def marian_s_arrays(tensors: dict, pad: int = 385) -> dict:
+    """The same as Marian has them, without the padding."""
+    names = {f"model.{side}.embed_tokens.weight": f"{side}_Wemb" for side in ("encoder", "decoder")}
+    arrays = {"decoder_ff_logit_out_b": np.delete(tensors["final_logits_bias"], pad, axis=1)}
+    for name, marian_s in {"model.shared.weight": "Wemb", **names}.items():
+        if name in tensors:
+            arrays[marian_s] = np.delete(tensors[name], pad, axis=0)
+    for name, value in tensors.items():
+        if ".layers." in name:
+            arrays[marian_s_name(name)] = value.T if value.ndim == 2 else value[np.newaxis]
+    return arrays
+
+
+def write_release(folder, options=MODEL_OPTIONS, decoder=DECODER, arrays=None) -> Path:
+    folder.mkdir()
+    arrays = marian_s_arrays(tensors_of_the_checkpoint()) | (arrays or {})
+    write_files(folder, options, decoder, arrays)
+    ids = json.loads((TRAINED / "vocab.json").read_text())
+    write_vocabulary(folder / VOCABULARY, list(ids)[:-1])
+    return folder
+
+
+def write_separate_release(folder) -> Path:
+    """Of the checkpoint with two vocabularies that tests/marian/separate.py makes."""
+    checkpoint = folder.parent / "separate"
+    separate.split(checkpoint)
+    tensors = numpy_files.load_file(checkpoint / "model.safetensors")
+    arrays = marian_s_arrays({name: value.astype("float32") for name, value in tensors.items()}, separate.PAD)
+    sizes = [len(arrays[f"{side}_Wemb"]) for side in ("encoder", "decoder")]
+    options = MODEL_OPTIONS.replace("- 385\n  - 385", f"- {sizes[0]}\n  - {sizes[1]}")
+    options = options.replace("\ntied-embeddings: false", "\ntied-embeddings: true").replace("all: true", "all: false")
+    decoder = DECODER.replace(VOCABULARY, "a.src.vocab.yml", 1).replace(VOCABULARY, "a.trg.vocab.yml")
+    folder.mkdir()
+    write_files(folder, options, decoder, arrays)
+    for file, name in (("vocab.json", "a.src.vocab.yml"), ("target_vocab.json", "a.trg.vocab.yml")):
+        pieces = json.loads((checkpoint / file).read_text())
+        write_vocabulary(folder / name, [piece for piece in pieces if piece != "<pad>"])
+    return folder
+
+
+def write_files(folder, options, decoder, arrays) -> None:
+    arrays[OPTIONS] = np.frombuffer(options.encode() + b"\0", np.int8)
+    with (folder / WEIGHTS).open("wb") as file:
+        np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
+    (folder / "decoder.yml").write_text(decoder)
+    for side in ("source", "target"):
+        shutil.copy(TRAINED / f"{side}.spm", folder)
+    (folder / "preprocess.sh").write_text("#!/bin/bash\n")
+
+
+def write_vocabulary(file, pieces) -> None:
+    lines = [f"{json.dumps(piece, ensure_ascii=False)}: {id}\n" for id, piece in enumerate(pieces)]
+    file.write_text("".join(sorted(lines)), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_release(tmp_path_factory.mktemp("native") / "release")
+
+
+@pytest.fixture(scope="module")
+def of_hugging_face(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("native") / "checkpoint"
+    shutil.copytree(TRAINED, folder)
+    config = json.loads((TRAINED / "config.json").read_text()) | {"encoder_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    numpy_files.save_file(tensors_of_the_checkpoint(), folder / "model.safetensors")
+    return folder
+
+
+def test_it_is_the_checkpoint_that_it_was_made_of(release, of_hugging_face):
+    found, expected = tt.load_marian(release), tt.load_marian(of_hugging_face)
+    assert found.config == expected.config
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
+    assert read_vocabulary(release) == read_vocabulary(of_hugging_face)
+    one, other = (MarianTokenizer.from_checkpoint(folder) for folder in (release, of_hugging_face))
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("write", [write_release, write_separate_release])
+def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_path):
+    """It reads Marian's files with a converter of its own."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    release = write(tmp_path / "release")
+    vocabularies = sorted(map(str, release.glob("*.vocab.yml")))  # source, target
+    ctranslate2.converters.MarianConverter(str(release / WEIGHTS), vocabularies).convert(str(tmp_path / "model"))
+    engine = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1, compute_type="float32")
+    of_source, of_target = (
+        sentencepiece.SentencePieceProcessor(model_file=str(release / f"{side}.spm")) for side in ("source", "target")
+    )
+    sources = []
+    for sentence in SENTENCES:
+        code, text = sentence.split(" ", 1)
+        sources.append([code] * (code != "") + of_source.encode(text, out_type=str))
+    results = engine.translate_batch(sources, beam_size=4, length_penalty=0, min_decoding_length=0, return_scores=True)
+    translator = tt.Translator.from_marian(release, beam_size=4, length_penalty=0.0)
+    found = [best[0] for best in translator.n_best(SENTENCES, 1)]
+    assert [best.text for best in found] == [of_target.decode(result.hypotheses[0]) for result in results]
+    np.testing.assert_allclose([best.log_prob for best in found], [result.scores[0] for result in results], atol=1e-4)
+    assert len({best.text for best in found}) > 40
+
+
+def test_embeddings_that_are_tied_by_two_options(release, tmp_path):
+    options = MODEL_OPTIONS.replace("all: true", "all: false").replace("src: false", "src: true")
+    folder = write_release(tmp_path / "tied", options.replace("\ntied-embeddings: false", "\ntied-embeddings: true"))
+    assert tt.load_marian(folder).config == tt.load_marian(release).config
+
+
+def test_the_release_s_beam_size_is_the_default(release, tmp_path):
+    assert search_options(release) == {"beam_size": 6}
+    silent = write_release(tmp_path / "silent", decoder=DECODER.replace("beam-size: 6", "beam-size:"))
+    assert search_options(silent) == {}
+
+
+def test_of_hugging_face_s_files_in_the_same_folder_are_those_read(release, tmp_path):
+    folder = tmp_path / "both"
+    shutil.copytree(release, folder)
+    shutil.copytree(TRAINED, folder, dirs_exist_ok=True)
+    assert tt.load_marian(folder).config.num_heads == 4
+
+
+ODD = r""""</s>": 0
+<unk>: 1
+~: 2
+"null": 3
+yes: 4
+0x10: 5
+16: 6
+"\"": 7
+'''': 8
+",": 9
+":": 10
+"#": 11
+=: 12
+<<: 13
+"\x85": 14
+? long
+: 15
+▁東京: 16
+1.0: 17
+01: 18
+"- ": 19
+"\\": 20
+"""
+
+
+def test_pieces_are_what_ctranslate2_reads(release, tmp_path):
+    """Names that YAML has other meanings for are pieces, too."""
+    pytest.importorskip("ctranslate2")
+    from ctranslate2.converters.marian import load_vocab
+
+    folder = tmp_path / "odd"
+    shutil.copytree(release, folder)
+    (folder / VOCABULARY).write_text(ODD, encoding="utf-8")
+    expected = load_vocab(str(folder / VOCABULARY))
+    _, ids = read_ids(folder, "target")
+    assert ids == {piece: id for id, piece in enumerate(expected)} | {"<pad>": 385} and len(expected) == 21
+
+
+def test_a_vocabulary_of_lines(release, tmp_path):
+    folder = write_release(tmp_path / "lines", decoder=DECODER.replace("vocab.yml", "vocab"))
+    ids = json.loads((TRAINED / "vocab.json").read_text())
+    (folder / "opus.spm-spm.vocab").write_text("\n".join(list(ids)[:-1]) + "\n", encoding="utf-8")
+    (folder / VOCABULARY).unlink()
+    assert read_vocabulary(folder) == read_vocabulary(release)
+
+
+def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
+    """Marian has no padding, so what has its name in a vocabulary is a piece. Pieces that have no weights are none."""
+    folder = tmp_path / "longer"
+    shutil.copytree(release, folder)
+    with (folder / VOCABULARY).open("a", encoding="utf-8") as file:
+        file.write("beyond: 385\nfar: 1000\n")
+    assert read_vocabulary(folder) == read_vocabulary(release)
+    text = (folder / VOCABULARY).read_text(encoding="utf-8").replace('"z": ', "<pad>: ")
+    (folder / VOCABULARY).write_text(text, encoding="utf-8")
+    pieces = read_vocabulary(folder).pieces
+    assert pieces[0] == "<<pad>>" and "<pad>" in pieces[4:] and "beyond" not in pieces
+
+
+def fails(folder, message):
+    """Loading raises, in one line."""
+    with pytest.raises(tt.BadInput, match=message) as raised:
+        tt.Translator.from_marian(folder)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "message, old, new",
+    [
+        ("type: expected 'transformer', got 'amun'", "type: transformer\n", "type: amun\n"),
+        ("transformer-postprocess: expected 'dan', got 'da'", "process: dan", "process: da"),
+        ("transformer-preprocess: expected '', got 'n'", 'preprocess: ""', "preprocess: n"),
+        ("transformer-postprocess-emb: expected 'd' or '', got 'nd'", "emb: d", "emb: nd"),
+        ("transformer-postprocess-top: expected '', got 'n'", 'top: ""', "top: n"),
+        ("autoreg: expected 'self-attention', got 'average-attention'", "self-attention", "average-attention"),
+        ("transformer-ffn-depth: expected '2', got '3'", "transformer-ffn-depth: 2", "transformer-ffn-depth: 3"),
+        ("decoder-ffn-depth: expected '0' or '2', got '1'", "decoder-ffn-depth: 0", "decoder-ffn-depth: 1"),
+        ("activation: expected 'swish' or 'relu', got 'gelu'", "ffn-activation: swish", "ffn-activation: gelu"),
+        (
+            "position-embeddings: expected 'false', got 'true'",
+            "position-embeddings: false",
+            "position-embeddings: true",
+        ),
+        ("transformer-tied-layers: expected .., got .'1', '1'.", "tied-layers:\n  []", "tied-layers: [1, 1]"),
+        ("lemma-dim-emb: expected '0', got '64'", "lemma-dim-emb: 0", "lemma-dim-emb: 64"),
+        ("tied-embeddings: expected 'true', got 'false'", "tied-embeddings-all: true", "tied-embeddings-all: false"),
+        ("dim-vocabs: expected one number twice, got .'385', '386'.", "- 385\n  - 385", "- 385\n  - 386"),
+        ("enc-depth: expected a number, got 'two'", "enc-depth: 2", "enc-depth: two"),
+        ("dec-depth: expected a number, got None", "dec-depth: 1\n", ""),
+        ("expected a mapping of YAML, got list", MODEL_OPTIONS, "- 1\n"),
+        ("npz: cannot be read: while", MODEL_OPTIONS, "a: [\n"),
+        ("expected a tensor model.decoder.layers.1.self_attn", "dec-depth: 1", "dec-depth: 2"),
+        ("fc1.weight: expected shape .36, 107.", "dim-ffn: 108", "dim-ffn: 107"),
+        ("expected a row for each of vocab_size=387 symbols, got 386", "- 385\n  - 385", "- 386\n  - 386"),
+    ],
+)
+def test_options_that_cannot_be_expressed_are_said(tmp_path, message, old, new):
+    assert old in MODEL_OPTIONS
+    assert WEIGHTS in fails(write_release(tmp_path / "release", options=MODEL_OPTIONS.replace(old, new)), message)
+
+
+@pytest.mark.parametrize(
+    "message, old, new",
+    [
+        ("models: expected one file .npz, .* got one.npz, two.npz", f"- {WEIGHTS}", "- /a/one.npz\n  - /a/two.npz"),
+        ("models: expected one file .npz, .* got model.bin", f"- {WEIGHTS}", "- model.bin"),
+        ("found no other.npz, which decoder.yml names, in", WEIGHTS, "other.npz"),
+        ("vocabs: expected one for source and target, .* got opus.*, a.yml", f"- {VOCABULARY}\nbeam", "- a.yml\nbeam"),
+        ("vocabs: expected two, for source and target, got opus", f"- {VOCABULARY}\nbeam", "- a\n  - b\nbeam"),
+        ("found no other.yml, which decoder.yml names, in", VOCABULARY, "other.yml"),
+        ("source.spm: expected a vocabulary of pieces and ids", VOCABULARY, "source.spm"),
+        ("decoder.yml: expected a mapping of YAML, got str", DECODER, "nothing"),
+        ("decoder.yml: cannot be read: while", DECODER, "a: [\nb"),
+    ],
+)
+def test_files_that_are_not_there_are_said(tmp_path, message, old, new):
+    assert old in DECODER
+    fails(write_release(tmp_path / "release", decoder=DECODER.replace(old, new)), message)
+
+
+def test_damaged_files_are_said(release, tmp_path):
+    quantised = {"encoder_l1_self_Wq": np.zeros((36, 36), "int8")}
+    folder = write_release(tmp_path / "quantised", arrays=quantised)
+    fails(folder, "encoder_l1_self_Wq: expected floating-point weights, .* got int8")
+    folder = write_release(tmp_path / "more", arrays={"Wpos": np.zeros((9, 36), "float32")})
+    fails(folder, "found Wpos besides")
+    folder = write_release(tmp_path / "less", arrays={"Wemb": None})
+    fails(folder, "expected a tensor model.shared.weight, found none")
+    for line, message in (("</s>: 0\n", "<unk>: expected an id below vocab_size=386, got None"), ("a: b\n", "a: exp")):
+        (folder / VOCABULARY).write_text(line)
+        fails(folder, f"{VOCABULARY}: {message}")
+    content = (release / WEIGHTS).read_bytes()
+    for damaged in (b"", b"PK nothing", content[:5000], content[:1000] + bytes(1000) + content[2000:]):
+        (folder / WEIGHTS).write_bytes(damaged)
+        shutil.copy(release / VOCABULARY, folder)
+        fails(folder, f"{WEIGHTS}: cannot be read")
+    (folder / "decoder.yml").unlink()
+    fails(folder, "found neither config.json nor decoder.yml in")
+
+
+def test_yaml_is_needed(release, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    fails(release, r"pip install tf-transformer\[marian\]")

@@ -1,0 +1,252 @@
+"""The files of a model as Marian itself (https://marian-nmt.github.io) writes it, which is how OPUS-MT and the Tatoeba
+Challenge publish: decoder.yml, which names the others; the weights, with the model's options beside them; vocabularies;
+source.spm and target.spm.
+
+Read as what Hugging Face's files of the same model say, so that all that follows is one path. Needs PyYAML. As in
+`transformers` and CTranslate2, positions are the paper's: Marian has frequencies 10000^(-2i / (d_model - 2)), not
+10000^(-2i / d_model), and in layer normalization another epsilon.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tf_transformer.config import BadInput
+
+DECODER = "decoder.yml"
+OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
+# What the options have to be; where a file says nothing, it is the first. Options that are not here, such as those of
+# recurrent or average attention, do nothing in such a model.
+EXPECTED: dict[str, tuple] = {
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-preprocess": ("",),
+    "transformer-postprocess": ("dan",),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-postprocess-top": ("",),
+    "transformer-ffn-activation": ("swish", "relu"),  # Marian's gelu is not that of `transformers`
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-tied-layers": ([],),
+    "transformer-no-projection": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-affine": ("false",),
+    "transformer-pool": ("false",),
+    "right-left": ("false",),
+    "input-types": ([],),
+    "ulr": ("false",),
+    "lemma-dim-emb": ("0",),
+    "factors-dim-emb": ("0",),
+    "output-omit-bias": ("false",),
+}
+EMBEDDINGS = {
+    "Wemb": "model.shared.weight",
+    "encoder_Wemb": "model.encoder.embed_tokens.weight",
+    "decoder_Wemb": "model.decoder.embed_tokens.weight",
+}
+KINDS = (("W", "weight"), ("b", "bias"))
+ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
+# The names inside a layer, and those of `transformers`.
+LAYER = {f"ffn_{kind}{number}": f"fc{number}.{theirs}" for kind, theirs in KINDS for number in "12"}
+LAYER |= {
+    f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{theirs}"
+    for part, attention in ATTENTIONS
+    for letter, projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out"))
+    for kind, theirs in KINDS
+}
+LAYER |= {
+    f"{part}_ln_{kind}": f"{norm}_layer_norm.{theirs}"
+    for part, norm in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
+    for kind, theirs in (("scale", "weight"), ("bias", "bias"))
+}
+
+
+def is_native(directory: Path) -> bool:
+    """Whether a folder is Marian's, and not made to one of Hugging Face's."""
+    return (directory / DECODER).is_file() and not (directory / "config.json").is_file()
+
+
+def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that holds the options, and what config.json would say of them.
+
+    Raises:
+        BadInput: a file is missing or damaged, or an option is something that cannot be expressed.
+    """
+    file, decoder = _weights_file(directory), _read_yaml(directory / DECODER)
+    try:
+        settings = _settings_of(_parsed(_arrays(file, [OPTIONS])[OPTIONS].tobytes().rstrip(b"\0")))
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from error
+    if str(decoder.get("beam-size")).isdecimal():
+        settings["num_beams"] = int(decoder["beam-size"])
+    return file, settings
+
+
+def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a side's vocabulary, and ids by piece, the padding's, which Marian has not, included.
+
+    Raises:
+        BadInput: it is missing or damaged, or there are two for one matrix of embeddings.
+    """
+    _, settings = read_settings(directory)
+    names = _names(_read_yaml(directory / DECODER), "vocabs")
+    if len(names) != 2:
+        raise BadInput(f"{directory / DECODER}: vocabs: expected two, for source and target, got {', '.join(names)}")
+    if settings["share_encoder_decoder_embeddings"] and len(set(names)) != 1:
+        raise BadInput(
+            f"{directory / DECODER}: vocabs: expected one for source and target, since their embeddings are one, got "
+            f"{', '.join(names)}"
+        )
+    source = side == "source"
+    file = _existing(directory, names[0] if source else names[1])
+    size = settings["vocab_size" if source else "decoder_vocab_size"] - 1
+    ids = {piece: id for piece, id in _read_vocabulary(file).items() if not isinstance(id, int) or id < size}
+    padding = "<pad>"
+    while padding in ids:
+        padding = f"<{padding}>"
+    return file, ids | {padding: size}
+
+
+def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """The file of the weights, and what `MarianMTModel` of `transformers` calls them; the padding has zeros.
+
+    Raises:
+        BadInput: it is missing or damaged, or holds no floating-point numbers.
+    """
+    file = _weights_file(directory)
+    arrays, tensors = _arrays(file), {}
+    del arrays[OPTIONS]
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise BadInput(
+                f"{file}: {name}: expected floating-point weights, since others are not read, got {array.dtype}"
+            )
+        if name in EMBEDDINGS:
+            tensors[EMBEDDINGS[name]] = np.pad(np.atleast_2d(array), [(0, 1), (0, 0)])
+        elif name == "decoder_ff_logit_out_b":
+            tensors["final_logits_bias"] = np.pad(array.ravel(), (0, 1))
+        else:  # [in, out], or a vector [1, d]
+            tensors[_name_of(name)] = array.T if re.search(r"_W[qkvo12]$", name) else array.ravel()
+    return file, tensors
+
+
+def _name_of(name: str) -> str:
+    """ "encoder_l1_self_Wq" as "model.encoder.layers.0.self_attn.q_proj.weight"; what is in no layer as it is."""
+    found = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
+    if not found or found[3] not in LAYER:
+        return name
+    return f"model.{found[1]}.layers.{int(found[2]) - 1}.{LAYER[found[3]]}"
+
+
+def _settings_of(options: dict) -> dict[str, Any]:
+    def check(name, expected, got):
+        if got not in expected:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, expected))}, got {got!r}")
+
+    def number(name, got=None):
+        got = options.get(name) if got is None else got
+        if not str(got).isdecimal():
+            raise BadInput(f"{name}: expected a number, got {got!r}")
+        return int(got)
+
+    check("type", ("transformer",), options.get("type"))
+    for name, expected in EXPECTED.items():
+        check(name, expected, options.get(name, expected[0]))
+    shared = options.get("tied-embeddings-all") == "true"
+    if not shared:
+        check("tied-embeddings", ("true",), options.get("tied-embeddings"))
+        shared = options.get("tied-embeddings-src") == "true"
+    sizes = options.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
+        raise BadInput(f"dim-vocabs: expected {'one number twice' if shared else 'two numbers'}, got {sizes!r}")
+    source_size, size = (number("dim-vocabs", each) for each in sizes)
+    heads, width = number("transformer-heads"), number("transformer-dim-ffn")
+    decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
+    return {
+        "model_type": "marian",
+        "share_encoder_decoder_embeddings": shared,
+        "vocab_size": source_size + 1,
+        "decoder_vocab_size": size + 1,
+        "pad_token_id": size,  # a row that Marian has not: it starts a target with zeros
+        "d_model": number("dim-emb"),
+        "encoder_layers": number("enc-depth"),
+        "decoder_layers": number("dec-depth"),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": width,
+        "decoder_ffn_dim": decoder_width or width,
+        "activation_function": options.get("transformer-ffn-activation", "swish"),
+        "scale_embedding": True,
+    }
+
+
+def _names(decoder: dict, key: str) -> list[str]:
+    """The names of files in decoder.yml, without their folders, which were those of the training."""
+    names = decoder.get(key)
+    names = names if isinstance(names, list) else [names]
+    return [str(name).rsplit("/", 1)[-1] for name in names]
+
+
+def _weights_file(directory: Path) -> Path:
+    names = _names(_read_yaml(directory / DECODER), "models")
+    if len(names) != 1 or not names[0].endswith(".npz"):
+        raise BadInput(
+            f"{directory / DECODER}: models: expected one file .npz, since neither ensembles nor quantised weights "
+            f"(.bin) are read, got {', '.join(names)}"
+        )
+    return _existing(directory, names[0])
+
+
+def _existing(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise BadInput(f"expected a model of Marian, found no {name}, which decoder.yml names, in {directory}")
+    return directory / name
+
+
+def _arrays(file: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file) as archive:
+            return {name: archive[name] for name in names or archive.files}
+    except Exception as error:  # of zipfile, zlib or NumPy
+        raise BadInput(f"{file}: cannot be read: {_line(error)}") from error
+
+
+def _read_vocabulary(file: Path) -> dict[str, Any]:
+    """Ids by piece; of a file without YAML's suffix each line is a piece, and the first has the id 0."""
+    if file.suffix == ".spm":
+        raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
+    if file.suffix in (".yml", ".yaml", ".json"):
+        return {piece: int(id) if str(id).isdecimal() else id for piece, id in _read_yaml(file).items()}
+    try:
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except ValueError as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from error
+    return {piece: id for id, piece in enumerate(lines)}
+
+
+def _read_yaml(file: Path) -> dict:
+    try:
+        return _parsed(file.read_bytes())
+    except (OSError, BadInput) as error:
+        raise BadInput(f"{file}: {error}") from error
+
+
+def _parsed(text: bytes) -> dict:
+    """A YAML mapping whose scalars are strings: neither a number nor "null", "~" and "yes" is anything else."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise BadInput(f"reading it takes the package PyYAML: pip install tf-transformer[marian] ({error})") from error
+    try:
+        said = yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # nosec: makes strings alone
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise BadInput(f"cannot be read: {_line(error)}") from error
+    if not isinstance(said, dict):
+        raise BadInput(f"expected a mapping of YAML, got {type(said).__name__}")
+    return said
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
