@@ -9,6 +9,7 @@ is `unexplained`, and the exit status 1.
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -36,7 +37,9 @@ def main(argv=None) -> list[dict]:
 
     sources, targets = tt.data.read_text_pairs(args.source, args.target)
     with tempfile.TemporaryDirectory() as folder:
-        translator = tt.Translator.from_run(args.run, args.average_last, length_penalty=0.0, extra_length=10_000)
+        translator = tt.Translator.from_run(
+            args.run, args.average_last, length_penalty=0.0, extra_length=10_000, patience=math.inf
+        )
         both = Both(translator, Path(folder) / "ctranslate2", args)
         lines = [both.compare_outputs(sources, beam_size) for beam_size in (1, args.beam_size)]
         lines.append(both.compare_scores(sources, targets))

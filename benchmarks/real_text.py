@@ -5,8 +5,8 @@ what else the machine does meets all of them; a line of JSON each. `others_cores
 kept busy meanwhile: where that is not about 0, the times are not to be trusted, CTranslate2's above all: if not told
 OMP_WAIT_POLICY=PASSIVE its threads wait for each other without sleeping, ten times as long as the work takes and more.
 
-Search is each engine's own, with the same beams: ours divides by ((5 + length) / 6)^length_penalty and ends when
-nothing better can come, CTranslate2 divides by length^length_penalty and ends when as many outputs as beams have ended.
+Search is each engine's own, with the same beams; both end it when as many outputs as beams have ended. Ours divides by
+((5 + length) / 6)^length_penalty, CTranslate2 by length^length_penalty.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The same weights in CTranslate2, an engine that we did not write: the same outputs and log-probabilities."""
 
 import json
+import math
 import sys
 
 import keras
@@ -78,7 +79,8 @@ class Both:
     """One model in the two engines."""
 
     def __init__(self, model, tokenizer, folder):
-        self.ours = tt.Translator(model, tokenizer, beam_size=4, length_penalty=0.0, extra_length=LONGEST)
+        options = {"beam_size": 4, "length_penalty": 0.0, "extra_length": LONGEST, "patience": math.inf}
+        self.ours = tt.Translator(model, tokenizer, **options)
         self.folder = folder
         save(self.ours, folder)
         self.theirs = ctranslate2.Translator(str(folder), intra_threads=1)
