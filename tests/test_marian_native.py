@@ -18,7 +18,10 @@ from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")
 
-TRAINED = Path(__file__).parent / "marian" / "trained"
+sys.path.insert(0, str(Path(__file__).parent / "marian"))
+import separate  # noqa: E402
+
+TRAINED = separate.TRAINED
 SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
 WEIGHTS, VOCABULARY = "opus.spm-spm.transformer-align.model1.npz.best-perplexity.npz", "opus.spm-spm.vocab.yml"
 # As Marian writes them beside the weights, but for some that are for other kinds of models.
@@ -109,13 +112,13 @@ def tensors_of_the_checkpoint() -> dict:
     return tensors
 
 
-def marian_s_arrays() -> dict:
-    """The same as Marian has them, without the padding, which is the last."""
-    tensors = tensors_of_the_checkpoint()
-    arrays = {
-        "Wemb": tensors["model.shared.weight"][:-1],
-        "decoder_ff_logit_out_b": tensors["final_logits_bias"][:, :-1],
-    }
+def marian_s_arrays(tensors: dict, pad: int = 385) -> dict:
+    """The same as Marian has them, without the padding."""
+    names = {f"model.{side}.embed_tokens.weight": f"{side}_Wemb" for side in ("encoder", "decoder")}
+    arrays = {"decoder_ff_logit_out_b": np.delete(tensors["final_logits_bias"], pad, axis=1)}
+    for name, marian_s in {"model.shared.weight": "Wemb", **names}.items():
+        if name in tensors:
+            arrays[marian_s] = np.delete(tensors[name], pad, axis=0)
     for name, value in tensors.items():
         if ".layers." in name:
             arrays[marian_s_name(name)] = value.T if value.ndim == 2 else value[np.newaxis]
@@ -124,19 +127,44 @@ def marian_s_arrays() -> dict:
 
 def write_release(folder, options=MODEL_OPTIONS, decoder=DECODER, arrays=None) -> Path:
     folder.mkdir()
-    arrays = marian_s_arrays() | (arrays or {})
+    arrays = marian_s_arrays(tensors_of_the_checkpoint()) | (arrays or {})
+    write_files(folder, options, decoder, arrays)
+    ids = json.loads((TRAINED / "vocab.json").read_text())
+    write_vocabulary(folder / VOCABULARY, list(ids)[:-1])
+    return folder
+
+
+def write_separate_release(folder) -> Path:
+    """Of the checkpoint with two vocabularies that tests/marian/separate.py makes."""
+    checkpoint = folder.parent / "separate"
+    separate.split(checkpoint)
+    tensors = numpy_files.load_file(checkpoint / "model.safetensors")
+    arrays = marian_s_arrays({name: value.astype("float32") for name, value in tensors.items()}, separate.PAD)
+    sizes = [len(arrays[f"{side}_Wemb"]) for side in ("encoder", "decoder")]
+    options = MODEL_OPTIONS.replace("- 385\n  - 385", f"- {sizes[0]}\n  - {sizes[1]}")
+    options = options.replace("\ntied-embeddings: false", "\ntied-embeddings: true").replace("all: true", "all: false")
+    decoder = DECODER.replace(VOCABULARY, "a.src.vocab.yml", 1).replace(VOCABULARY, "a.trg.vocab.yml")
+    folder.mkdir()
+    write_files(folder, options, decoder, arrays)
+    for file, name in (("vocab.json", "a.src.vocab.yml"), ("target_vocab.json", "a.trg.vocab.yml")):
+        pieces = json.loads((checkpoint / file).read_text())
+        write_vocabulary(folder / name, [piece for piece in pieces if piece != "<pad>"])
+    return folder
+
+
+def write_files(folder, options, decoder, arrays) -> None:
     arrays[OPTIONS] = np.frombuffer(options.encode() + b"\0", np.int8)
     with (folder / WEIGHTS).open("wb") as file:
         np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
-    ids = json.loads((TRAINED / "vocab.json").read_text())
-    del ids["<pad>"]
-    lines = [f"{json.dumps(piece, ensure_ascii=False)}: {id}\n" for piece, id in sorted(ids.items())]
-    (folder / VOCABULARY).write_text("".join(lines), encoding="utf-8")
     (folder / "decoder.yml").write_text(decoder)
     for side in ("source", "target"):
         shutil.copy(TRAINED / f"{side}.spm", folder)
     (folder / "preprocess.sh").write_text("#!/bin/bash\n")
-    return folder
+
+
+def write_vocabulary(file, pieces) -> None:
+    lines = [f"{json.dumps(piece, ensure_ascii=False)}: {id}\n" for id, piece in enumerate(pieces)]
+    file.write_text("".join(sorted(lines)), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +192,12 @@ def test_it_is_the_checkpoint_that_it_was_made_of(release, of_hugging_face):
     assert one.fingerprint == other.fingerprint
 
 
-def test_translations_and_log_probabilities_are_those_of_ctranslate2(release, tmp_path):
+@pytest.mark.parametrize("write", [write_release, write_separate_release])
+def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_path):
     """It reads Marian's files with a converter of its own."""
     ctranslate2 = pytest.importorskip("ctranslate2")
-    vocabularies = [str(release / VOCABULARY)] * 2
+    release = write(tmp_path / "release")
+    vocabularies = sorted(map(str, release.glob("*.vocab.yml")))  # source, target
     ctranslate2.converters.MarianConverter(str(release / WEIGHTS), vocabularies).convert(str(tmp_path / "model"))
     engine = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1, compute_type="float32")
     of_source, of_target = (
@@ -183,6 +213,12 @@ def test_translations_and_log_probabilities_are_those_of_ctranslate2(release, tm
     assert [best.text for best in found] == [of_target.decode(result.hypotheses[0]) for result in results]
     np.testing.assert_allclose([best.log_prob for best in found], [result.scores[0] for result in results], atol=1e-4)
     assert len({best.text for best in found}) > 40
+
+
+def test_embeddings_that_are_tied_by_two_options(release, tmp_path):
+    options = MODEL_OPTIONS.replace("all: true", "all: false").replace("src: false", "src: true")
+    folder = write_release(tmp_path / "tied", options.replace("\ntied-embeddings: false", "\ntied-embeddings: true"))
+    assert tt.load_marian(folder).config == tt.load_marian(release).config
 
 
 def test_the_release_s_beam_size_is_the_default(release, tmp_path):
@@ -232,7 +268,7 @@ def test_pieces_are_what_ctranslate2_reads(release, tmp_path):
     shutil.copytree(release, folder)
     (folder / VOCABULARY).write_text(ODD, encoding="utf-8")
     expected = load_vocab(str(folder / VOCABULARY))
-    _, ids = read_ids(folder)
+    _, ids = read_ids(folder, "target")
     assert ids == {piece: id for id, piece in enumerate(expected)} | {"<pad>": 385} and len(expected) == 21
 
 
@@ -306,7 +342,8 @@ def test_options_that_cannot_be_expressed_are_said(tmp_path, message, old, new):
         ("models: expected one file .npz, .* got one.npz, two.npz", f"- {WEIGHTS}", "- /a/one.npz\n  - /a/two.npz"),
         ("models: expected one file .npz, .* got model.bin", f"- {WEIGHTS}", "- model.bin"),
         ("found no other.npz, which decoder.yml names, in", WEIGHTS, "other.npz"),
-        ("vocabs: expected one for source and target, got opus.*, a.yml", f"- {VOCABULARY}\nbeam", "- a.yml\nbeam"),
+        ("vocabs: expected one for source and target, .* got opus.*, a.yml", f"- {VOCABULARY}\nbeam", "- a.yml\nbeam"),
+        ("vocabs: expected two, for source and target, got opus", f"- {VOCABULARY}\nbeam", "- a\n  - b\nbeam"),
         ("found no other.yml, which decoder.yml names, in", VOCABULARY, "other.yml"),
         ("source.spm: expected a vocabulary of pieces and ids", VOCABULARY, "source.spm"),
         ("decoder.yml: expected a mapping of YAML, got str", DECODER, "nothing"),

@@ -68,6 +68,10 @@ class Transformer(Model):
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
 
+    def embed_source(self, source):
+        """Source ids [B, S] as the encoder's layers read them, [B, S, d]."""
+        return self.embedding.embed(source)
+
     def encode(self, source, mask=None, return_attention_scores=False):
         """Encode source ids [B, S]; their padding mask [B, S] is made of them if not given.
 
@@ -76,7 +80,7 @@ class Transformer(Model):
             [B, h, S, S].
         """
         mask = padding_mask(source) if mask is None else mask
-        x, scores = self.embedding.embed(source), []
+        x, scores = self.embed_source(source), []
         for layer in self.encoder_layers:
             if return_attention_scores:
                 x, layer_scores = layer(x, mask=mask, return_attention_scores=True)

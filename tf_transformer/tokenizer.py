@@ -160,6 +160,10 @@ class Tokenizer:
         """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
         return self.op.id_to_string(ids)
 
+    def source_pieces(self, ids) -> tf.RaggedTensor:
+        """As `pieces`, of what `tokenize` gives; another kind of tokenizer may have other ids for sources."""
+        return self.pieces(ids)
+
     def ids(self, pieces) -> tf.RaggedTensor:
         """The other way round; a piece that there is not becomes the unknown id."""
         return self.op.string_to_id(pieces)

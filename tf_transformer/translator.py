@@ -152,8 +152,8 @@ class Translator:
         """Of a checkpoint of MarianMT, for example of OPUS-MT.
 
         Args:
-            name: its folder, as Hugging Face's `transformers` writes it, with config.json, vocab.json, source.spm,
-                target.spm and the weights (see `load_marian`); or its name on the Hugging Face hub (`hub.folder_of`).
+            name: its folder, as Hugging Face's `transformers` or Marian itself writes it, with source.spm, target.spm
+                and what `load_marian` reads; or its name on the Hugging Face hub (`hub.folder_of`).
             options: of `Translator`; the default beam size is the checkpoint's.
 
         Raises:
@@ -331,11 +331,8 @@ class Translator:
         """What attends to what while ids [1, S] are decoded to ids [1, T], both with EOS if they have one."""
         shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
         scores = self.model((source, shifted), return_attention_scores=True)[1]
-        return Attention(self._pieces(source), self._pieces(output), scores)
-
-    def _pieces(self, ids) -> list[str]:
-        """Ids [1, N] as tokens; the names of symbols without their space."""
-        return [piece.decode().strip() for piece in self.tokenizer.pieces(ids).numpy()[0]]
+        tokens = _tokens(self.tokenizer.source_pieces(source))
+        return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
 
     def ended(self, name: str, ids) -> tf.Tensor:
         """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
@@ -371,6 +368,11 @@ class Translator:
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:
     return Ensemble(models) if len(models) > 1 else models[0]
+
+
+def _tokens(pieces) -> list[str]:
+    """Pieces [1, N] as tokens; the names of symbols without their space."""
+    return [piece.decode().strip() for piece in pieces.numpy()[0]]
 
 
 def _ended(ids):

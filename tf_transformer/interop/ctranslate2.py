@@ -15,7 +15,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import new_folder
-from tf_transformer.interop.marian import CONTROLS, MarianEmbedding, MarianTransformer
+from tf_transformer.interop.marian import CONTROLS, MarianEmbedding, MarianSourceEmbedding, MarianTransformer
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -36,8 +36,9 @@ def save(translator, path, quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
     The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model; of a
-    checkpoint of MarianMT, source.spm and target.spm, and a code such as ">>fra<<" is a piece before those of the text.
-    Sources go in as SentencePiece's pieces; CTranslate2 adds the end symbol:
+    checkpoint of MarianMT, source.spm and target.spm, and a code such as ">>fra<<" is a piece before those of the text;
+    of one with two vocabularies, source_vocabulary.json and target_vocabulary.json. Sources go in as SentencePiece's
+    pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
@@ -64,7 +65,8 @@ def save(translator, path, quantization: str | None = None) -> None:
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
     tokenizer = translator.tokenizer
     vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
-    spec.register_source_vocabulary(vocabulary)
+    sources = tokenizer.source_pieces(range(len(spec.encoder.embeddings[0].weight))).numpy()
+    spec.register_source_vocabulary([piece.decode() for piece in sources])
     spec.register_target_vocabulary(vocabulary)
     spec.config.bos_token = spec.config.decoder_start_token = vocabulary[BOS_ID]
     spec.config.eos_token = vocabulary[EOS_ID]
@@ -175,12 +177,14 @@ def transformer_spec(model, dtype: str = "float32"):
     positions = array(embedding.encoding(np.arange(embedding.max_length if learned else MAX_POSITIONS)))
     embeddings = array(embedding.embeddings)
     spec.decoder.projection.weight = embeddings  # tied: one array, stored once
+    own = getattr(model, "source_embedding", None)
+    source_embeddings = embeddings if own is None else array(own.embeddings)
     if isinstance(embedding, MarianEmbedding):
         bias = array(embedding.logits_bias)
         bias[:CONTROLS] = RULED_OUT
         spec.decoder.projection.bias = bias
-    for side, table in ((spec.encoder, spec.encoder.embeddings[0]), (spec.decoder, spec.decoder.embeddings)):
-        table.weight = embeddings
+    spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source_embeddings, embeddings
+    for side in (spec.encoder, spec.decoder):
         side.scale_embeddings = getattr(embedding, "scale", True)  # by sqrt(d_model)
         side.position_encodings.encodings = positions
     return spec
@@ -199,7 +203,7 @@ def _check_parts(model) -> None:
     """That every part computes what the paper's does, whatever its class; sizes, biases and activations may differ."""
 
     def check(part, kind, *methods):
-        kinds = (kind, MarianTransformer, MarianEmbedding)
+        kinds = (kind, MarianTransformer, MarianEmbedding, MarianSourceEmbedding)
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(
@@ -207,8 +211,10 @@ def _check_parts(model) -> None:
                     f"no other, got {type(part).__name__}, whose {method} is its own"
                 )
 
-    check(model, Transformer, "encode", "decode", "decode_step")
+    check(model, Transformer, "embed_source", "encode", "decode", "decode_step")
     check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
+    if getattr(model, "source_embedding", None) is not None:
+        check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
     for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
         for layer in layers:
             check(layer, kind, "call")

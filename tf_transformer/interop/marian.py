@@ -2,7 +2,7 @@
 
 Not from the paper, and therefore here and not in the layers: biases in the projections of attention, swish for ReLU,
 layer normalization's epsilon 1e-5, all sines before all cosines, a bias on the logits, decoders of another depth than
-their encoders. Needs `pip install tf-transformer[marian]`.
+their encoders, embeddings of sources of their own. Needs `pip install tf-transformer[marian]`.
 
 Marian's padding is its last id and also what a target starts with; its end symbol is 0. Here the ids are ours, so that
 nothing else need know of Marian: the vocabulary is put in another order as it is read. The padding's row of the
@@ -41,6 +41,7 @@ class MarianConfig(TransformerConfig):
         decoder_d_ff: width of its feed-forward hidden layers.
         activation: in feed-forward networks: "swish" or its other name "silu", "relu", "gelu".
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
+        source_vocab_size: of a vocabulary of sources, whose embeddings are then their own; `None` if it is shared.
     """
 
     num_decoder_layers: int = 6
@@ -48,9 +49,12 @@ class MarianConfig(TransformerConfig):
     decoder_d_ff: int = 2048
     activation: str = "swish"
     scale_embedding: bool = True
+    source_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.source_vocab_size is not None and self.source_vocab_size < 1:
+            raise BadInput(f"source_vocab_size: expected a positive number or None, got {self.source_vocab_size}")
         if self.num_decoder_heads < 1 or self.d_model % self.num_decoder_heads:
             raise BadInput(
                 f"num_decoder_heads: expected a divisor of d_model={self.d_model}, got {self.num_decoder_heads}"
@@ -101,16 +105,12 @@ class MarianDecoderLayer(_MarianParts, DecoderLayer):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MarianEmbedding(PositionalEmbedding):
-    """Embeddings and sinusoids, all sines before all cosines; and a bias on the logits."""
+class MarianSourceEmbedding(PositionalEmbedding):
+    """Embeddings and sinusoids, all sines before all cosines."""
 
     def __init__(self, *args, scale=True, **kwargs):
         super().__init__(*args, **kwargs)
         self.scale = scale
-
-    def build(self, ids_shape):
-        super().build(ids_shape)
-        self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias", autocast=False)
 
     def scaled(self, ids):
         return super().scaled(ids) if self.scale else ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
@@ -119,11 +119,20 @@ class MarianEmbedding(PositionalEmbedding):
         pairs = sinusoids(position, self.d_model)
         return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
-    def logits(self, x, *args):
-        return super().logits(x, *args) + self.logits_bias
-
     def get_config(self):
         return super().get_config() | {"scale": self.scale}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class MarianEmbedding(MarianSourceEmbedding):
+    """The same, and a bias on the logits."""
+
+    def build(self, ids_shape):
+        super().build(ids_shape)
+        self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias", autocast=False)
+
+    def logits(self, x, *args):
+        return super().logits(x, *args) + self.logits_bias
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -139,10 +148,20 @@ class MarianTransformer(Transformer):
 
     config: MarianConfig
 
+    def __init__(self, config, **kwargs):
+        super().__init__(config, **kwargs)
+        self.source_embedding = None if config.source_vocab_size is None else self.make_source_embedding()
+
     def make_embedding(self):
+        return MarianEmbedding(self.config.vocab_size, **self.embedding_options(), name="embedding")
+
+    def make_source_embedding(self):
+        return MarianSourceEmbedding(self.config.source_vocab_size, **self.embedding_options(), name="source_embedding")
+
+    def embedding_options(self):
         config = self.config
-        options = {"dropout": config.dropout, "scale": config.scale_embedding, "dtype": self.dtype_policy}
-        return MarianEmbedding(config.vocab_size, config.d_model, name="embedding", **options)
+        options = {"d_model": config.d_model, "dropout": config.dropout, "scale": config.scale_embedding}
+        return options | {"dtype": self.dtype_policy}
 
     def make_encoder_layers(self):
         config, sizes = self.config, self.layer_options()
@@ -158,6 +177,14 @@ class MarianTransformer(Transformer):
             MarianDecoderLayer(**sizes, activation=config.activation, name=f"decoder_{i}")
             for i in range(config.num_decoder_layers)
         ]
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        if self.source_embedding is not None:
+            self.source_embedding.build((None, None))
+
+    def embed_source(self, source):
+        return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
 
     def decode_step(self, *args, **kwargs):
         """As `Transformer.decode_step`, for a search that can choose neither padding nor the start symbol."""

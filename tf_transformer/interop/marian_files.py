@@ -25,17 +25,18 @@ def load_marian(directory) -> MarianTransformer:
         BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
     """
     directory = Path(directory)
-    vocabulary = read_vocabulary(directory)
     file, said = _read_settings(directory)
+    target = read_vocabulary(directory)
+    source = target if _shared(said) else read_vocabulary(directory, "source")
     try:
-        config = _config_of(said, len(vocabulary.rows))
+        config = _config_of(said, len(source.rows), len(target.rows))
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     file, tensors = _read_tensors(directory)
     model = MarianTransformer(config)
     model.build()
     try:
-        _assign(model, tensors, vocabulary.rows)
+        _assign(model, tensors, source.rows, target.rows)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return model
@@ -48,18 +49,28 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # by our id, the checkpoint's own
 
 
-def read_vocabulary(directory) -> Vocabulary:
+def read_vocabulary(directory, side: str = "target") -> Vocabulary:
     """Padding, start, end, unknown, as everywhere here, then the other ids of the checkpoint in their order.
+
+    Args:
+        directory: the checkpoint's.
+        side: "source" or "target"; most checkpoints have one vocabulary for both.
 
     Raises:
         BadInput: there is none in the folder, or it is no vocabulary.
     """
     directory = Path(directory)
-    (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory)
+    (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
     size = said.get("vocab_size", 58101)
     pad = said.get("pad_token_id", 58100)
     first = {"pad_token_id": pad, "decoder_start_token_id": said.get("decoder_start_token_id", pad)}
     first |= {"eos_token_id": said.get("eos_token_id", ids.get("</s>")), "<unk>": ids.get("<unk>")}
+    if not _shared(said):
+        if side == "target":
+            size = said.get("decoder_vocab_size") or size
+        else:  # the settings are the target's
+            first = {"<pad>": ids.get("<pad>"), "<s>": ids.get("<pad>")}
+            first |= {name: ids.get(name) for name in ("</s>", "<unk>")}
     for name, id in (ids | first).items():
         if not isinstance(id, int) or not 0 <= id < size:
             file = settings_file if name in said else ids_file
@@ -95,11 +106,27 @@ def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     return directory / "config.json", _read_json(directory, "config.json")
 
 
-def _read_ids(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file of the vocabulary and what it says, ids by piece."""
+def _shared(said: dict[str, Any]) -> bool:
+    """Whether source and target have one matrix of embeddings."""
+    return said.get("share_encoder_decoder_embeddings", True)
+
+
+def has_two_vocabularies(directory) -> bool:
+    """Whether a checkpoint's source and target have vocabularies, or only embeddings, of their own."""
+    return not _shared(_read_settings(Path(directory))[1])
+
+
+def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a side's vocabulary and what it says, ids by piece."""
     if marian_native.is_native(directory):
-        return marian_native.read_ids(directory)
-    return directory / "vocab.json", _read_json(directory, "vocab.json")
+        return marian_native.read_ids(directory, side)
+    name = "vocab.json"
+    if side == "target" and has_two_vocabularies(directory):
+        file = directory / "tokenizer_config.json"
+        said = _read_json(directory, file.name) if file.is_file() else {}
+        if said.get("separate_vocabs", (directory / "target_vocab.json").is_file()):
+            name = "target_vocab.json"
+    return directory / name, _read_json(directory, name)
 
 
 def _read_json(directory: Path, name: str) -> dict:
@@ -175,7 +202,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_of(said: dict, vocab_size: int) -> MarianConfig:
+def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -183,7 +210,6 @@ def _config_of(said: dict, vocab_size: int) -> MarianConfig:
         "normalize_embedding": (False,),
         "add_final_layer_norm": (False,),
         "static_position_embeddings": (True,),
-        "share_encoder_decoder_embeddings": (True,),
         "tie_word_embeddings": (True,),
     }
     # What a file does not say is as in transformers.MarianConfig, which writes only what differs.
@@ -204,14 +230,15 @@ def _config_of(said: dict, vocab_size: int) -> MarianConfig:
         decoder_d_ff=said.get("decoder_ffn_dim", 4096),
         activation=said["activation_function"],
         scale_embedding=said.get("scale_embedding", False),
+        source_vocab_size=None if _shared(said) else source_vocab_size,
     )
 
 
-def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], rows: list[int]) -> None:
-    """Put every tensor into its place, those of the vocabulary in the order of `rows`, and leave none over."""
+def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_rows: list[int], rows: list[int]) -> None:
+    """Put every tensor into its place, those of the vocabularies in the order of their rows, and leave none over."""
     left = dict(tensors)
 
-    def in_order(x):
+    def in_order(x, rows=rows):
         size = max(rows) + 1
         if len(x) != size:
             raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
@@ -253,6 +280,9 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], rows: list
             norm(layer.feed_forward_norm, f"{name}.final_layer_norm")
     # One matrix, whose name in the file is any of these, or several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
+    if model.source_embedding is not None:
+        assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))
+        names = names[2:]
     names = [name for name in [*names, "lm_head.weight"] if name in left] or names[:1]
     assign(model.embedding.embeddings, names[0], in_order)
     for name in names[1:]:

@@ -41,6 +41,11 @@ EXPECTED: dict[str, tuple] = {
     "factors-dim-emb": ("0",),
     "output-omit-bias": ("false",),
 }
+EMBEDDINGS = {
+    "Wemb": "model.shared.weight",
+    "encoder_Wemb": "model.encoder.embed_tokens.weight",
+    "decoder_Wemb": "model.decoder.embed_tokens.weight",
+}
 KINDS = (("W", "weight"), ("b", "bias"))
 ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
 # The names inside a layer, and those of `transformers`.
@@ -79,18 +84,24 @@ def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     return file, settings
 
 
-def read_ids(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file of the vocabulary, and ids by piece, the padding's, which Marian has not, included.
+def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a side's vocabulary, and ids by piece, the padding's, which Marian has not, included.
 
     Raises:
-        BadInput: it is missing or damaged, or there are several.
+        BadInput: it is missing or damaged, or there are two for one matrix of embeddings.
     """
     _, settings = read_settings(directory)
     names = _names(_read_yaml(directory / DECODER), "vocabs")
-    if len(set(names)) != 1:
-        raise BadInput(f"{directory / DECODER}: vocabs: expected one for source and target, got {', '.join(names)}")
-    file = _existing(directory, names[0])
-    size = settings["pad_token_id"]
+    if len(names) != 2:
+        raise BadInput(f"{directory / DECODER}: vocabs: expected two, for source and target, got {', '.join(names)}")
+    if settings["share_encoder_decoder_embeddings"] and len(set(names)) != 1:
+        raise BadInput(
+            f"{directory / DECODER}: vocabs: expected one for source and target, since their embeddings are one, got "
+            f"{', '.join(names)}"
+        )
+    source = side == "source"
+    file = _existing(directory, names[0] if source else names[1])
+    size = settings["vocab_size" if source else "decoder_vocab_size"] - 1
     ids = {piece: id for piece, id in _read_vocabulary(file).items() if not isinstance(id, int) or id < size}
     padding = "<pad>"
     while padding in ids:
@@ -112,8 +123,8 @@ def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
             raise BadInput(
                 f"{file}: {name}: expected floating-point weights, since others are not read, got {array.dtype}"
             )
-        if name == "Wemb":
-            tensors["model.shared.weight"] = np.pad(np.atleast_2d(array), [(0, 1), (0, 0)])
+        if name in EMBEDDINGS:
+            tensors[EMBEDDINGS[name]] = np.pad(np.atleast_2d(array), [(0, 1), (0, 0)])
         elif name == "decoder_ff_logit_out_b":
             tensors["final_logits_bias"] = np.pad(array.ravel(), (0, 1))
         else:  # [in, out], or a vector [1, d]
@@ -143,17 +154,21 @@ def _settings_of(options: dict) -> dict[str, Any]:
     check("type", ("transformer",), options.get("type"))
     for name, expected in EXPECTED.items():
         check(name, expected, options.get(name, expected[0]))
-    if options.get("tied-embeddings-all") != "true":
-        for name in ("tied-embeddings", "tied-embeddings-src"):
-            check(name, ("true",), options.get(name))
+    shared = options.get("tied-embeddings-all") == "true"
+    if not shared:
+        check("tied-embeddings", ("true",), options.get("tied-embeddings"))
+        shared = options.get("tied-embeddings-src") == "true"
     sizes = options.get("dim-vocabs")
-    if not isinstance(sizes, list) or len(sizes) != 2 or sizes[0] != sizes[1]:
-        raise BadInput(f"dim-vocabs: expected one number twice, got {sizes!r}")
-    size, heads, width = number("dim-vocabs", sizes[0]), number("transformer-heads"), number("transformer-dim-ffn")
+    if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
+        raise BadInput(f"dim-vocabs: expected {'one number twice' if shared else 'two numbers'}, got {sizes!r}")
+    source_size, size = (number("dim-vocabs", each) for each in sizes)
+    heads, width = number("transformer-heads"), number("transformer-dim-ffn")
     decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
     return {
         "model_type": "marian",
-        "vocab_size": size + 1,
+        "share_encoder_decoder_embeddings": shared,
+        "vocab_size": source_size + 1,
+        "decoder_vocab_size": size + 1,
         "pad_token_id": size,  # a row that Marian has not: it starts a target with zeros
         "d_model": number("dim-emb"),
         "encoder_layers": number("enc-depth"),

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint of MarianMT: source.spm, target.spm and vocab.json as one, in TensorFlow's graph."""
+"""The tokenizer of a checkpoint of MarianMT: source.spm, target.spm and vocabulary as one, in TensorFlow's graph."""
 
 import io
 import json
@@ -9,31 +9,35 @@ import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.interop.marian_files import read_vocabulary
+from tf_transformer.interop.marian_files import has_two_vocabularies, read_vocabulary
 from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
+SOURCE_VOCABULARY = "source_vocabulary.json"  # if it is another
 # What begins a text for a model of several target languages, as in ">>fra<< Good morning."; up to the first "<<".
 CODE = "(?s)>>.*?<<"
 
 
 class MarianTokenizer(Tokenizer):
-    """A `Tokenizer` of two SentencePiece models, of sources and of targets, and one table of the pieces of both.
+    """A `Tokenizer` of two SentencePiece models, of sources and of targets, and one table of the pieces of both; or, of
+    a checkpoint with two vocabularies, two tables. Then `pieces`, `ids` and `detokenize` are the target's.
 
     Its pieces, ids (in our order: `read_vocabulary`) and texts are those of `transformers.MarianTokenizer` with
     `split_special_tokens=True`: a control symbol that is written in a text is text. What is no UTF-8 counts as a space.
 
     Args:
         model: what `model` of another one holds, a zip archive of source.spm, target.spm and vocabulary.json: the
-            pieces in the order of their ids.
+            pieces in the order of their ids; and maybe source_vocabulary.json.
     """
 
     def __init__(self, model: bytes):
         try:
             with zipfile.ZipFile(io.BytesIO(model)) as archive:
                 source, target, vocabulary = (archive.read(name) for name in FILES)
+                separate = SOURCE_VOCABULARY in archive.namelist()
+                source_vocabulary = archive.read(SOURCE_VOCABULARY) if separate else vocabulary
             engines = [sentencepiece.SentencePieceProcessor(model_proto=each) for each in (source, target)]
-            pieces = json.loads(vocabulary)
+            pieces, source_pieces = json.loads(vocabulary), json.loads(source_vocabulary)
         except (KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
             raise BadInput(f"expected a tokenizer of MarianMT, got another file: {error}") from error
         self.model = model
@@ -41,8 +45,9 @@ class MarianTokenizer(Tokenizer):
         self.vocab_size = len(pieces)
         self.symbols = []
         self.first_piece = FIRST_ID
-        texts = [b""] * FIRST_ID + [_text(piece, engines[0]) for piece in pieces[FIRST_ID:]]
-        self.op = _Graph(source, target, pieces, texts)
+        engine = engines[1] if separate else engines[0]
+        texts = [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
+        self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
 
     @classmethod
     def from_checkpoint(cls, directory) -> "MarianTokenizer":
@@ -55,12 +60,15 @@ class MarianTokenizer(Tokenizer):
         contents: dict[str, bytes | str] = {
             VOCABULARY: json.dumps(read_vocabulary(directory).pieces, ensure_ascii=False)
         }
+        if has_two_vocabularies(directory):
+            pieces = read_vocabulary(directory, "source").pieces
+            contents[SOURCE_VOCABULARY] = json.dumps(pieces, ensure_ascii=False)
         for name in (SOURCE, TARGET):
             if not (directory / name).is_file():
                 raise BadInput(f"expected the tokenizer of a checkpoint of MarianMT, found no {name} in {directory}")
             contents[name] = (directory / name).read_bytes()
         with zipfile.ZipFile(written, "w") as archive:
-            for name in FILES:
+            for name in sorted(contents):
                 archive.writestr(zipfile.ZipInfo(name), contents[name])  # without the time, for the fingerprint
         try:
             return cls(written.getvalue())
@@ -72,46 +80,61 @@ class MarianTokenizer(Tokenizer):
         return self._files
 
     def tokenize(self, texts) -> tf.RaggedTensor:
-        return self.op.tokenize(texts, self.op.source)
+        return self.op.source.tokenize(texts)
 
     def tokenize_target(self, texts) -> tf.RaggedTensor:
-        return self.op.tokenize(texts, self.op.target)
+        return self.op.target.tokenize(texts)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown one are dropped."""
         return self.op.detokenize(ids)
 
     def pieces(self, ids) -> tf.RaggedTensor:
-        return tf.gather(self.op.pieces, ids)
+        return tf.gather(self.op.target.pieces, ids)
+
+    def source_pieces(self, ids) -> tf.RaggedTensor:
+        return tf.gather(self.op.source.pieces, ids)
 
     def ids(self, pieces) -> tf.RaggedTensor:
-        return self.op.table.lookup(pieces)
+        return self.op.target.table.lookup(pieces)
+
+
+class _Side(tf.Module):
+    """The pieces of sources or of targets.
+
+    Args:
+        model: a serialized SentencePiece model.
+        pieces: by id.
+    """
+
+    def __init__(self, model: bytes, pieces: list[str]):
+        super().__init__()
+        self.engine = durable_tokenizer(model, tf.string)
+        ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
+        initializer = tf.lookup.KeyValueTensorInitializer(list(ids), list(ids.values()), tf.string, tf.int32)
+        self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
+        self.pieces = tf.constant(pieces)
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
+        has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
+        code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
+        text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
+        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none a row
+        return self.table.lookup(tf.concat([codes, self.engine.tokenize(text)], axis=1))
 
 
 class _Graph(tf.Module):
     """What a SavedModel has to keep.
 
     Args:
-        source, target: serialized SentencePiece models.
-        pieces: by id.
+        source, target: the two sides.
         texts: by id, what detokenizing writes.
     """
 
-    def __init__(self, source: bytes, target: bytes, pieces: list[str], texts: list[bytes]):
+    def __init__(self, source: _Side, target: _Side, texts: list[bytes]):
         super().__init__()
-        self.source, self.target = (durable_tokenizer(model, tf.string) for model in (source, target))
-        ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
-        initializer = tf.lookup.KeyValueTensorInitializer(list(ids), list(ids.values()), tf.string, tf.int32)
-        self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
-        self.pieces, self.texts = tf.constant(pieces), tf.constant(texts)
-
-    def tokenize(self, texts, engine) -> tf.RaggedTensor:
-        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
-        has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
-        code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
-        text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
-        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none a row
-        return self.table.lookup(tf.concat([codes, engine.tokenize(text)], axis=1))
+        self.source, self.target, self.texts = source, target, tf.constant(texts)
 
     def detokenize(self, ids) -> tf.Tensor:
         joined = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)

@@ -190,7 +190,7 @@ class Export(Root):
                 "tokens": each(_joined(tokenizer.pieces(tf.ragged.boolean_mask(ids, real)))),
                 "alignments": each(_alignments(attention, sources, real)),
                 "token_scores": tf.ensure_shape(log_probs, [None, n_best, max_length]),
-                "source_tokens": _joined(tokenizer.pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
+                "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
         def score(source, target):
@@ -205,7 +205,7 @@ class Export(Root):
 
         def tokenize(text):
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
-            return {"tokens": _joined(tokenizer.pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
+            return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
         def detokenize(tokens):
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
