@@ -71,7 +71,7 @@ def write_answers(folder: Path) -> None:
         "target_ids": tokenizer(text_target=trained["texts"])["input_ids"],
     }
     answers["of_target"] = tokenizer.batch_decode(answers["target_ids"], skip_special_tokens=True)
-    (HERE / "separate.json").write_text(json.dumps(answers, ensure_ascii=False, indent=0), encoding="utf-8")
+    (HERE / "separate.json").write_text(json.dumps(answers, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@ and GPUs, with 8-bit and 16-bit weights. Needs `pip install tf-transformer[ctran
 
 Its search differs from ours (section 6.1) in what it divides log-probabilities by, length^length_penalty where the end
 symbol is not counted, ours being ((5 + length) / 6)^length_penalty where it is, and in when it stops; with
-`length_penalty=0`, and an infinite patience here, both find the same. Two of its defaults are not ours: `min_decoding_length=1` forbids the empty
-output (our `min_length=2`, which counts the end symbol), and `max_decoding_length=256` holds for every sentence, ours
-being its source's length + 50.
+`length_penalty=0`, and an infinite patience here, both find the same. Two of its defaults are not ours:
+`min_decoding_length=1` forbids the empty output (our `min_length=2`, which counts the end symbol), and
+`max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
 """
 
 import keras
