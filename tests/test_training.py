@@ -278,3 +278,30 @@ def test_average_weights_is_the_mean_of_each_weight(tmp_path):
         assert np.array_equal(found, wanted)
     with pytest.raises(ValueError, match="at least one"):
         average_weights(model, [])
+
+
+@pytest.mark.parametrize("axes", ["BT", "B"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_fit_weighs_tokens_as_keras_does(axes, parts):
+    """Keras itself takes weights of tokens alone: those of sentences are repeated for it."""
+    random = np.random.default_rng(5)
+    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
+    weights = random.random((6, 7) if axes == "BT" else 6).astype("float32")
+    found = []
+    losses = SmoothedCrossEntropy(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    for loss in losses:
+        keras.utils.set_random_seed(1)
+        model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
+        model.build()
+        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
+        ours = loss is losses[0]
+        model.parts = parts if ours else 1
+        given = weights if ours else np.broadcast_to(weights.reshape(6, -1), (6, 7))
+        history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=given).history
+        found.append((history, model.get_weights()))
+    (ours, weights), (theirs, expected) = found
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, err_msg=name)
+    assert ours["loss"][1] < ours["loss"][0]
+    for weight, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)

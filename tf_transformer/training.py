@@ -156,7 +156,7 @@ def smoothed_cross_entropy(targets, logits, epsilon):
 
         return found.log_denominator - smoothed, gradient
 
-    return losses_of(logits)
+    return ops.reshape(losses_of(logits), ops.shape(targets))  # a custom gradient forgets the static shape
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -169,12 +169,17 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Args:
         epsilon: epsilon_ls.
 
-    Call arguments: int targets [B, T], logits [B, T, V]; the result is a scalar in nats.
+    Call arguments: int targets [B, T], logits [B, T, V], and by choice weights of the sentences [B] or of the tokens
+    [B, T], by which losses are multiplied; the mean is still over the number of real tokens, as in Keras's own losses.
+    The result is a scalar in nats.
     """
 
     def __init__(self, epsilon=0.1, name="smoothed_cross_entropy", **kwargs):
         super().__init__(name=name, **({"reduction": "sum"} | kwargs))
         self.epsilon = epsilon
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, None if sample_weight is None else _of_tokens(sample_weight))
 
     def call(self, y_true, y_pred):
         targets = ops.cast(y_true, "int32")
@@ -184,6 +189,12 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def get_config(self):
         return super().get_config() | {"epsilon": self.epsilon}
+
+
+def _of_tokens(sample_weight):
+    """Weights [B] or [B, T] as what multiplies [B, T]; Keras itself takes only the latter for sequences."""
+    sample_weight = ops.cast(sample_weight, "float32")
+    return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
 
 
 def _over_replicas(count):
@@ -196,7 +207,7 @@ def _over_replicas(count):
 
 
 class _TokenMean(keras.metrics.Metric):
-    """A mean over real target tokens; targets int [B, T], logits [B, T, V]."""
+    """A mean over real target tokens: targets int [B, T], logits [B, T, V], by choice weights [B] or [B, T]."""
 
     def __init__(self, name, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -211,7 +222,7 @@ class _TokenMean(keras.metrics.Metric):
         targets = ops.cast(y_true, "int32")
         weights = ops.cast(padding_mask(targets), "float32")
         if sample_weight is not None:
-            weights = weights * ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1))
+            weights = weights * _of_tokens(sample_weight)
         self.total.assign_add(ops.sum(weights * self.values(targets, y_pred)))
         self.count.assign_add(ops.sum(weights))
 
