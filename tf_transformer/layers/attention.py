@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.products import by_row
+from tf_transformer.layers.products import as_rows
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
@@ -182,15 +182,16 @@ class MultiHeadAttention(keras.layers.Layer):
             units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
         )
 
-    def _split_heads(self, x):
-        B, T, width = ops.shape(x)[0], ops.shape(x)[1], x.shape[-1]
+    def _heads(self, projection, x):
+        """A projection of x [B, T, d] by heads: [B, h, T, the width of a head]."""
+        projected, h = projection(as_rows(x)), self.num_heads
+        by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
         # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
-        return ops.einsum("bthd->bhtd", ops.reshape(x, (B, T, self.num_heads, width // self.num_heads)))
+        return ops.einsum("bthd->bhtd", by_head)
 
     def project(self, value) -> KeyValue:
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
-        projections = self.key_projection, self.value_projection
-        return KeyValue(*(self._split_heads(by_row(projection, value)) for projection in projections))
+        return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
 
     def attend(self, query, kv: KeyValue, attention_mask=None, attention=attention):
         """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
@@ -198,12 +199,12 @@ class MultiHeadAttention(keras.layers.Layer):
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
         """
-        heads = self._split_heads(by_row(self.query_projection, query))
+        heads = self._heads(self.query_projection, query)
         dropout = self.weight_dropout if self.dropout else None
         output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)
-        B, T = ops.shape(query)[0], ops.shape(query)[1]
-        joined = ops.reshape(ops.einsum("bhtd->bthd", output), (B, T, self.num_heads * kv.value.shape[-1]))
-        return by_row(self.output_projection, joined), scores
+        joined = ops.reshape(ops.einsum("bhtd->bthd", output), (-1, self.num_heads * kv.value.shape[-1]))
+        projected = self.output_projection(joined)
+        return ops.reshape(projected, (*ops.shape(query)[:-1], projected.shape[-1])), scores
 
     def call(
         self,

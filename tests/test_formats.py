@@ -1,0 +1,55 @@
+"""What Keras exports, run by an engine that is not TensorFlow."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("tf2onnx")
+
+
+def ids(*shape):
+    """Random ones, padding among them, at the end of the rows."""
+    random = np.random.default_rng(shape)
+    drawn = random.integers(1, 53, shape).astype("int32")
+    return np.where(np.arange(shape[-1]) < random.integers(1, shape[-1] + 1, (shape[0], 1)), drawn, 0)
+
+
+def run(path, *inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, dict(zip([each.name for each in session.get_inputs()], inputs, strict=True)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    given = keras.Input((None,), dtype="int32")
+    x = tt.layers.PositionalEmbedding(53, 32)(given)
+    return given, tt.layers.EncoderLayer(num_heads=4, d_ff=23)(x)
+
+
+def export(model, path, *example, signature=None):
+    model(*example)  # Keras exports what was called
+    model.export(path, format="onnx", verbose=False, input_signature=signature)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["classifier", "tagger"])
+def test_a_model_of_our_layers_in_onnx(embedded, kind, tmp_path):
+    given, x = embedded
+    x = keras.layers.GlobalAveragePooling1D()(x) if kind == "classifier" else x
+    model = keras.Model(given, keras.layers.Dense(3)(x))
+    path = export(model, tmp_path / "model.onnx", ids(2, 3))
+    for shape in ((2, 7), (5, 3), (1, 11)):
+        np.testing.assert_allclose(run(path, ids(*shape)), model(ids(*shape)), atol=1e-5)
+
+
+def test_a_transformer_in_onnx(tmp_path):
+    model = tt.Transformer(tt.TransformerConfig(2, 32, 23, 4, vocab_size=53))
+    spec = [keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target")]
+    path = export(model, tmp_path / "model.onnx", (ids(2, 3), ids(2, 5)), signature=[tuple(spec)])
+    for B, S, T in ((2, 7, 5), (5, 3, 4), (1, 11, 13)):
+        source, target = ids(B, S), ids(B, T)
+        np.testing.assert_allclose(run(path, source, target), model((source, target)), atol=1e-5)
