@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_transformer as tt
 
@@ -30,9 +31,9 @@ def embedded():
     return given, tt.layers.EncoderLayer(num_heads=4, d_ff=23)(x)
 
 
-def export(model, path, *example, signature=None):
-    model(*example)  # Keras exports what was called
-    model.export(path, format="onnx", verbose=False, input_signature=signature)
+def export(model, path, example):
+    model(example)  # Keras exports what was called
+    model.export(path, format="onnx", verbose=False)
     return path
 
 
@@ -46,10 +47,19 @@ def test_a_model_of_our_layers_in_onnx(embedded, kind, tmp_path):
         np.testing.assert_allclose(run(path, ids(*shape)), model(ids(*shape)), atol=1e-5)
 
 
+def test_a_savedmodel_of_the_model_alone(tmp_path):
+    """Keras's own format, without tokenizer and search; without a signature, and never called before."""
+    model = tt.Transformer(tt.TransformerConfig(1, 32, 23, 4, vocab_size=53))
+    model.export(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    for B, S, T in ((2, 7, 5), (1, 11, 13)):
+        np.testing.assert_allclose(served.serve((ids(B, S), ids(B, T))), model((ids(B, S), ids(B, T))), atol=1e-5)
+
+
 def test_a_transformer_in_onnx(tmp_path):
     model = tt.Transformer(tt.TransformerConfig(2, 32, 23, 4, vocab_size=53))
-    spec = [keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target")]
-    path = export(model, tmp_path / "model.onnx", (ids(2, 3), ids(2, 5)), signature=[tuple(spec)])
+    path = tmp_path / "model.onnx"
+    model.export(path, format="onnx", verbose=False)
     for B, S, T in ((2, 7, 5), (5, 3, 4), (1, 11, 13)):
         source, target = ids(B, S), ids(B, T)
         np.testing.assert_allclose(run(path, source, target), model((source, target)), atol=1e-5)

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import keras
+from keras import ops
 
 from tf_transformer.config import TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
@@ -154,6 +155,14 @@ class Transformer(Model):
         if return_attention_scores:
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
         return logits
+
+    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+        """Keras's own; without a signature of source and target ids of any number and length."""
+        if not self._called:  # Keras asks for it
+            self((ops.ones((1, 1), "int32"), ops.ones((1, 1), "int32")))
+        names = ("source", "target")
+        ids = tuple(keras.InputSpec(dtype="int32", shape=(None, None), name=name) for name in names)
+        super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[1], self.config.vocab_size)
