@@ -1,5 +1,6 @@
 """The benchmarks run, measure the work they say, and take ratios right; no time is asserted."""
 
+import dataclasses
 import json
 import types
 
@@ -7,8 +8,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import array, random_model
 
-from benchmarks import common, compare, draw, growth, input_pipeline, layer_types, records, training, translation
+import tf_transformer as tt
+from benchmarks import (
+    common,
+    compare,
+    draw,
+    growth,
+    input_pipeline,
+    layer_types,
+    records,
+    to_marian,
+    training,
+    translation,
+)
 
 TINY = common.WORKS["tiny"]
 
@@ -139,8 +153,38 @@ def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
         ("tf_transformer", 300.0, 1.0),
         ("peer", 150.0, 2.0),
     ]
-    assert "| peer (x 1) | float32 | 1 | 150 (150 to 150) | 2.0 | 7 |" in compare.table(rows)
+    assert "| peer (x 1) | float32 | 1 | 150 (150 to 150) | 2.0 | - | 7 |" in compare.table(rows)
     assert "Not a quiet machine" not in compare.table(rows)
+
+
+@pytest.fixture(params=["ours", "marian"])
+def written(request, translator, folder, tmp_path):
+    """A translator, and the checkpoint that it was written as."""
+    pytest.importorskip("safetensors")
+    if request.param == "ours":
+        ours = tt.Translator(random_model(350, 3, 2.0, {}), translator.tokenizer, beam_size=3)
+    else:
+        ours = translation.random_translator(dataclasses.replace(TINY, marian=True), "float32", folder)
+    to_marian.write(ours, tmp_path / "checkpoint")
+    return ours, tmp_path / "checkpoint"
+
+
+def test_a_model_is_written_as_a_checkpoint_of_marian(written):
+    ours, path = written
+    read = tt.Translator.from_marian(path)
+    assert read.beam_size == ours.beam_size
+    sources, targets = ["Two doors.", "The old woman opens the red door. 東"], ["Eine Tür.", "Die alte Frau"]
+    assert np.array_equal(read.source(sources)[0], ours.source(sources)[0])
+    ids = ours.source(sources)[0], np.pad(ours.source(targets)[0], [(0, 0), (1, 0)], constant_values=1)[:, :-1]
+    found, expected = (array(model(ids))[ids[1] > 0] for model in (read.model, ours.model))
+    np.testing.assert_allclose(found[..., 2:], expected[..., 2:], atol=1e-3)  # epsilon is another
+    assert found[..., :2].max() < expected.min()
+
+
+def test_what_marian_has_not_is_not_written(translator, tmp_path):
+    with pytest.raises(tt.BadInput, match="d_k: expected None, which Marian has, got 5"):
+        to_marian.write(translator, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_losses_of_runs_are_drawn_by_name(tmp_path):
