@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from benchmarks import (
     growth,
     input_pipeline,
     layer_types,
+    marian,
     records,
     to_marian,
     training,
@@ -179,6 +181,31 @@ def test_a_model_is_written_as_a_checkpoint_of_marian(written):
     found, expected = (array(model(ids))[ids[1] > 0] for model in (read.model, ours.model))
     np.testing.assert_allclose(found[..., 2:], expected[..., 2:], atol=1e-3)  # epsilon is another
     assert found[..., :2].max() < expected.min()
+
+
+def compared(path, tmp_path):
+    """What benchmarks.marian says of a checkpoint: a line for each check."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    sources, references = (tmp_path / name for name in ("sources", "references"))
+    sources.write_text("The women do not sing.\nHe is tired.\n")
+    references.write_text("Die Frauen singen nicht.\nEr ist müde.\n")
+    options = ["--source", str(sources), "--reference", str(references), "--longest", "23"]
+    return marian.main([str(path), *options])
+
+
+def test_a_checkpoint_is_compared_with_transformers(tmp_path, capsys):
+    lines = compared(Path(__file__).parent / "marian" / "trained", tmp_path)
+    assert [line["check"] for line in lines] == ["source ids", "target ids", "texts of target ids", "greedy", "4 beams"]
+    assert all(line["same"] == 2 and line["unexplained"] == 0 for line in lines)
+    assert all(line["bleu"] == line["bleu_there"] > 20 for line in lines[3:])
+    assert "| target ids | 2 | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_was_written(written, tmp_path):
+    lines = compared(written[1], tmp_path)
+    assert not any(line["unexplained"] for line in lines)
 
 
 def test_what_marian_has_not_is_not_written(translator, tmp_path):
