@@ -120,7 +120,7 @@ class Both:
         import numpy as np
         import tensorflow as tf
 
-        source = self.ours.source(tf.constant([text]))[0]
+        source, tolerance = self.ours.source(tf.constant([text]))[0], self.args.tolerance
         log_probs = [self.ours.force(source, tf.constant([ids]))[0][0].numpy() for ids in (output, other)]
         said = {
             "ours": self.pieces.decode(output),
@@ -133,34 +133,13 @@ class Both:
             gap = log_probs[0][first] - log_probs[1][first]
         if max(len(output), len(other)) >= self.args.longest:
             kind = "limit"
-        elif abs(gap) < self.args.tolerance:
+        elif abs(gap) < tolerance:
             kind = "tie"
-        elif beam_size > 1 and self.noise_finds(source, other, beam_size):
+        elif beam_size > 1 and noise_finds(self.ours, (source, beam_size, self.args.longest), other, tolerance):
             kind = "rounding"
         else:
             kind = "unexplained"
         return {"kind": kind, "gap": round(float(np.abs(gap)), 7), **said}
-
-    def noise_finds(self, source, output: list[int], beam_size: int, tries: int = 20) -> bool:
-        """Whether our search gives `output` when logits change by at most the tolerance, at random."""
-        import tensorflow as tf
-
-        exact, random = self.ours.model.decode_step, tf.random.Generator.from_seed(1)
-
-        def noisy(*args, **kwargs):
-            logits, cache = exact(*args, **kwargs)
-            return logits + random.uniform(tf.shape(logits), -self.args.tolerance, self.args.tolerance), cache
-
-        self.ours.model.decode_step = noisy
-        try:
-            length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
-            for _ in range(tries):
-                found = self.ours.search(source, length, beam_size=beam_size, max_length=self.args.longest)
-                if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
-                    return True
-            return False
-        finally:
-            del self.ours.model.decode_step
 
     def compare_scores(self, sources: list[str], targets: list[str]) -> dict:
         """`score_batch` against the function that the signature `score` is made of."""
@@ -187,6 +166,37 @@ class Both:
             "max_sentence_difference": round(float(sentence), 7),
             "unexplained": int(token > self.args.tolerance),
         }
+
+
+def noise_finds(translator, search, output: list[int], tolerance: float, tries: int = 20) -> bool:
+    """Whether our search gives `output` when logits change by at most the tolerance, at random.
+
+    Args:
+        translator: a `Translator`.
+        search: the source's ids [1, S], the beam size and the greatest length.
+        output: ids.
+        tolerance: of logits.
+        tries: how often to try.
+    """
+    import tensorflow as tf
+
+    source, beam_size, longest = search
+    exact, random = translator.model.decode_step, tf.random.Generator.from_seed(1)
+
+    def noisy(*args, **kwargs):
+        logits, cache = exact(*args, **kwargs)
+        return logits + random.uniform(tf.shape(logits), -tolerance, tolerance), cache
+
+    translator.model.decode_step = noisy
+    try:
+        length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
+        for _ in range(tries):
+            found = translator.search(source, length, beam_size=beam_size, max_length=longest)
+            if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
+                return True
+        return False
+    finally:
+        del translator.model.decode_step
 
 
 def batches(items: list, size: int = 32, key=len):

@@ -65,8 +65,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
 
     keras.utils.set_random_seed(common.SEED)
     keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
-    model = tt.Transformer(config_of(work))
-    model.build()
+    model = model_of(work)
     model.parts = parts
     adam = keras.optimizers.Adam if stock_adam else tt.Adam
     schedule = tt.WarmupSchedule(work.d_model)
@@ -97,11 +96,12 @@ def fit(model, batches, **options):
     model.fit((source, target[:, :-1]), target[:, 1:], len(batches[0][0]), shuffle=False, verbose=0, **options)
 
 
-def config_of(work):
-    """Our configuration of a model of this work's sizes."""
+def model_of(work):
+    """Our model of this work's sizes, with random weights."""
     import tf_transformer as tt
+    from tf_transformer.interop.marian import MarianConfig, MarianTransformer
 
-    return tt.TransformerConfig(
+    config = tt.TransformerConfig(
         work.num_layers,
         work.d_model,
         work.d_ff,
@@ -110,6 +110,12 @@ def config_of(work):
         label_smoothing=work.label_smoothing,
         vocab_size=work.vocab_size,
     )
+    if work.marian:
+        decoder = {"decoder_d_ff": work.d_ff, "num_decoder_heads": work.num_heads}
+        config = MarianConfig(**config.to_dict(), num_decoder_layers=work.num_layers, **decoder)
+    model = (MarianTransformer if work.marian else tt.Transformer)(config)
+    model.build()
+    return model
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ import multiprocessing
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
-from benchmarks import common
-from benchmarks.training import config_of
+from benchmarks import common, to_marian
+from benchmarks.training import model_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +32,9 @@ def main(argv=None) -> dict:
     path = exported(work, args.dtype, args.work)
     sentences = source_sentences(work, args.sentences, args.work)
     load = {"python": load_in_python, "c": load_in_c}[args.loader]
+    began = time.perf_counter()
     signature = load(path, args)
+    loading = time.perf_counter() - began
 
     def request():
         return signature("serving_default", text=sentences)["translation"]
@@ -49,6 +52,7 @@ def main(argv=None) -> dict:
         ["tf-transformer", "tensorflow", "tensorflow-text"],
         loader=args.loader,
         sentences=args.sentences,
+        load_seconds=round(loading, 2),
         saved_mib=round(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 2**20, 1),
         **memory,
     )
@@ -73,7 +77,8 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
         dtype: what it computes in.
         folder: where such things are kept.
         max_length: the most steps of the search that a request may ask for; by default those of the work.
-        kind: "savedmodel", or "ctranslate2" for that engine's folder with the same weights.
+        kind: "savedmodel", or "ctranslate2" for that engine's folder with the same weights; of MarianMT's layers also
+            "marian", the checkpoint that both are made from.
     """
     max_length = max_length or work.steps
     sources = [*sorted(ROOT.glob("tf_transformer/**/*.py")), Path(__file__)]
@@ -94,11 +99,17 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
 
 
 def _export(work, dtype, folder, max_length, kind, path) -> None:
-    translator = random_translator(work, dtype, folder)
-    if kind == "ctranslate2":
-        from tf_transformer.interop import ctranslate2
+    import tf_transformer as tt
 
-        ctranslate2.save(translator, path)
+    if kind == "marian":
+        return to_marian.write(random_translator(work, dtype, folder), path)
+    if work.marian:
+        translator = tt.Translator.from_marian(exported(work, "float32", folder, kind="marian"), **search_of(work))
+        translator = translator if dtype == "float32" else translator.astype(dtype)
+    else:
+        translator = random_translator(work, dtype, folder)
+    if kind == "ctranslate2":
+        tt.ctranslate2.save(translator, path)
     else:
         translator.save(path, max_length=max_length)
 
@@ -111,13 +122,16 @@ def random_translator(work, dtype, folder: Path, **options):
     import tf_transformer as tt
 
     keras.utils.set_random_seed(common.SEED)
-    model = tt.Transformer(config_of(work))
-    model.build()
+    model = model_of(work)
     never_end(model)
     tokenizer = tt.Tokenizer.load(tokenizer_path(work, folder))
-    options |= {"beam_size": work.beam_size, "length_penalty": work.length_penalty}
-    translator = tt.Translator(model, tokenizer, **options)
+    translator = tt.Translator(model, tokenizer, **(options | search_of(work)))
     return translator if dtype == "float32" else translator.astype(dtype)
+
+
+def search_of(work) -> dict:
+    """Options of a `Translator`."""
+    return {"beam_size": work.beam_size, "length_penalty": work.length_penalty}
 
 
 def never_end(model) -> None:

@@ -1,14 +1,30 @@
 """The benchmarks run, measure the work they say, and take ratios right; no time is asserted."""
 
+import dataclasses
 import json
 import types
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import array, random_model
 
-from benchmarks import common, compare, draw, growth, input_pipeline, layer_types, records, training, translation
+import tf_transformer as tt
+from benchmarks import (
+    common,
+    compare,
+    draw,
+    growth,
+    input_pipeline,
+    layer_types,
+    marian,
+    records,
+    to_marian,
+    training,
+    translation,
+)
 
 TINY = common.WORKS["tiny"]
 
@@ -139,8 +155,63 @@ def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
         ("tf_transformer", 300.0, 1.0),
         ("peer", 150.0, 2.0),
     ]
-    assert "| peer (x 1) | float32 | 1 | 150 (150 to 150) | 2.0 | 7 |" in compare.table(rows)
+    assert "| peer (x 1) | float32 | 1 | 150 (150 to 150) | 2.0 | - | 7 |" in compare.table(rows)
     assert "Not a quiet machine" not in compare.table(rows)
+
+
+@pytest.fixture(params=["ours", "marian"])
+def written(request, translator, folder, tmp_path):
+    """A translator, and the checkpoint that it was written as."""
+    pytest.importorskip("safetensors")
+    if request.param == "ours":
+        ours = tt.Translator(random_model(350, 3, 2.0, {}), translator.tokenizer, beam_size=3)
+    else:
+        ours = translation.random_translator(dataclasses.replace(TINY, marian=True), "float32", folder)
+    to_marian.write(ours, tmp_path / "checkpoint")
+    return ours, tmp_path / "checkpoint"
+
+
+def test_a_model_is_written_as_a_checkpoint_of_marian(written):
+    ours, path = written
+    read = tt.Translator.from_marian(path)
+    assert read.beam_size == ours.beam_size
+    sources, targets = ["Two doors.", "The old woman opens the red door. 東"], ["Eine Tür.", "Die alte Frau"]
+    assert np.array_equal(read.source(sources)[0], ours.source(sources)[0])
+    ids = ours.source(sources)[0], np.pad(ours.source(targets)[0], [(0, 0), (1, 0)], constant_values=1)[:, :-1]
+    found, expected = (array(model(ids))[ids[1] > 0] for model in (read.model, ours.model))
+    np.testing.assert_allclose(found[..., 2:], expected[..., 2:], atol=1e-3)  # epsilon is another
+    assert found[..., :2].max() < expected.min()
+
+
+def compared(path, tmp_path):
+    """What benchmarks.marian says of a checkpoint: a line for each check."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    sources, references = (tmp_path / name for name in ("sources", "references"))
+    sources.write_text("The women do not sing.\nHe is tired.\n")
+    references.write_text("Die Frauen singen nicht.\nEr ist müde.\n")
+    options = ["--source", str(sources), "--reference", str(references), "--longest", "23"]
+    return marian.main([str(path), *options])
+
+
+def test_a_checkpoint_is_compared_with_transformers(tmp_path, capsys):
+    lines = compared(Path(__file__).parent / "marian" / "trained", tmp_path)
+    assert [line["check"] for line in lines] == ["source ids", "target ids", "texts of target ids", "greedy", "4 beams"]
+    assert all(line["same"] == 2 and line["unexplained"] == 0 for line in lines)
+    assert all(line["bleu"] == line["bleu_there"] > 20 for line in lines[3:])
+    assert "| target ids | 2 | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_was_written(written, tmp_path):
+    lines = compared(written[1], tmp_path)
+    assert not any(line["unexplained"] for line in lines)
+
+
+def test_what_marian_has_not_is_not_written(translator, tmp_path):
+    with pytest.raises(tt.BadInput, match="d_k: expected None, which Marian has, got 5"):
+        to_marian.write(translator, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_losses_of_runs_are_drawn_by_name(tmp_path):

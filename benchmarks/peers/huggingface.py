@@ -2,6 +2,7 @@
 
 from benchmarks import common
 from benchmarks.peers.torch_step import torch_step
+from benchmarks.translation import exported, source_sentences
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -23,7 +24,7 @@ def marian(work, args):
             decoder_ffn_dim=work.d_ff,
             encoder_attention_heads=work.num_heads,
             decoder_attention_heads=work.num_heads,
-            activation_function="relu",
+            activation_function="swish" if work.marian else "relu",
             scale_embedding=True,
             dropout=work.dropout,
             attention_dropout=0.0,
@@ -55,16 +56,15 @@ def training(work, args):
 def translation(work, args):
     import torch
 
-    model = marian(work, args).eval()
+    model, encode, decode = (from_checkpoint if work.marian else from_ids)(work, args)
+    model.eval()
     if args.dtype == "bfloat16":
         model.to(torch.bfloat16)
-    source = torch.from_numpy(common.source_ids(work, args.sentences)).long()
 
     @torch.inference_mode()
     def request():
         found = model.generate(
-            source,
-            attention_mask=torch.ones_like(source),
+            **encode(),
             num_beams=work.beam_size,
             length_penalty=work.length_penalty,
             min_new_tokens=work.steps,
@@ -72,9 +72,36 @@ def translation(work, args):
             do_sample=False,
             use_cache=True,
         )
+        decode(found)
         return found.shape[1] - 1
 
     return request
+
+
+def from_ids(work, args):
+    """A random model, a function that gives the sources, and one that takes the outputs."""
+    import torch
+
+    source = torch.from_numpy(common.source_ids(work, args.sentences)).long()
+    inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    return marian(work, args), lambda: inputs, lambda outputs: None
+
+
+def from_checkpoint(work, args):
+    """The same, of a checkpoint and its tokenizer."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    path = exported(work, "float32", args.work, kind="marian")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(path)
+    sentences = source_sentences(work, args.sentences, args.work)
+    return (
+        transformers.MarianMTModel.from_pretrained(path, dtype=torch.float32),
+        lambda: tokenizer(sentences, padding=True, return_tensors="pt"),
+        lambda outputs: tokenizer.batch_decode(outputs, skip_special_tokens=True),
+    )
 
 
 if __name__ == "__main__":
