@@ -12,6 +12,7 @@ With --run, the run that benchmarks.to_marian made the checkpoint of is compared
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,7 @@ def main(argv=None) -> list[dict]:
     import tf_transformer as tt
 
     sources, references = tt.data.read_text_pairs(args.source, args.reference)
-    options = {"length_penalty": 0.0, "extra_length": 10_000}
+    options = {"length_penalty": 0.0, "extra_length": 10_000, "patience": math.inf}
     ours = Ours(tt.Translator.from_marian(args.checkpoint, **options), args.longest)
     there = Transformers(args)
     checks = Comparison(ours, there, args)
