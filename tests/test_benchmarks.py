@@ -20,6 +20,7 @@ from benchmarks import (
     input_pipeline,
     layer_types,
     marian,
+    patience,
     records,
     to_marian,
     training,
@@ -262,3 +263,17 @@ def test_peers_get_batches_without_control_symbols():
     source, target = common.training_batches(TINY)[0]
     assert source.shape == (TINY.pairs, TINY.length) and target.shape == (TINY.pairs, TINY.length + 1)
     assert min(source.min(), target.min()) >= common.FIRST_ID and max(source.max(), target.max()) < TINY.vocab_size
+
+
+def test_patience(tmp_path, capsys):
+    """Outputs of less patience are no better, and some are worse: a checkpoint that was trained a little."""
+    pairs = tt.toy_corpus.corpus(train=0, dev=40, test=0)["dev"]
+    for name, lines in zip(("source", "reference"), zip(*pairs, strict=True), strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
+    model = str(Path(__file__).parent / "marian/trained")
+    options = ["--patience", "0.25", "--length-penalty", "3", "--rounds", "1"]
+    first, exact = patience.main([model, *files, *options])
+    assert exact["patience"] == np.inf and exact["search_errors"] == 0 < first["search_errors"] < 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 beams, length penalty 3.0, 40 sentences" and lines[3].startswith("| 0.25 | ")
