@@ -89,7 +89,7 @@ def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
 
-    options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty}
+    options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_run(args.run, args.average_last, **options)
     for name in ENGINES:
         path = folder_of(folder, name)

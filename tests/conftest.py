@@ -1,6 +1,11 @@
 """Between the tests and Keras: a quiet TensorFlow, the same random numbers for every test, and arrays to and fro."""
 
+import gc
 import os
+
+gc.set_threshold(
+    100_000, 50, 1_000
+)  # tracing makes many objects, few of which go: a tenth of the time was spent on them
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")

@@ -37,6 +37,7 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.program
 def test_resumed_is_never_stopped(tmp_path):
     """Weights, optimizer, schedule, dropout's random state, position in the data, history; and of half an epoch."""
     whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")

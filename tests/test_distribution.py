@@ -118,6 +118,7 @@ def test_an_update_that_is_not_finite_can_be_left_out():
     assert not np.isfinite(model.get_weights()[1]).any()
 
 
+@pytest.mark.program
 def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
     model = tt.Transformer(replicas.CONFIG, dtype="mixed_float16")
     model.build()

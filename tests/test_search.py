@@ -553,7 +553,7 @@ def test_a_copy_task_is_learned_and_decoded_exactly(window):
         loss=SmoothedCrossEntropy(0.1),
         metrics=[TokenAccuracy()],
     )
-    source = sentences(64 * 500)
+    source = sentences(64 * 700)
     shifted = np.where(source == 0, 0, np.pad(source[:, :-1], [(0, 0), (1, 0)], constant_values=BOS))
     model.fit((source, shifted), source, batch_size=64, verbose=0)
     source = sentences(50)

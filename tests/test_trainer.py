@@ -201,6 +201,7 @@ def test_nothing_to_learn(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.program
 def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
     """Whole epochs, in three processes' worth of calls; then averaged and exported as any run."""
 

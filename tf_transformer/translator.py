@@ -46,7 +46,7 @@ class Translator:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
             min_length: the least number of tokens of an output, its end symbol included (0).
-            patience: a search ends when this many times beam_size outputs have ended (1); `math.inf` makes it exact.
+            patience: a search ends when this many times beam_size outputs have ended (2); `math.inf` makes it exact.
             extra_length: the most tokens that an output has more than its source, its end symbol included (50).
             max_source_length: tokens of a source that are read; the rest is cut, with a warning in Python (256).
 

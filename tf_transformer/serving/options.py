@@ -63,7 +63,7 @@ _TABLE = [
         "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
     ),
     SearchOption(
-        "patience", "float32", 1.0, 0, math.inf, "end when this many times beam_size outputs have ended", request=False
+        "patience", "float32", 2.0, 0, math.inf, "end when this many times beam_size outputs have ended", request=False
     ),
     SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, the best", translator=False, request=False),
     SearchOption("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens", request=False),
