@@ -3,10 +3,6 @@
 import gc
 import os
 
-gc.set_threshold(
-    100_000, 50, 1_000
-)  # tracing makes many objects, few of which go: a tenth of the time was spent on them
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -15,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+gc.set_threshold(100_000, 50, 1_000)  # tracing makes many objects, few of which go: it was a tenth of the time
 BACKEND = keras.backend.backend()
 EXAMPLES = 8 if BACKEND == "tensorflow" else 3  # JAX compiles for every shape
 hypothesis.settings.register_profile("few", max_examples=EXAMPLES, deadline=None, derandomize=True)
