@@ -522,6 +522,7 @@ numpy.savez(sys.argv[2], *train(tf.distribute.get_strategy()))
 """
 
 
+@pytest.mark.program
 @tensorflow_only
 def test_two_replicas_train_as_one(tmp_path):
     run_python(REPLICAS, tmp_path / "two.npz", tmp_path / "one.npz")

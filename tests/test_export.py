@@ -99,6 +99,7 @@ print(json.dumps([{name: list(map(str, values)) for name, values in found.items(
 """
 
 
+@pytest.mark.program
 def test_three_loaders_give_what_the_translator_gives(translator, saved, served, tmp_path):
     texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
     command = [sys.executable, "-c", PROGRAM, str(saved), texts]
