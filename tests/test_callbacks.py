@@ -63,6 +63,7 @@ def test_resumed_is_never_stopped(tmp_path):
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
 
 
+@pytest.mark.program
 def test_stopped_in_an_epoch_s_last_step(tmp_path):
     """The epoch ends first, with its row."""
     whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))

@@ -103,6 +103,7 @@ def test_there_are_examples():
 CLIENTS = [path for path in (ROOT / "savedmodels" / "clients").iterdir() if path.is_file()]
 
 
+@pytest.mark.program
 @needs_curl
 @pytest.mark.parametrize(("script", "answer"), EXAMPLES)
 def test_the_readmes_examples_run_as_they_stand(shell, script, answer):

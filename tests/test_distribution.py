@@ -52,6 +52,7 @@ def same(path, alone, tolerance=1e-5):
         np.testing.assert_allclose(found[name], alone[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.program
 def test_two_replicas_are_one(alone, tmp_path):
     """On two logical devices; weights, metrics, the gradient's norm, clipped, of batches that two does not divide."""
     process = start(tmp_path / "two.npz", "cpu:2")

@@ -1,5 +1,6 @@
 """A corpus on disk: every pair once an epoch, whole after a stop, and step N without what came before it."""
 
+import dataclasses
 import itertools
 import json
 
@@ -10,6 +11,7 @@ from test_data import expected_rows
 import tf_transformer as tt
 from tf_transformer import toy_corpus
 from tf_transformer.corpora import records
+from tf_transformer.corpora.corpus import Batching
 
 PAIRS, BATCH = 701, 512
 
@@ -124,3 +126,13 @@ def test_what_is_damaged_or_another_s(corpus, written):
     (written.folder / "records.json").write_text(json.dumps({"complete": False}))
     with pytest.raises(tt.BadInput, match="found no records.json"):
         records.Records(written.folder / "nowhere")
+
+
+def test_records_are_of_one_tokenizer(written, corpus):
+    """Not of that of a model to start from: its ids would be other words."""
+    prepared = tt.PreparedCorpus(written.folder, (["a"], ["b"]))
+    batching = Batching(corpus[1], BATCH, 1)
+    assert prepared.summary(batching).batches > 0
+    other = tt.Tokenizer.learn_from([text for pair in corpus[0] for text in pair], 401)
+    with pytest.raises(tt.BadInput, match="expected to train with the tokenizer of the records, got another"):
+        prepared.summary(dataclasses.replace(batching, tokenizer=other))

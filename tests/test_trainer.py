@@ -113,6 +113,7 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert len(printed) < 6_000  # no line for every step
 
 
+@pytest.mark.program
 def test_a_run_knows_what_it_is(corpus, text, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()
@@ -174,6 +175,7 @@ def test_a_callback_may_end_it(corpus, tmp_path, capsys):
     assert "stopped at step 4 by a callback" in capsys.readouterr().out
 
 
+@pytest.mark.program
 def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()

@@ -255,6 +255,8 @@ class PreparedCorpus(Corpus):
         return self.records.batches(batching.batch_tokens, batching.seed, first, lines)
 
     def summary(self, batching: Batching) -> data.Summary:
+        if batching.tokenizer.fingerprint != self.records.tokenizer.fingerprint:  # that of a model to start from
+            raise BadInput(f"{self.records.folder}: expected to train with the tokenizer of the records, got another")
         return self.records.summary(batching.batch_tokens, batching.seed)
 
 
