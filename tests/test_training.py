@@ -305,3 +305,15 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
     assert ours["loss"][1] < ours["loss"][0]
     for weight, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", ["BT", "B"])
+def test_metrics_weigh_tokens(axes):
+    logits, weights = normal(B, T, V), np.abs(normal(B, T) if axes == "BT" else normal(B))
+    of_tokens = np.broadcast_to(weights.reshape(B, -1), (B, T)) * (TARGETS > 0)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nats = -np.take_along_axis(log_probs, TARGETS[..., np.newaxis], -1)[..., 0]
+    for metric, values in ((TokenAccuracy(), logits.argmax(-1) == TARGETS), (Perplexity(), nats)):
+        metric.update_state(TARGETS, logits, sample_weight=weights)
+        mean = (of_tokens * values).sum() / of_tokens.sum()
+        close(metric.result(), np.exp(mean) if metric.name == "perplexity" else mean)
