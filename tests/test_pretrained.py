@@ -58,6 +58,12 @@ def test_a_model_of_the_hub(cache, name):
     assert translator.astype("bfloat16").export_options == translator.export_options
 
 
+def test_settings_that_say_nothing(cache):
+    (cache / "generation_config.json").write_text('{"max_length": null, "num_beams": null}')
+    translator = tt.Translator.from_marian("opus-mt-en-no")
+    assert translator.beam_size == 4 and "max_length" not in translator.export_options
+
+
 @pytest.mark.parametrize("there", hub.WEIGHTS)
 def test_one_file_of_weights_is_downloaded(there, tmp_path, monkeypatch):
     asked = []
@@ -180,6 +186,8 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
             translation.main(argv)
         assert made[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
         assert made[-1].config == dataclasses.replace(made[-1].start.model.config, dropout=0.2)
+    monkeypatch.setattr(tt, "load", lambda path: object.__new__(tt.Parser))
+    assert "expected a model that translates, got a parser" in fails(translation, ["--from", tmp_path], capsys)
     assert "or a model's name on the Hugging Face hub, got" in fails(translation, ["--from", "no/such/folder"], capsys)
 
 

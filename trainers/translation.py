@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> None:
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     start = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_marian)(args.start)
+    if start and not isinstance(start, tt.Translator):
+        raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
     config, recipe = plan_of(vars(args) | of_records | {"start": start}, "translation")
     search = search_of(vars(args))

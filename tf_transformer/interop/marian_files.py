@@ -93,7 +93,7 @@ def search_options(directory) -> dict[str, Any]:
     _, said = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
         said |= _read_json(directory, "generation_config.json")
-    options = {"beam_size": said.get("num_beams"), "max_length": said.get("max_length", 0) - 1}
+    options = {"beam_size": said.get("num_beams"), "max_length": (said.get("max_length") or 0) - 1}
     return {name: value for name, value in options.items() if isinstance(value, int) and value > 0}
 
 
