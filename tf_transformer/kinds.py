@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import TransformerConfig
 from tf_transformer.interop.marian import MarianConfig, MarianTransformer
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.model import Transformer
@@ -31,7 +31,7 @@ def tokenizer_of(model: bytes) -> Tokenizer:
     Raises:
         BadInput: it is none.
     """
-    return MarianTokenizer(model) if model.startswith(ZIP) else Tokenizer(model)
+    return _kind_of(model)(model)
 
 
 def load_tokenizer(path) -> Tokenizer:
@@ -42,9 +42,8 @@ def load_tokenizer(path) -> Tokenizer:
         BadInput: it holds something else.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"tokenizer: expected a file, found none at {path}")
-    try:
-        return tokenizer_of(path.read_bytes())
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
+    return _kind_of(path.read_bytes() if path.is_file() else b"").load(path)
+
+
+def _kind_of(model: bytes) -> type[Tokenizer]:
+    return MarianTokenizer if model.startswith(ZIP) else Tokenizer
