@@ -1,68 +1,58 @@
-"""The README's Python, as it stands there, from top to bottom."""
+"""The README, as it stands there: it is short, its commands run, its figures are those of the pages."""
 
-import ast
+import json
 import re
-from pathlib import Path
+from configparser import ConfigParser
 
-import matplotlib
+import pages
 import pytest
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = pages.read("README.md")
+FEWER_STEPS = "tt.Recipe(steps=8, batch_tokens=2_048, warmup_steps=300)"
+FEWER_PAIRS = 'write_corpus("text", train=4_000, dev=40, test=40)'
+QUICKER = {'write_corpus("text")': FEWER_PAIRS, 'tt.RECIPES["tiny"]': FEWER_STEPS}
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 150
 
 
 @pytest.mark.program
-def test_the_python_blocks_run(tmp_path, monkeypatch):
-    matplotlib.use("agg")
+def test_its_python_runs_and_what_it_saves_answers_its_request(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")  # in its place: there is no network
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 9
-    names = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert names["classifier"](names["source"]).shape == (names["source"].shape[0], 3)
-    for name in ("mine", "en-de", "tuned", "adapted"):
-        assert (tmp_path / f"savedmodels/{name}/1/saved_model.pb").exists()
-    learns = [weight.path for weight in names["start"].model.trainable_weights]
-    assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
-    sentences = ["The women do not sing.", "He is tired."]
-    assert names["adapted"](sentences) == names["start"](sentences)
-    assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
+    (tmp_path / "opus-mt-en-de").symlink_to(pages.ROOT / "tests/marian/trained")  # in its place: there is no network
+    assert len(pages.blocks("README.md")) == 3
+    names = pages.run_blocks("README.md", QUICKER)
+    assert names["classifier"].output_shape == (None, 3)
+    assert (tmp_path / "savedmodels/en-de/1/saved_model.pb").exists()
+
+    pytest.importorskip("flask")
+    from savedmodels.playground import rest
+    from savedmodels.playground.model import ServedModel
+
+    body, host, path = re.search(r"^curl -d '(.*)' (http://localhost:8501)(\S+)$", README, re.MULTILINE).groups()
+    model = ServedModel(tmp_path / "savedmodels/mine/1", "mine")
+    answer = rest.app(model).test_client().post(path, data=body, base_url=host)
+    (prediction,) = json.loads(answer.data)["predictions"]
+    assert prediction["translation"] == names["translator"](json.loads(body)["instances"])[0]
 
 
-def test_what_is_said_to_be_run_is_installed_by_what_is_said():
-    """Programs are in the clone, not in the package: an extra for them is installed from there."""
-    for section in README.split("\n## "):
-        if "python -m trainers." in section and section.startswith(("Two commands", "Parsing")):
-            assert 'pip install "tf-transformer' not in section
-            assert re.search(r'pip install -e (\.|"\.\[)', section)
+@pytest.mark.parametrize("path", pages.PATHS, ids=str)
+def test_extras_that_are_said_exist(path):
+    """Programs are in the clone, not in the package: what installs them installs from there."""
+    config = ConfigParser()
+    config.read(pages.ROOT / "setup.cfg")
+    text = pages.read(path)
+    assert 'pip install "tf-transformer' not in text
+    for extras in re.findall(r'pip install -e "?\.\[([\w,]+)\]', text):
+        assert set(extras.split(",")) <= set(config["options.extras_require"]), extras
 
 
-def test_the_file_tree_is_true():
-    tree = README.split("## File tree")[1]
-    named = set(re.findall(r"^  ([\w/]+\.py) ", tree, re.MULTILINE))
-    package = ROOT / "tf_transformer"
-    there = {str(path.relative_to(package)) for path in package.rglob("*.py")} - {"version.py"}
-    assert named == {name for name in there if not name.endswith("__init__.py")}
-
-
-def defines(tree, name):
-    """Whether a module's syntax tree defines a class, function or method."""
-    for part in name.split("."):
-        tree = next((node for node in getattr(tree, "body", []) if getattr(node, "name", None) == part), None)
-    return tree is not None
-
-
-def test_the_paper_table_points_at_what_exists():
-    table = README.split("## The paper, section by section")[1].split("## Design")[0]
-    places = re.findall(r"\[`([\w.]+)`\]\(tf_transformer/([\w/]+\.py)\)", table)
-    assert len(places) == table.count("(tf_transformer/")
-    for name, path in places:
-        tree = ast.parse((ROOT / "tf_transformer" / path).read_text(encoding="utf-8"))
-        assert defines(tree, name), f"{path} has no {name}"
-    for name in re.findall(r"`(test_\w+\.py)`", table):
-        assert (ROOT / "tests" / name).exists(), name
-    sections = re.findall(r"^\| ([\d.]+) \|", table, re.MULTILINE)
-    wanted = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
-    assert set(wanted) <= set(sections)
+@pytest.mark.parametrize(("heading", "page"), [("Results", "docs/results.md"), ("Speed", "docs/performance.md")])
+def test_its_tables_have_the_figures_of_the_pages(heading, page):
+    section, there = README.split(f"## {heading}\n")[1].split("\n## ")[0], pages.read(page)
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    figures = [figure for row in rows for figure in re.findall(r"\| \**([\d.]+)\** (?=\|)", row.replace("|", "| |"))]
+    assert len(figures) >= 9
+    known = set(re.findall(r"(?<![\d.,])[\d.]+(?![\d,]|\.\d)", there.replace("**", "")))
+    assert not set(figures) - known, f"{page} has no {set(figures) - known}"

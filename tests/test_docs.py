@@ -1,0 +1,154 @@
+"""The pages in docs/: their links lead somewhere, their code runs, their tables are those of the code."""
+
+import ast
+import inspect
+import re
+
+import matplotlib
+import pages
+import pytest
+from test_parsing_program import write_trees
+
+import tf_transformer as tt
+from tf_transformer.runs.recipe import FREE
+from tf_transformer.serving.options import SEARCH_OPTIONS
+
+ROOT = pages.ROOT
+
+
+@pytest.mark.parametrize("path", pages.PATHS, ids=str)
+def test_links_lead_somewhere(path):
+    for target, anchor in pages.links(path):
+        file = (ROOT / path.parent / target).resolve() if target else ROOT / path
+        assert file.exists(), f"{path}: {target}"
+        if anchor:
+            assert anchor in pages.anchors(file.relative_to(ROOT)), f"{path}: {target}#{anchor}"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a page's Python runs: what it wants to download lies there."""
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")
+    return tmp_path
+
+
+def there(folder, *names):
+    """Whether the SavedModels of these names are."""
+    return all((folder / f"savedmodels/{name}/1/saved_model.pb").exists() for name in names)
+
+
+GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run of the first
+ALONE = ["tutorials/layers", "tutorials/parsing", "tutorials/fine-tune"]
+
+
+def test_every_tutorial_is_run_by_a_test():
+    python = {
+        f"{path.parent.name}/{path.stem}" for path in pages.PATHS if path.parts[0] == "docs" and pages.blocks(path)
+    }
+    assert python == {*GO_ON, *ALONE}
+
+
+@pytest.mark.program
+def test_the_pages_that_go_on_with_one_run(folder):
+    for name in GO_ON:
+        names = pages.run_blocks(f"docs/{name}.md")
+    assert there(folder, "trained", "mine", "demo")
+    assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
+    assert names["results"][0].hypotheses
+
+
+@pytest.mark.program
+def test_the_page_of_layers(folder):
+    scores = pages.run_blocks("docs/tutorials/layers.md")["scores"].numpy()
+    assert scores.shape == (1, 4, 4, 4)
+    assert scores[..., 3].max() == 0  # padding
+
+
+@pytest.mark.program
+def test_the_page_of_the_parser(folder):
+    write_trees(folder / "train.trees", 211, seed=1)
+    write_trees(folder / "dev.trees", 23, seed=2)
+    quicker = {
+        'tt.PRESETS["parsing_small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=300)",
+        'tt.RECIPES["parsing_small"]': "tt.Recipe(steps=20, batch_tokens=512, warmup_steps=40)",
+    }
+    tree = pages.run_blocks("docs/tutorials/parsing.md", quicker)["tree"]
+    assert tree.leaves() == ["The", "cat", "slept", "."]
+    assert there(folder, "parser") and (folder / "tree.svg").exists()
+
+
+@pytest.mark.program
+def test_the_page_of_fine_tuning(folder):
+    names = pages.run_blocks("docs/tutorials/fine-tune.md")
+    assert there(folder, "en-de", "tuned", "adapted")
+    learns = [weight.path for weight in names["start"].model.trainable_weights]
+    assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
+    sentences = ["The women do not sing.", "He is tired."]
+    assert names["adapted"](sentences) == names["start"](sentences)
+
+
+def test_the_file_tree_is_true():
+    tree = pages.read("docs/explanation/design.md").split("## File tree")[1]
+    named = set(re.findall(r"^  ([\w/]+\.py) ", tree, re.MULTILINE))
+    package = ROOT / "tf_transformer"
+    there = {str(path.relative_to(package)) for path in package.rglob("*.py")} - {"version.py"}
+    assert named == {name for name in there if not name.endswith("__init__.py")}
+    for folder in re.findall(r"^([\w/]+)/ ", tree, re.MULTILINE):
+        assert (ROOT / folder).is_dir(), folder
+
+
+def defines(tree, name):
+    """Whether a module's syntax tree defines a class, function or method."""
+    for part in name.split("."):
+        tree = next((node for node in getattr(tree, "body", []) if getattr(node, "name", None) == part), None)
+    return tree is not None
+
+
+def test_the_paper_table_points_at_what_exists():
+    table = pages.read("docs/explanation/paper.md").split("## Where the paper")[0]
+    places = re.findall(r"\[`([\w.]+)`\]\(../../tf_transformer/([\w/]+\.py)\)", table)
+    assert len(places) == table.count("(../../tf_transformer/")
+    for name, path in places:
+        tree = ast.parse((ROOT / "tf_transformer" / path).read_text(encoding="utf-8"))
+        assert defines(tree, name), f"{path} has no {name}"
+    for name in re.findall(r"`(test_\w+\.py)`", table):
+        assert (ROOT / "tests" / name).exists(), name
+    sections = re.findall(r"^\| ([\d.]+) \|", table, re.MULTILINE)
+    wanted = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
+    assert set(wanted) <= set(sections)
+
+
+def test_the_reference_has_every_public_name():
+    """Each name of `tf_transformer` is on a page of the API, itself or with its module; of a module some names are."""
+    text = "\n".join(pages.read(path) for path in pages.PATHS if path.match("docs/reference/api/*.md"))
+    entries = re.findall(r"^::: ([\w.]+)", text, re.MULTILINE)
+    for name in set(tt.__all__) - {"__version__", "PRESETS", "layers", "grammar"}:
+        found = getattr(tt, name)
+        if inspect.ismodule(found):
+            assert any(f"{entry}.".startswith(f"{found.__name__}.") for entry in entries), name
+        else:
+            home = getattr(found, "__module__", "tf_transformer.runs.recipe")
+            assert {home, f"{home}.{name}"} & set(entries), name
+
+
+def test_the_programs_are_the_folders():
+    page = pages.read("docs/reference/programs.md")
+    for folder in ("trainers", "savedmodels"):
+        there = {path.stem for path in (ROOT / folder).glob("*.py") if "run_program(main)" in path.read_text()}
+        assert there <= set(re.findall(rf"`python -m {folder}\.(\w+)`", page)), folder
+    for module in re.findall(r"`python -m ([\w.]+\w)`", page):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_what_is_free_to_change_in_a_run():
+    sentence = re.search(r"Free to change are (.*?)\.\n", pages.read("docs/reference/run.md"), re.DOTALL)[1]
+    assert re.findall(r"`(\w+)`", sentence) == list(FREE)
+
+
+def test_the_search_options_are_the_codes():
+    table = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", pages.read("docs/guides/search.md"), re.MULTILINE)
+    options = {name: f"{option.default}" for name, option in SEARCH_OPTIONS.items() if name != "n_best"}
+    assert dict(table) == options
