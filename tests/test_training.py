@@ -11,6 +11,7 @@ from keras import ops
 
 from tf_transformer import (
     Adam,
+    BadInput,
     Cooldown,
     Perplexity,
     SmoothedCrossEntropy,
@@ -305,6 +306,54 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
     assert ours["loss"][1] < ours["loss"][0]
     for weight, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
+
+
+def test_class_weights_are_those_of_tokens():
+    """Of arrays, of a dataset and of a batch, as Keras's own loss with the weights of tokens; validation has none."""
+    data = pytest.importorskip("tensorflow").data.Dataset
+    random = np.random.default_rng(6)
+    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
+    of_class = {3: 0.25, 7: 5, 10: 0.0}
+    of_tokens = np.array([[of_class.get(label, 1.0) for label in row] for row in y.tolist()])
+    keras_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+
+    def trained(loss, *data_of, **options):
+        keras.utils.set_random_seed(1)
+        model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
+        model.build()
+        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
+        if not data_of:
+            return [model.train_on_batch(x, y, **options, return_dict=True) for _ in range(2)][-1], model.get_weights()
+        validation = data_of[0] if len(data_of) == 1 else data_of
+        history = model.fit(*data_of, epochs=2, verbose=0, validation_data=validation, shuffle=False, **options).history
+        return {name: values[-1] for name, values in history.items()}, model.get_weights()
+
+    expected, weights = trained(keras_loss, x, y, sample_weight=of_tokens)
+    for data_of in ((x, y), (data.from_tensors((x, y)),), ()):
+        found, others = trained(SmoothedCrossEntropy(0.0), *data_of, class_weight=of_class)
+        assert len(found) == (6 if data_of else 3)
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+        for weight, other in zip(weights, others, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("class_weight", [{11: 1.0}, {-1: 1.0}, {0.5: 1.0}, {"a": 1.0}, {1: -1.0}, {1: np.nan}, [1.0]])
+def test_class_weights_that_are_none(class_weight):
+    model = Transformer(TransformerConfig(1, 16, 23, 2, vocab_size=11))
+    with pytest.raises(BadInput, match="class_weight: expected {token id below 11: weight from 0}, got "):
+        model.fit(TARGETS % 11, TARGETS % 11, class_weight=class_weight)
+
+
+def test_class_weights_beside_what_they_do_not_go_with():
+    model, ids = Transformer(TransformerConfig(1, 16, 23, 2, vocab_size=11)), TARGETS % 11
+    for other in ({"sample_weight": np.ones(B)}, {"validation_split": 0.5}):
+        with pytest.raises(BadInput, match="class_weight: expected no sample_weight and no validation_split beside it"):
+            model.fit((ids, ids), ids, class_weight={3: 2.0}, **other)
+    with pytest.raises(BadInput, match="class_weight: expected no sample_weight beside it"):
+        model.train_on_batch((ids, ids), ids, np.ones(B), {3: 2.0})
+    with pytest.raises(BadInput, match=r"class_weight: expected arrays or a tf.data.Dataset, got generator"):
+        model.fit((batch for batch in [((ids, ids), ids)]), class_weight={3: 2.0})
 
 
 @pytest.mark.parametrize("axes", ["BT", "B"])

@@ -3,9 +3,10 @@
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
-from tf_transformer.config import TransformerConfig
+from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.masks import padding_mask
 
@@ -156,6 +157,42 @@ class Transformer(Model):
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
         return logits
 
+    def fit(self, x=None, y=None, *args, class_weight=None, **kwargs):
+        """Keras's own, but for `class_weight`, of which Keras makes one weight a row: here one a token.
+
+        Args:
+            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` of x and y.
+            y: labels [B, T].
+            class_weight: {token id: weight}, 1 for other ids. It trains as a `sample_weight` [B, T] does, and leaves
+                validation as it is.
+
+        Raises:
+            BadInput: ids or weights that are none; sample weights, or a validation split, beside them; other data.
+        """
+        if class_weight is None:
+            return super().fit(x, y, *args, **kwargs)
+        table = _weight_of_ids(class_weight, self.config.vocab_size)
+        if kwargs.get("sample_weight") is not None or kwargs.get("validation_split"):
+            raise BadInput("class_weight: expected no sample_weight and no validation_split beside it")
+        if y is not None:
+            return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
+        if not hasattr(x, "element_spec"):
+            raise BadInput(f"class_weight: expected arrays or a tf.data.Dataset, got {type(x).__name__}")
+        if len(x.element_spec) != 2:
+            raise BadInput(f"class_weight: expected a dataset of inputs and labels, got {len(x.element_spec)} parts")
+        import tensorflow as tf
+
+        return super().fit(x.map(lambda x, y: (x, y, tf.gather(table, y))), None, *args, **kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """Keras's own, but for `class_weight`: see `fit`."""
+        if class_weight is not None:
+            table = _weight_of_ids(class_weight, self.config.vocab_size)
+            if sample_weight is not None:
+                raise BadInput("class_weight: expected no sample_weight beside it")
+            sample_weight = table[ops.convert_to_numpy(y)]
+        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
         """Keras's own; without a signature of source and target ids of any number and length."""
         if not self._called:  # Keras asks for it
@@ -183,3 +220,17 @@ class Transformer(Model):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         return cls(**(config | {"config": TransformerConfig(**config["config"])}))
+
+
+def _weight_of_ids(class_weight, V):
+    """{token id: weight} as float32 [V]."""
+    try:
+        ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")
+        right = ids.dtype.kind == "i" and np.all((ids >= 0) & (ids < V)) and np.all((weights >= 0) & (weights < np.inf))
+    except (AttributeError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise BadInput(f"class_weight: expected {{token id below {V}: weight from 0}}, got {class_weight!r}")
+    table = np.ones(V, "float32")
+    table[ids] = weights
+    return table
