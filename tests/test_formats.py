@@ -9,6 +9,7 @@ import tf_transformer as tt
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("tf2onnx")
+pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")  # TensorFlow has no other
 
 
 def ids(*shape):
@@ -19,6 +20,11 @@ def ids(*shape):
 
 
 def run(path, *inputs):
+    """The answer of the engine for the file's format."""
+    if path.suffix == ".tflite":
+        answer = tf.lite.Interpreter(str(path)).get_signature_runner()
+        (found,) = answer(**dict(zip(answer.get_input_details(), inputs, strict=True))).values()
+        return found
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, dict(zip([each.name for each in session.get_inputs()], inputs, strict=True)))
     return found
@@ -31,18 +37,23 @@ def embedded():
     return given, tt.layers.EncoderLayer(num_heads=4, d_ff=23)(x)
 
 
-def export(model, path, example):
-    model(example)  # Keras exports what was called
-    model.export(path, format="onnx", verbose=False)
+def export(model, folder, format):
+    path = folder / {"onnx": "model.onnx", "litert": "model.tflite"}[format]
+    model.export(path, format=format, verbose=False)
     return path
 
 
+every_format = pytest.mark.parametrize("format", ["onnx", "litert"])
+
+
+@every_format
 @pytest.mark.parametrize("kind", ["classifier", "tagger"])
-def test_a_model_of_our_layers_in_onnx(embedded, kind, tmp_path):
+def test_a_model_of_our_layers(embedded, kind, format, tmp_path):
     given, x = embedded
     x = keras.layers.GlobalAveragePooling1D()(x) if kind == "classifier" else x
     model = keras.Model(given, keras.layers.Dense(3)(x))
-    path = export(model, tmp_path / "model.onnx", ids(2, 3))
+    model(ids(2, 3))  # Keras exports what was called
+    path = export(model, tmp_path, format)
     for shape in ((2, 7), (5, 3), (1, 11)):
         np.testing.assert_allclose(run(path, ids(*shape)), model(ids(*shape)), atol=1e-5)
 
@@ -56,10 +67,10 @@ def test_a_savedmodel_of_the_model_alone(tmp_path):
         np.testing.assert_allclose(served.serve((ids(B, S), ids(B, T))), model((ids(B, S), ids(B, T))), atol=1e-5)
 
 
-def test_a_transformer_in_onnx(tmp_path):
+@every_format
+def test_a_transformer(format, tmp_path):
     model = tt.Transformer(tt.TransformerConfig(2, 32, 23, 4, vocab_size=53))
-    path = tmp_path / "model.onnx"
-    model.export(path, format="onnx", verbose=False)
+    path = export(model, tmp_path, format)
     for B, S, T in ((2, 7, 5), (5, 3, 4), (1, 11, 13)):
         source, target = ids(B, S), ids(B, T)
         np.testing.assert_allclose(run(path, source, target), model((source, target)), atol=1e-5)
