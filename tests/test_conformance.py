@@ -142,8 +142,11 @@ LAYERS = [
 MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]
 
 
-def promise(cases):
-    return pytest.mark.parametrize("case", [pytest.param(x, marks=[pytest.mark.slow] * x.slow) for x in cases], ids=str)
+def promise(cases, slow=()):
+    """A test of each case; those that are like another, or take long here, are slow."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(x, marks=[pytest.mark.slow] * (x.slow or x.name in slow)) for x in cases], ids=str
+    )
 
 
 every_case = promise(LAYERS + MODELS)
@@ -318,6 +321,51 @@ def exported(tmp_path_factory):
 @every_case
 def test_saved_model_needs_tensorflow_alone(case, exported):
     assert_close(*exported[case.name])
+
+
+# Fewer numbers
+
+
+@promise(
+    [case for case in LAYERS + MODELS if case.name not in ("self_attention", "cross_attention", "feed_forward")],
+    slow=("decoder", "restricted_decoder"),
+)
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_quantized_to_int8(case, tmp_path):
+    """Near the layer, and the same once loaded."""
+    model = case.model()
+    for layer in list(model._flatten_layers()):
+        if isinstance(layer, tt.layers.PositionalEmbedding):  # which Keras passes over: it has a layer inside
+            layer.quantize("int8")
+    model.quantize("int8")
+    expected = array(model(case.arrays()))
+    assert np.linalg.norm(expected - case.answer()) < 0.05 * np.linalg.norm(case.answer())
+    of_integers = [weight for weight in model.weights if weight.dtype == "int8"]
+    kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
+    assert len(of_integers) == len(kernels)
+    for _ in range(2 if case.name == "encoder" else 1):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+        assert_close(model(case.arrays()), expected)
+
+
+@every_case
+def test_lora(case, tmp_path):
+    """Only it learns; what was saved is loaded, added to what it adapts."""
+    layer = case.built()
+    inside = [each for each in layer._flatten_layers() if hasattr(each, "enable_lora")]
+    for weight in layer.weights:
+        weight.trainable = False
+    for each in inside:
+        each.enable_lora(2)
+    assert len(layer.trainable_weights) == 2 * len(inside)
+    for weight in layer.trainable_weights:
+        weight.assign(np.random.default_rng(7).normal(size=weight.shape))
+    model = case.model(layer)
+    expected = array(model(case.arrays()))
+    assert not inside or not np.allclose(expected, case.answer(), atol=0.01)
+    model.save(tmp_path / "model.keras")
+    assert_close(keras.saving.load_model(tmp_path / "model.keras")(case.arrays()), expected)
 
 
 # Shapes and models of every kind

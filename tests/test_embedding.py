@@ -118,3 +118,66 @@ def test_positions_and_logits_are_float32_whatever_the_policy(policy):
     assert ops.dtype(found) == layer.compute_dtype
     close(found[0, 0], oracle.position_encoding(position, d), rtol=2**-8, atol=2e-6)
     assert ops.dtype(layer.logits(found)) == "float32"
+
+
+# What Keras's own layer can do
+
+
+def beside_keras(positions="sinusoidal", **options):
+    """A layer, and Keras's own with the same embeddings."""
+    layer, kerass = built(positions, **options), keras.layers.ReversibleEmbedding(V, d, **options)
+    kerass.build()
+    kerass.embeddings.assign(layer.embeddings)
+    return layer, kerass
+
+
+def assert_same(layer, kerass, rtol=1e-5):
+    x, position = normal(B, T, d), array(layer.encoding(ops.arange(T)))
+    close(array(layer(IDS)) - position, array(kerass(IDS)) * d**0.5, rtol, 1e-5)
+    close(layer.logits(x), kerass(x, reverse=True), rtol, 1e-5)
+    weights = layer.softmax_weights()
+    close(layer.logits(x, weights), kerass(x, reverse=True), rtol, 1e-5)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_lora_is_that_of_keras(positions, tmp_path):
+    """Rows and logits are of the same adapted matrix; what is saved is the sum, which a layer without LoRA loads."""
+    layer, kerass = beside_keras(positions)
+    for each in (layer, kerass):
+        each.enable_lora(3, lora_alpha=5)
+        assert [weight.name for weight in each.trainable_weights if weight.name != "position_embeddings"] == [
+            "lora_embeddings_a",
+            "lora_embeddings_b",
+        ]
+        each.lora_embeddings_a.assign(normal(V, 3))
+        each.lora_embeddings_b.assign(normal(3, d))
+    assert_same(layer, kerass)
+    close(layer.embeddings, kerass.embeddings)
+    with pytest.raises(ValueError, match="lora is already enabled"):
+        layer.enable_lora(3)
+
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    plain = keras.Sequential([keras.Input((None,), dtype="int32"), built(positions)])
+    plain.load_weights(tmp_path / "model.weights.h5")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].lora_rank == 3 and loaded.layers[0].lora_enabled
+    for again in (plain, loaded):
+        close(again(IDS), model(IDS), atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_integers_are_those_of_keras(positions, tmp_path):
+    layer, kerass = beside_keras(positions)
+    before = array(layer(IDS))
+    layer.quantize("int8")
+    kerass.quantize("int8")
+    assert [weight.dtype for weight in layer.weights].count("int8") == 1
+    assert 0 < np.abs(array(layer(IDS)) - before).max() < 0.03
+    assert_same(layer, kerass)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    close(loaded(IDS), model(IDS))
+    assert_same(loaded.layers[0], kerass)

@@ -341,3 +341,15 @@ def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
     for again in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
         assert type(again) is SwishTransformer
         close(again((SOURCE, TARGET)), found)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_quantize_makes_integers_of_the_embeddings_too(tmp_path):
+    model = built()
+    exact = array(model((SOURCE, TARGET)))
+    model.quantize("int8")
+    expected = array(model((SOURCE, TARGET)))
+    assert 0 < np.abs(expected - exact).max() < 0.1 * exact.std()
+    assert model.embedding.embeddings.dtype == "int8"
+    model.save(tmp_path / "model.keras")
+    close(keras.saving.load_model(tmp_path / "model.keras")((SOURCE, TARGET)), expected)

@@ -1,5 +1,6 @@
 """The Transformer: Figure 1 as a whole (section 3)."""
 
+import contextlib
 from typing import Any, NamedTuple
 
 import keras
@@ -8,6 +9,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
+from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import padding_mask
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
@@ -25,7 +27,7 @@ class AttentionScores(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class Transformer(Model):
+class Transformer(KeepsQuantized, Model):
     """logits = model((source, target)): int ids [B, S] and [B, T], 0 = padding, to float32 [B, T, V].
 
     `target` is the decoder's input: the target sentence shifted right by one position, its first id BOS.
@@ -200,6 +202,15 @@ class Transformer(Model):
         names = ("source", "target")
         ids = tuple(keras.InputSpec(dtype="int32", shape=(None, None), name=name) for name in names)
         super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
+
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Keras's own, which passes over layers that have layers inside: here embeddings, and with them the logits, become
+        integers, too, unless there are `filters`."""
+        for layer in self.layers:
+            if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
+                with contextlib.suppress(NotImplementedError):  # a mode for products alone
+                    layer.quantize(mode, config=config)
+        super().quantize(mode, config=config, **kwargs)
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[1], self.config.vocab_size)

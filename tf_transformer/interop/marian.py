@@ -113,7 +113,7 @@ class MarianSourceEmbedding(PositionalEmbedding):
         self.scale = scale
 
     def scaled(self, ids):
-        return super().scaled(ids) if self.scale else ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
+        return super().scaled(ids) if self.scale else self.rows(ids)
 
     def encoding(self, position):
         pairs = sinusoids(position, self.d_model)
@@ -129,10 +129,14 @@ class MarianEmbedding(MarianSourceEmbedding):
 
     def build(self, ids_shape):
         super().build(ids_shape)
-        self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias", autocast=False)
+        self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias")
 
     def logits(self, x, *args):
         return super().logits(x, *args) + self.logits_bias
+
+    @property
+    def variable_serialization_spec(self):
+        return {mode: [*names, "logits_bias"] for mode, names in super().variable_serialization_spec.items()}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
+from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import causal_mask, newest, over_queries
 
@@ -22,7 +23,7 @@ class DecoderCache(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class DecoderLayer(keras.layers.Layer):
+class DecoderLayer(KeepsQuantized, keras.layers.Layer):
     """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm.
 
     Args:

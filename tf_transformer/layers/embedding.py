@@ -1,5 +1,6 @@
 """Embeddings, the softmax's weights that they share (section 3.4), and positions (section 3.5)."""
 
+import functools
 import math
 
 import keras
@@ -42,10 +43,11 @@ def _angles(positions, frequencies):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(keras.layers.Layer):
+class PositionalEmbedding(keras.layers.ReversibleEmbedding):
     """Dropout(sqrt(d_model) * embedding + position); id 0 is padding and becomes the mask of what follows.
 
     The embedding is initialised with N(0, d_model^-0.5), so that after the factor each component has variance 1.
+    Table, LoRA (`enable_lora`) and integers (`quantize`) are those of Keras's own layer, for rows and logits alike.
 
     Args:
         vocab_size: V.
@@ -56,30 +58,36 @@ class PositionalEmbedding(keras.layers.Layer):
     """
 
     def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):
-        super().__init__(**kwargs)
         if positions not in ("sinusoidal", "learned"):
             raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
+        initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
+        super().__init__(vocab_size, d_model, embeddings_initializer=initializer, **kwargs)  # ids of any dtype, no cast
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.positions = positions
         self.max_length = max_length
         self.dropout = dropout
         self.supports_masking = True
-        self.autocast = False  # ids that arrive as floats keep their value
+
+    def add_weight(self, *args, **kwargs):
+        """Float32 whatever the policy: casting all of a table for a few rows would cost more."""
+        return super().add_weight(*args, **({"autocast": False} | kwargs))
 
     def build(self, ids_shape):
-        initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)
-
-        def table(name, rows):  # float32 whatever the policy: casting all of it for a few rows would cost more
-            return self.add_weight((rows, self.d_model), initializer, name=name, autocast=False)
-
-        self.embeddings = table("embeddings", self.vocab_size)
+        super().build(ids_shape)
+        self._tracker.unlock()  # after LoRA, which comes with the table
         if self.positions == "learned":
-            self.position_embeddings = table("position_embeddings", self.max_length)
-        self.sum_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="sum_dropout")
+            shape = (self.max_length, self.d_model)
+            self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
+        policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
+        self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
     def call(self, ids, position=None):
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
+        return self.embed(ids, position)
+
+    def quantized_call(self, ids, position=None):
+        """What Keras calls instead, after `quantize`."""
         return self.embed(ids, position)
 
     def embed(self, ids, position=None):
@@ -97,7 +105,12 @@ class PositionalEmbedding(keras.layers.Layer):
 
     def scaled(self, ids):
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
-        return ops.cast(ops.take(self.embeddings, ids, axis=0), "float32") * self.d_model**0.5
+        return self.rows(ids) * self.d_model**0.5
+
+    def rows(self, ids):
+        """The table's rows for ids [B, T]: float32 [B, T, d]."""
+        found = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
+        return ops.cast(found, "float32")
 
     def encoding(self, position):
         """What is added to embeddings at `position` [T] (section 3.5): float32 [T, d]."""
@@ -106,7 +119,10 @@ class PositionalEmbedding(keras.layers.Layer):
         return sinusoids(position, self.d_model)
 
     def softmax_weights(self):
-        """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype."""
+        """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype; `None` if
+        it is of integers, which are multiplied as they lie."""
+        if self.quantization_mode:
+            return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
     def logits(self, x, softmax_weights=None):
@@ -116,8 +132,22 @@ class PositionalEmbedding(keras.layers.Layer):
             x: [B, T, d].
             softmax_weights: from `softmax_weights()`, for a loop that makes them once.
         """
-        weights = self.softmax_weights() if softmax_weights is None else softmax_weights
-        return ops.cast(by_row(lambda rows: ops.matmul(rows, weights), x), "float32")
+        if self.quantization_mode:
+            product = functools.partial(super().quantized_call, reverse=True)
+        else:
+            weights = self.softmax_weights() if softmax_weights is None else softmax_weights
+            product = lambda rows: ops.matmul(rows, weights)  # noqa: E731
+        return ops.cast(by_row(product, x), "float32")
+
+    def quantize(self, mode=None, type_check=False, config=None):
+        """Keras's own, which refuses subclasses unless told not to check."""
+        super().quantize(mode, type_check=False, config=config)
+
+    @property
+    def variable_serialization_spec(self):
+        """What Keras writes into files, in its order: its own layer's weights, then ours."""
+        ours = ["position_embeddings"] * (self.positions == "learned")
+        return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids, mask=None):
         return padding_mask(ids)
@@ -125,6 +155,12 @@ class PositionalEmbedding(keras.layers.Layer):
     def compute_output_shape(self, ids_shape):
         return (*ids_shape, self.d_model)
 
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
+
     def get_config(self):
+        kerass = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
+        kerass |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
+        config = {name: value for name, value in super().get_config().items() if name not in kerass}
         names = ("vocab_size", "d_model", "positions", "max_length", "dropout")
-        return super().get_config() | {name: getattr(self, name) for name in names}
+        return config | {name: getattr(self, name) for name in names}

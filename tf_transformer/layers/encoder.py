@@ -6,12 +6,13 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.attention import MultiHeadAttention, attention, restricted_attention
+from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import both, near_mask, over_queries
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class EncoderLayer(keras.layers.Layer):
+class EncoderLayer(KeepsQuantized, keras.layers.Layer):
     """Self-attention, then feed-forward, each inside Add & Norm. d_model comes from the input.
 
     Args:
