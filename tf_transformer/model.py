@@ -204,8 +204,8 @@ class Transformer(KeepsQuantized, Model):
         super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
 
     def quantize(self, mode=None, config=None, **kwargs):
-        """Keras's own, which passes over layers that have layers inside: here embeddings, and with them the logits, become
-        integers, too, unless there are `filters`."""
+        """Keras's own, which passes over layers that have layers inside: here embeddings and logits become integers,
+        too, unless there are `filters`."""
         for layer in self.layers:
             if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
                 with contextlib.suppress(NotImplementedError):  # a mode for products alone

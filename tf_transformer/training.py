@@ -151,8 +151,9 @@ def smoothed_cross_entropy(targets, logits, epsilon):
             row, column = ops.meshgrid(ops.arange(B), ops.arange(T), indexing="ij")
             label = ops.reshape(ops.stack([row, column, targets], axis=-1), (-1, 3))  # [B * T, 3]
             by_softmax = (found.probabilities - epsilon / V) * upstream
-            by_label = (epsilon - 1.0) * ops.reshape(upstream, (-1,))  # [B * T]
-            return ops.scatter_update(by_softmax, label, by_label, reduction="add")
+            at_label = ops.take_along_axis(by_softmax, ops.expand_dims(targets, -1), axis=-1)  # [B, T, 1]
+            by_label = ops.reshape(at_label + (epsilon - 1.0) * upstream, (-1,))  # [B * T]
+            return ops.scatter_update(by_softmax, label, by_label)  # Keras 3.12 can replace, not add
 
         return found.log_denominator - smoothed, gradient
 
