@@ -23,7 +23,7 @@ class DecoderCache(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class DecoderLayer(KeepsQuantized, keras.layers.Layer):
+class DecoderLayer(KeepsQuantized):
     """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm.
 
     Args:

@@ -136,7 +136,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
             product = functools.partial(super().quantized_call, reverse=True)
         else:
             weights = self.softmax_weights() if softmax_weights is None else softmax_weights
-            product = lambda rows: ops.matmul(rows, weights)  # noqa: E731
+            product = functools.partial(ops.matmul, x2=weights)
         return ops.cast(by_row(product, x), "float32")
 
     def quantize(self, mode=None, type_check=False, config=None):

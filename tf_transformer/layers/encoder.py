@@ -12,7 +12,7 @@ from tf_transformer.masks import both, near_mask, over_queries
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class EncoderLayer(KeepsQuantized, keras.layers.Layer):
+class EncoderLayer(KeepsQuantized):
     """Self-attention, then feed-forward, each inside Add & Norm. d_model comes from the input.
 
     Args:

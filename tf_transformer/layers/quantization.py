@@ -1,7 +1,9 @@
 """Layers inside layers that `quantize` made integers of, in what Keras saves."""
 
+import keras
 
-class KeepsQuantized:
+
+class KeepsQuantized(keras.layers.Layer):
     """A base of layers and models that hold others: what is loaded has integers where what was saved has them.
 
     Keras's own `get_config` has one policy for all that is inside.
