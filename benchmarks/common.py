@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 SEED = 1
+SERVED_DTYPES = ("float32", "bfloat16", "int8")  # that ours translates in
 FIRST_ID = 4  # below: padding, begin, end, unknown
 
 

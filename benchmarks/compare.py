@@ -34,12 +34,13 @@ TASKS = {  # who can do it in which dtype
     ("training", "bfloat16"): ["huggingface", "torch_nn", "kerashub", "tf_models"],
     ("translation", "float32"): ["ctranslate2_cpp", "huggingface", "opennmt_tf", "kerashub", "tf_models"],
     ("translation", "bfloat16"): ["ctranslate2_cpp", "huggingface", "kerashub", "tf_models"],
+    ("translation", "int8"): ["ctranslate2_cpp"],
 }
-CTRANSLATE2_DTYPE = {"float32": "float32", "bfloat16": "int8"}  # its best of few bits
+CTRANSLATE2_DTYPE = {"float32": "float32", "bfloat16": "int8", "int8": "int8"}  # of 16 bits its best is int8, too
 
 
 def main(argv=None) -> list[dict]:
-    parser = common.parser("compare", __doc__)
+    parser = common.parser("compare", __doc__, common.SERVED_DTYPES)
     add = parser.add_argument
     add("--task", default="training", choices=["training", "translation"], help="(training)")
     add("--sentences", type=int, default=32, help="sentences a request (32)")
@@ -55,6 +56,8 @@ def main(argv=None) -> list[dict]:
     common.add_work_folder(parser)
     args = parser.parse_args(argv)
 
+    if (args.task, args.dtype) not in TASKS:
+        parser.error(f"--dtype: expected one of 16 or 32 bits to train in, got {args.dtype}")
     turns = commands(args)
     if args.task == "translation":
         build(args)

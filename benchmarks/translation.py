@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main(argv=None) -> dict:
-    parser = common.parser("translation", __doc__)
+    parser = common.parser("translation", __doc__, common.SERVED_DTYPES)
     common.add_translation(parser)
     add = parser.add_argument
     add("--inter-threads", type=int, default=1, help="operations at a time (1)")

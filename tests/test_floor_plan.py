@@ -13,7 +13,7 @@ FLOORS = [  # a file imports from lower floors only
     {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
-    {"layers.dropout", "layers.normalization", "layers.products", "layers.quantization"},
+    {"layers.dropout", "layers.normalization", "layers.products", "layers.quantization", "layers.int8"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},
     {"layers.encoder", "layers.decoder"},
     {"layers"},

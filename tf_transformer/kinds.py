@@ -6,6 +6,7 @@ from typing import Any
 from tf_transformer.config import TransformerConfig
 from tf_transformer.interop.marian import MarianConfig, MarianTransformer
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.tokenizer import Tokenizer
 
@@ -18,9 +19,10 @@ def config_of(values: dict[str, Any]) -> TransformerConfig:
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
-    """A built model of random weights; `dtype` is a dtype or a policy of Keras, `None` its current one."""
+    """A built model of random weights; `dtype` is a dtype, int8 among them, or a policy of Keras,
+    `None` its current one."""
     kind = MarianTransformer if isinstance(config, MarianConfig) else Transformer
-    model = kind(config, dtype=dtype)
+    model = kind(config, dtype=policy_of(dtype))
     model.build()
     return model
 

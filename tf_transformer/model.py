@@ -9,6 +9,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
+from tf_transformer.layers.int8 import copy_weights, policy_of
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import padding_mask
 
@@ -116,8 +117,8 @@ class Transformer(KeepsQuantized, Model):
 
     def softmax_weights(self):
         """For a loop of `decode_step`, made once; `None` in bfloat16, where the product is as fast or faster with the
-        embeddings as they lie."""
-        return None if self.embedding.embeddings.dtype == "bfloat16" else self.embedding.softmax_weights()
+        embeddings as they lie, and in int8."""
+        return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
 
     def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
         """Decode only the newest target ids [B, T] against what the cache remembers.
@@ -219,10 +220,10 @@ class Transformer(KeepsQuantized, Model):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def astype(self, dtype: str) -> "Transformer":
-        """A built model with the same weights, which are kept, and multiplied, in another dtype."""
-        model = type(self)(self.config, dtype=dtype)
+        """A built model with the same weights, which are kept, and multiplied, in another dtype; "int8" is `Int8`'s."""
+        model = type(self)(self.config, dtype=policy_of(dtype))
         model.build()
-        model.set_weights(self.get_weights())
+        copy_weights(model, self)
         return model
 
     def get_config(self):

@@ -14,6 +14,7 @@ from tf_transformer.interop import hub
 from tf_transformer.interop.marian_files import load_marian, search_options
 from tf_transformer.interop.marian_tokenizer import MarianTokenizer
 from tf_transformer.kinds import build_model, config_of, load_tokenizer, tokenizer_of
+from tf_transformer.layers.int8 import check_kernel
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
@@ -24,6 +25,8 @@ from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import read_export, save_export
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.training import average_weights
+
+DTYPES = ("float32", "bfloat16", "float16", "int8")  # of a `Translator`
 
 
 class Translation(NamedTuple):
@@ -175,12 +178,18 @@ class Translator:
         return translator
 
     def astype(self, dtype: str) -> "Translator":
-        """This translator with weights kept, and products made, in float32, bfloat16 or float16.
+        """This translator with weights kept, and products made, in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits after their product, search and scores stay float32.
+        Attention weights, logits after their product, search and scores stay float32. In int8 (`layers.int8`) only
+        products with weights are, and a model keeps the weights that it first multiplied with.
+
+        Raises:
+            BadInput: another dtype, or in int8 a machine whose TensorFlow cannot multiply 8-bit integers.
         """
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise BadInput(f"dtype: expected float32, bfloat16 or float16, got {dtype!r}")
+        if dtype not in DTYPES:
+            raise BadInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        if dtype == "int8":
+            check_kernel()
         other = Translator(self.model.astype(dtype), self.tokenizer, batch_size=self.batch_size, **self.options)
         other.export_options = self.export_options
         return other

@@ -24,6 +24,7 @@ from tf_transformer.layers import (
     PositionalEmbedding,
     sinusoids,
 )
+from tf_transformer.layers.int8 import dense
 from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
@@ -66,7 +67,7 @@ class MarianAttention(MultiHeadAttention):
     """Multi-head attention whose four projections have biases."""
 
     def make_projection(self, name, units, scale):
-        return keras.layers.Dense(units, dtype=self.dtype_policy, name=name)
+        return dense(units, dtype=self.dtype_policy, name=name)
 
 
 class _MarianParts(keras.layers.Layer):

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
@@ -178,9 +179,7 @@ class MultiHeadAttention(keras.layers.Layer):
                 of it, that of one kernel [d, 3d], as in the authors' code.
         """
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
-        return keras.layers.Dense(
-            units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
-        )
+        return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
 
     def _heads(self, projection, x):
         """A projection of x [B, T, d] by heads: [B, h, T, the width of a head]."""

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.int8 import LARGEST, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
@@ -74,8 +75,12 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
     def build(self, ids_shape):
-        super().build(ids_shape)
-        self._tracker.unlock()  # after LoRA, which comes with the table
+        if is_int8(self):
+            shape = (self.vocab_size, self.d_model)
+            self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
+        else:
+            super().build(ids_shape)
+            self._tracker.unlock()  # after LoRA, which comes with the table
         if self.positions == "learned":
             shape = (self.max_length, self.d_model)
             self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
@@ -109,6 +114,9 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
 
     def rows(self, ids):
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
+        if is_int8(self):
+            rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
+            return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / LARGEST), -1)
         found = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(found, "float32")
 
@@ -132,7 +140,11 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
             x: [B, T, d].
             softmax_weights: from `softmax_weights()`, for a loop that makes them once.
         """
-        if self.quantization_mode:
+        if is_int8(self):
+            product = functools.partial(
+                int8_product, matrix=self.embeddings, largest=self.embeddings_max, transposed=True
+            )
+        elif self.quantization_mode:
             product = functools.partial(super().quantized_call, reverse=True)
         else:
             weights = self.softmax_weights() if softmax_weights is None else softmax_weights
@@ -146,7 +158,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
     @property
     def variable_serialization_spec(self):
         """What Keras writes into files, in its order: its own layer's weights, then ours."""
-        ours = ["position_embeddings"] * (self.positions == "learned")
+        ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids, mask=None):

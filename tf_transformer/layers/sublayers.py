@@ -3,6 +3,7 @@
 import keras
 
 from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 
@@ -23,9 +24,9 @@ class FeedForward(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape):
-        self.hidden = keras.layers.Dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
+        self.hidden = dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
         self.hidden.build(x_shape)
-        self.output_projection = keras.layers.Dense(x_shape[-1], dtype=self.dtype_policy, name="output")
+        self.output_projection = dense(x_shape[-1], dtype=self.dtype_policy, name="output")
         self.output_projection.build((*x_shape[:-1], self.d_ff))
 
     def call(self, x):
