@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.search import IMPOSSIBLE, Start, beam_search, begins_with, penalty, top_k
+from tf_transformer.search import IMPOSSIBLE, Start, _log_denominator, beam_search, begins_with, penalty, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -562,3 +562,15 @@ def test_a_copy_task_is_learned_and_decoded_exactly(window):
         assert np.all(found.finished)
         assert np.array_equal(found.ids[:, 0, :L], source)
         assert not np.any(found.ids[:, 0, L:])
+
+
+@pytest.mark.parametrize("width", [1, 300])
+def test_all_probabilities_by_that_of_one_symbol(width):
+    """Also where that symbol's is too small for float32."""
+    logits = (width * np.random.default_rng(11).normal(size=(3, 5, 7))).astype("float32")
+    symbol = logits.argmin(axis=-1)[..., np.newaxis]
+    greatest = logits.max(axis=-1, keepdims=True).astype("float64")
+    expected = np.log(np.exp(logits - greatest).sum(axis=-1, keepdims=True)) + greatest
+    np.testing.assert_allclose(
+        _log_denominator(tf.constant(logits), tf.constant(symbol)), expected, rtol=1e-6, atol=1e-6
+    )

@@ -93,8 +93,8 @@ def test_weights_in_another_dtype(translator, dtype):
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
     assert cast.n_best(TEXTS, 2)[0][0].score == pytest.approx(translator.n_best(TEXTS, 2)[0][0].score, rel=0.05)
-    with pytest.raises(tt.BadInput, match="expected float32, bfloat16 or float16, got 'int8'"):
-        translator.astype("int8")
+    with pytest.raises(tt.BadInput, match="expected one of float32, bfloat16, float16, int8, got 'int4'"):
+        translator.astype("int4")
 
 
 def test_reads_the_weights_of_a_model_that_goes_on_training(translator):

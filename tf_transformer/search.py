@@ -262,11 +262,10 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     alive_log_probs, beam_size = state.alive_log_probs, state.rows.beam_size
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
     per_beam = tf.minimum(2 * K, tf.shape(logits)[-1])
-    log_denominator = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
-    if may_follow is not None:
-        logits = tf.where(may_follow, logits, IMPOSSIBLE)
-    logits = without_end(logits, end_id, state.position + 1 < state.rows.min_length)
-    top_logits, top_symbols = top_k(logits, per_beam)  # [B, K, P]
+    possible = logits if may_follow is None else tf.where(may_follow, logits, IMPOSSIBLE)
+    possible = without_end(possible, end_id, state.position + 1 < state.rows.min_length)
+    top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
+    log_denominator = _log_denominator(logits, top_symbols[:, :, :1])
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
     lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
@@ -276,6 +275,20 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     chosen = tf.minimum(chosen, K * per_beam - 1)
     symbols = tf.gather(tf.reshape(top_symbols, [B, K * per_beam]), chosen, batch_dims=1)
     return log_probs, chosen // per_beam, symbols
+
+
+def _log_denominator(logits, symbol):
+    """The log-sum-exp of logits [B, K, V], by the probability of one symbol [B, K, 1] of each: float32 [B, K, 1].
+
+    TensorFlow's softmax takes half as long as its log-sum-exp. A probability too small for float32, as a prefix's may
+    be, does not give it.
+    """
+    logit, probability = (tf.gather(each, symbol, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
+    return tf.cond(
+        tf.reduce_all(probability > 1e-30),
+        lambda: logit - tf.math.log(probability),
+        lambda: tf.reduce_logsumexp(logits, axis=-1, keepdims=True),
+    )
 
 
 def without_end(logits, end_id: int, too_short):

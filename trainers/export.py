@@ -24,7 +24,9 @@ def main(argv: list[str] | None = None) -> None:
     add("--base", type=Path, metavar="DIR", help="where models lie (savedmodels; ctranslate2 for that format)")
     add("--version", type=int, metavar="N", help="the version's number (the next one)")
     add("--average-last", type=int, metavar="N", help="checkpoints to average, the last ones (the recipe's)")
-    add("--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16, float16 or int8 to compute in (float32)")
+    add(
+        "--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16, float16 or int8 to compute in (float32)"
+    )
     add("--format", default="savedmodel", choices=["savedmodel", "ctranslate2"], help="or a folder of CTranslate2")
     kinds = "int8, int16, float16 or bfloat16 weights, with --format ctranslate2 (float32)"
     add("--quantization", metavar="KIND", help=kinds)

@@ -51,16 +51,17 @@ def attention(query, key, value, mask=None, dropout=None):
     d_k = query.shape[-1]
     logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
     logits = ops.cast(logits, "float32")
-    if mask is None:
-        scores = ops.softmax(logits)
-    else:
+    if mask is not None:
         mask = ops.expand_dims(mask, 1)  # the same for every head
-        # A finite minimum: a row with nothing to attend gives no NaN; the factor makes it exactly zero.
-        lowered = logits + ops.where(mask, 0.0, -1e30)
-        scores = ops.softmax(lowered) * ops.cast(ops.any(mask, axis=-1, keepdims=True), "float32")
+        # A finite minimum: a row with nothing to attend gives no NaN; a factor makes it exactly zero.
+        logits = logits + ops.where(mask, 0.0, -1e30)
+    scores = ops.softmax(logits)
     weights = ops.cast(scores, value.dtype)
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
-    return output, scores
+    if mask is None:
+        return output, scores
+    attends = ops.any(mask, axis=-1, keepdims=True)  # [B, 1, T, 1]
+    return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
 
 def restricted_attention(query, key, value, mask=None, dropout=None, *, window, causal=False):

@@ -78,6 +78,11 @@ def int8_weights(layer, name, shape, axis):
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
 
+def is_largest(variable) -> bool:
+    """Whether a variable holds the largest magnitudes of an int8 matrix, which are no parameters of the model."""
+    return variable.name.endswith("_max")
+
+
 def copy_weights(model, source) -> None:
     """Give a built model the weights of another of the same configuration, in its own dtype.
 
@@ -119,7 +124,7 @@ def int8_product(x, matrix, largest, transposed=False):
         largest: float32 [n], the largest magnitudes of what its columns, or its rows if transposed, stand for.
         transposed: whether the matrix is [n, d].
     """
-    of_row = ops.maximum(ops.max(ops.abs(x), axis=-1, keepdims=True), SMALLEST)  # [B, 1]
+    of_row = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=SMALLEST)  # [B, 1]
     integers = ops.cast(ops.round(x * (LARGEST / of_row)), "int8")
     matrix, largest = ops.convert_to_tensor(matrix), ops.convert_to_tensor(largest)
     if keras.backend.backend() == "tensorflow":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.layers.int8 import is_largest
 from tf_transformer.search import penalty
 from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.tokenizer import EOS_ID
@@ -75,7 +76,7 @@ class Root(tf.Module):
             contract=CONTRACT,
             vocab_size=tokenizer.vocab_size,
             tokenizer=tokenizer.fingerprint,
-            parameters=model.count_params(),
+            parameters=sum(math.prod(weight.shape) for weight in model.weights if not is_largest(weight)),
             dtype=model.dtype_policy.name,
             framework_version=__version__,
             tf_version=tf.__version__,

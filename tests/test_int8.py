@@ -1,0 +1,130 @@
+"""Products and models in 8-bit integers, beside NumPy's whole numbers and the model in float32."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tf_transformer as tt
+from tf_transformer.layers import int8
+
+TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
+
+
+def by_hand(x, matrix):
+    """The product of x [B, d] and a float matrix [d, n] in whole numbers, with the scales of rows and columns."""
+    of_row = np.abs(x).max(axis=1, keepdims=True)
+    of_column = np.abs(matrix).max(axis=0, keepdims=True)
+    rows = np.rint(x * np.float32(127) / of_row).astype(int)
+    columns = np.rint(matrix * np.float32(127) / of_column).astype(int)
+    return (rows @ columns) * (of_row.astype(float) * of_column.astype(float) / 127**2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 11), st.integers(1, 67), st.integers(1, 53), st.booleans(), st.integers(0, 999))
+def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
+    chance = np.random.default_rng(seed)
+    x, matrix = chance.normal(size=(B, d)).astype("float32"), chance.normal(size=(d, n)).astype("float32")
+    x *= np.exp(3 * chance.normal(size=(B, 1))).astype("float32")  # rows of different sizes
+    integers, largest = int8.quantized(matrix, axis=0)
+    found = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
+    expected = by_hand(x, matrix)
+    # A component that lies between two whole numbers may be rounded to either.
+    step = np.abs(x).max(axis=1, keepdims=True) * np.abs(matrix).max(axis=0) / 127
+    np.testing.assert_array_less(np.abs(found - expected), 1e-5 * np.abs(expected) + 1.01 * step)
+    assert np.mean(np.abs(found - expected) > 1e-4 * step) < 0.05
+
+
+def test_rows_do_not_depend_on_each_other():
+    chance = np.random.default_rng(0)
+    x, (integers, largest) = (
+        chance.normal(size=(13, 37)).astype("float32"),
+        int8.quantized(chance.normal(size=(37, 29)), 0),
+    )
+    x[3] = 0
+    x[5] *= 1e6
+    together = np.asarray(int8.int8_product(x, integers, largest))
+    for i, row in enumerate(x):
+        np.testing.assert_array_equal(int8.int8_product(row[np.newaxis], integers, largest)[0], together[i])
+    assert not together[3].any() and int8.int8_product(x[:0], integers, largest).shape == (0, 29)
+
+
+def test_whole_numbers_stand_for_their_weights_to_half_a_step():
+    matrix = np.random.default_rng(1).normal(size=(31, 17)).astype("float32")
+    matrix[:, 4] = 0
+    for axis in (0, 1):
+        integers, largest = int8.quantized(matrix, axis)
+        meant = integers * np.expand_dims(largest, axis) / 127
+        assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 127, 0)).all()
+        assert (np.abs(meant - matrix) <= np.expand_dims(largest, axis) / 253).all()
+
+
+def close_to(translator, texts=TEXTS):
+    """Check that a translator in 8 bits thinks of outputs as it does in float32."""
+    eight = translator.astype("int8")
+    matrices = [weight for weight in eight.model.weights if weight.dtype == "int8"]
+    assert {str(weight.dtype) for weight in eight.model.weights} == {"int8", "float32"} and matrices
+    assert {len(weight.shape) for weight in eight.model.weights if weight.dtype == "float32"} == {1}
+    source, length, _ = translator.source(tf.constant(texts))
+    target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
+    found, expected = eight.force(source, target)[0], translator.force(source, target)[0]
+    assert np.abs(found - expected).max() < 0.5 and np.abs(found - expected).mean() < 0.05
+    assert not np.allclose(found, expected, atol=1e-6)
+    return eight
+
+
+def test_a_translator_in_8_bits(translator, tmp_path):
+    eight = close_to(translator)
+    assert eight(TEXTS) == [eight(text) for text in TEXTS]  # alone as together
+    with pytest.raises(tt.BadInput, match="expected a model in another dtype than int8 to convert to float32"):
+        eight.astype("float32")
+    eight.save(tmp_path / "1", source_language="en")
+    facts = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
+    assert (facts["dtype"], facts["parameters"]) == ("int8", translator.model.count_params())
+    again = tt.Translator.from_saved_model(tmp_path / "1")
+    for found, expected in zip(again.model.weights, eight.model.weights, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    expected = [best.text for best, *_ in eight.n_best(TEXTS, 1)]
+    assert again(TEXTS) == tt.SavedTranslator(tmp_path / "1")(TEXTS) == expected
+
+
+def test_every_kind_of_model(translator):
+    """An ensemble, and learned positions."""
+    ensemble = tt.Translator(tt.Ensemble([translator.model, translator.model]), translator.tokenizer)
+    close_to(ensemble)
+    config = tt.TransformerConfig(1, 12, 17, 3, positions="learned", max_length=19, vocab_size=350)
+    model = tt.Transformer(config)
+    model.build()
+    eight = tt.Translator(model, translator.tokenizer).astype("int8").model
+    np.testing.assert_array_equal(eight.embedding.position_embeddings, model.embedding.position_embeddings)
+
+
+def test_marian_in_8_bits():
+    close_to(tt.Translator.from_marian("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
+
+
+def test_a_model_comes_back_from_a_file(translator, tmp_path):
+    model = translator.astype("int8").model
+    pair = np.array([[5, 6, 7]]), np.array([[1, 8]])
+    expected = model(pair)
+    model.save(tmp_path / "eight.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "eight.keras")(pair), expected)
+
+
+def test_a_machine_without_the_kernel(translator, monkeypatch):
+    def product(*_):
+        raise tf.errors.NotFoundError(None, None, "No OpKernel was registered to support Op '_QuantizedMatMul'\nmore")
+
+    monkeypatch.setattr(int8, "_onednn_product", product)
+    int8.check_kernel.cache_clear()
+    message = (
+        "expected a TensorFlow that has oneDNN's _QuantizedMatMul, as on x86-64, got one without: No OpKernel.*Mul'$"
+    )
+    with pytest.raises(tt.BadInput, match=message):
+        translator.astype("int8")
+    int8.check_kernel.cache_clear()
