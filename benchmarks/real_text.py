@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import common
 
-ENGINES = ("tf_transformer", "ctranslate2 float32", "ctranslate2 int8")
+ENGINES = ("tf_transformer float32", "tf_transformer int8", "ctranslate2 float32", "ctranslate2 int8")
 PACKAGES = {"tf_transformer": ("tf-transformer", "tensorflow", "tensorflow-text"), "ctranslate2": ("ctranslate2",)}
 
 
@@ -65,7 +65,7 @@ def main(argv=None) -> list[dict]:
                 {
                     "benchmark": "real_text",
                     "engine": name.split()[0],
-                    "dtype": name.split()[1] if " " in name else "float32",
+                    "dtype": name.split()[1],
                     "sentences": len(sources),
                     "sentences_per_second": round(len(sources) / seconds, 2),
                     "seconds": [round(second, 3) for second in engine.seconds],
@@ -93,10 +93,11 @@ def export(folder: Path, args) -> None:
     translator = tt.Translator.from_run(args.run, args.average_last, **options)
     for name in ENGINES:
         path = folder_of(folder, name)
-        if name == "tf_transformer":
-            translator.save(path)
+        engine, dtype = name.split()
+        if engine == "tf_transformer":
+            (translator if dtype == "float32" else translator.astype(dtype)).save(path)
         else:
-            tt.ctranslate2.save(translator, path, "int8" if "int8" in name else None)
+            tt.ctranslate2.save(translator, path, None if dtype == "float32" else dtype)
 
 
 def folder_of(folder: Path, name: str) -> Path:
@@ -129,7 +130,7 @@ class Engine:
 
 def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
     """The process of an engine."""
-    translate = (load_tensorflow if name == "tf_transformer" else load_ctranslate2)(path, args)
+    translate = (load_tensorflow if name.startswith("tf_transformer") else load_ctranslate2)(path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     while pipe.recv() == "translate":
         translations, clock = [""] * len(sources), common.Clock()
