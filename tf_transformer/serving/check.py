@@ -31,7 +31,7 @@ REST_DTYPES = {
     *("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool", "string"),
 }
 TOLERANCE = 1e-3  # to which the numbers of a row agree in batches of different sizes
-HALF_TOLERANCE = 0.1  # the same with variables of 16 bits
+HALF_TOLERANCE = 0.1  # the same with variables of 8 or 16 bits
 PROBE_SECONDS = 1800
 
 
@@ -203,7 +203,8 @@ def _call(path: Path) -> Iterator[Finding]:
 
     graph = graph_of(path)
     variables = [node for node in nodes_of(graph) if node.op == "VarHandleOp"] if graph else []
-    half = {node.attr["dtype"].type for node in variables} & {tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum}
+    few_bits = {dtype.as_datatype_enum for dtype in (tf.bfloat16, tf.float16, tf.int8)}
+    half = {node.attr["dtype"].type for node in variables} & few_bits
     tolerance = HALF_TOLERANCE if half else TOLERANCE
     command = [sys.executable, str(Path(__file__).with_name("probe.py")), str(path), str(tolerance)]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -123,7 +123,7 @@ class Calls:
         message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
         if different:
             message += ", but " + ", ".join(f"row {place}'s {key}" for place, keys in different.items() for key in keys)
-        # With 16 bits, sums round differently in another batch, and where two texts are close another one may win.
+        # With 8 or 16 bits, numbers round differently in another batch, and where two texts are close another may win.
         excused = 3 if self.tolerance >= 0.1 else 0
         yield ("FAIL" if len(different) > excused else "ok"), message
 
