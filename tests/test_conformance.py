@@ -328,7 +328,7 @@ def test_saved_model_needs_tensorflow_alone(case, exported):
 
 @promise(
     [case for case in LAYERS + MODELS if case.name not in ("self_attention", "cross_attention", "feed_forward")],
-    slow=("decoder", "restricted_decoder"),
+    slow=("decoder", "restricted_decoder", "transformer"),
 )
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8(case, tmp_path):

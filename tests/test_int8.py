@@ -77,6 +77,7 @@ def close_to(translator, texts=TEXTS):
     return eight
 
 
+@pytest.mark.program
 def test_a_translator_in_8_bits(translator, tmp_path):
     eight = close_to(translator)
     assert eight(TEXTS) == [eight(text) for text in TEXTS]  # alone as together

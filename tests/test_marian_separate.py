@@ -116,6 +116,7 @@ def test_export(translator, engines, tmp_path):
         np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
 
 
+@pytest.mark.program
 def test_it_is_saved_and_trained(translator, tmp_path):
     translator.model.save(tmp_path / "model.keras")
     model = keras.models.load_model(tmp_path / "model.keras")

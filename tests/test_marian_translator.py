@@ -143,6 +143,7 @@ def test_ctranslate2_translates_alike(tmp_path, quantization):
     assert np.mean(agree) > 0.9
 
 
+@pytest.mark.program
 def test_it_can_be_trained_further(tokenizer):
     """With the paper's loss, which smooths over padding and start, too; neither becomes an output."""
     model = tt.load_marian(TRAINED)

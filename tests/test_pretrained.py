@@ -118,6 +118,7 @@ def corpus(text):
 RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch_tokens=512, dev_sentences=3)
 
 
+@pytest.mark.program
 def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
     """With a rate of 0 nothing is learned; the run goes on without the checkpoint."""
     start = tt.Translator.from_marian(TRAINED, beam_size=1)

@@ -152,6 +152,7 @@ def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
         tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe).fit()
 
 
+@pytest.mark.program
 def test_another_optimizer(corpus, tmp_path):
     """Plain descent, by hand from the gradient of Keras's own step."""
     recipe = dataclasses.replace(RECIPE, steps=1, average_last=1)
@@ -168,6 +169,7 @@ def test_another_optimizer(corpus, tmp_path):
             tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
 
 
+@pytest.mark.program
 def test_a_callback_may_end_it(corpus, tmp_path, capsys):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(trainer._model, "stop_training", True))
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[stop])
