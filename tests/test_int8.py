@@ -105,6 +105,18 @@ def test_every_kind_of_model(translator):
     np.testing.assert_array_equal(eight.embedding.position_embeddings, model.embedding.position_embeddings)
 
 
+def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
+    """Neither ours, nor those that Keras's own `quantize` makes."""
+    with pytest.raises(tt.BadInput, match="expected weights of 16 or 32 bits, which quantization makes 8 of, got int8"):
+        tt.ctranslate2.save(translator.astype("int8"), tmp_path / "1", "int8")
+    model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
+    model.build()
+    model.encoder_layers[0].feed_forward.hidden.quantize("int8")
+    for dtype in ("bfloat16", "int8"):
+        with pytest.raises(tt.BadInput, match=f"int8 to convert to {dtype}, got weights of 8 bits"):
+            model.astype(dtype)
+
+
 def test_marian_in_8_bits():
     close_to(tt.Translator.from_marian("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
 

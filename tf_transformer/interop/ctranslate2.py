@@ -24,6 +24,7 @@ from tf_transformer.layers import (
     MultiHeadAttention,
     PositionalEmbedding,
 )
+from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import Transformer
 from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
@@ -54,12 +55,15 @@ def save(translator, path, quantization: str | None = None) -> None:
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: another quantization, an `Ensemble`, a model that CTranslate2 cannot run, or it is not installed.
+        BadInput: another quantization, an `Ensemble`, weights in int8, a model that CTranslate2 cannot run, or it is
+            not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
         count = len(translator.model.models)
         raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
+    if is_int8(translator.model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization makes 8 of, got int8")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")

@@ -87,10 +87,12 @@ def copy_weights(model, source) -> None:
     """Give a built model the weights of another of the same configuration, in its own dtype.
 
     Raises:
-        BadInput: `source` has weights of 8 bits, whose rounding cannot be undone, and `model` has none.
+        BadInput: `source` has weights of 8 bits, ours or Keras's own, whose rounding cannot be undone.
     """
-    if is_int8(source) and not is_int8(model):
-        raise BadInput(f"expected a model in another dtype than int8 to convert to {model.dtype_policy.name}, got int8")
+    of_8_bits = any(weight.dtype == "int8" for weight in source.weights)
+    if of_8_bits and not (is_int8(source) and is_int8(model)):
+        wanted = model.dtype_policy.name
+        raise BadInput(f"expected a model in another dtype than int8 to convert to {wanted}, got weights of 8 bits")
     values = _by_name(source)
     for name, variable in _by_name(model).items():
         if name not in values:
