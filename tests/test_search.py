@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
+from tf_transformer.decoding import decoding
 from tf_transformer.search import IMPOSSIBLE, Start, _log_denominator, beam_search, begins_with, penalty, top_k
 
 START, END = 0, 1  # the start symbol can be an output like any other
@@ -30,7 +31,7 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
+    start = Start(step, [logits], lambda cache, slots, empty: cache, tf.fill([B], START), max_length, END)
     return beam_search(start, **({"patience": math.inf} | options))
 
 
@@ -226,31 +227,37 @@ def test_an_empty_batch_gives_an_empty_answer():
     assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
 
 
-@pytest.mark.parametrize("first_steps", [1, 3])
-def test_rows_leave_and_the_cache_grows_without_a_trace(first_steps, monkeypatch):
-    """Every step is given as many slots as there are, and only the rows that go on."""
-    monkeypatch.setattr("tf_transformer.search.FIRST_STEPS", first_steps)
+def keep_symbols(cache, slots, empty):
+    """For a cache of one thing by row and the symbols by slot [B, C]."""
+    return cache[0], tf.pad(tf.gather(cache[1], slots, batch_dims=1), [[0, 0], [0, empty]])
+
+
+@pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
+def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
+    """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order."""
+    monkeypatch.setattr("tf_transformer.search.STEPS", steps)
+    monkeypatch.setattr("tf_transformer.search.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
     models[:, :, :, END] += np.linspace(9, -9, 19)[:, np.newaxis, np.newaxis]  # some end soon, some never
     sizes = set()
 
     def step(ids, position, slot, ancestry, cache):
-        of_row, slots = cache
-        assert of_row.shape[0] == ids.shape[0] == ancestry.shape[0]
-        assert slots.shape[1] == ancestry.shape[2] >= slot + ids.shape[1]
-        sizes.add((ids.shape[0], slots.shape[1]))
-        return tf.gather(of_row[:, position], ids, batch_dims=1), cache
+        of_row, symbols = cache[0], cache[1].numpy()  # [B, C], the symbol in each slot
+        symbols[:, slot : slot + ids.shape[1]] = ids
+        assert of_row.shape[0] == ids.shape[0] == ancestry.shape[0] and symbols.shape[1] == ancestry.shape[2]
+        sizes.add((ids.shape[0], symbols.shape[1]))
+        histories = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
+        assert np.array(histories).shape == (*ids.shape, position + 1)
+        assert np.array_equal(np.array(histories)[:, :, -1], ids)
+        return tf.gather(of_row[:, position], ids, batch_dims=1), (of_row, tf.constant(symbols))
 
-    def grow(cache, slots):
-        return cache[0], tf.pad(cache[1], [[0, 0], [0, slots - cache[1].shape[1]]])
-
-    cache = (tf.constant(models), tf.zeros([19, 0]))
-    found = beam_search(Start(step, cache, grow, tf.fill([19], START), [11] * 19, END), beam_size=3)
+    cache = (tf.constant(models), tf.zeros([19, 0], tf.int32))
+    found = beam_search(Start(step, cache, keep_symbols, tf.fill([19], START), [11] * 19, END), beam_size=3)
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
     rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
     assert rows[0] <= 9 and rows[-1] == 19
-    assert slots == ([3, 6, 12, 24, 33] if first_steps == 1 else [9, 18, 33])
+    assert slots[0] == 3 * steps and slots[-1] < 33  # fewer than of all steps and beams
 
 
 # Least lengths
@@ -395,7 +402,7 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(Start(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END))
+    found = beam_search(Start(step, [], lambda cache, slots, empty: cache, tf.fill([3], START), [100] * 3, END))
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 
@@ -463,37 +470,30 @@ def search_transformer(model, source, max_length, favour=None, **options):
     """What the translator does, with ids; `favour` [L, V] is added to the logits."""
     favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
     memory, memory_mask, _ = model.encode(source)
+    own = decoding(model, memory, memory_mask)
 
     def step(ids, position, slot, ancestry, cache):
-        positions = tf.fill([tf.shape(ids)[1]], position)
-        logits, layers = model.decode_step(ids, cache[1], cache[0], positions, slot, ancestry)
-        return logits + tf.constant(favour)[position], (cache[0], layers)
+        logits, cache = own.step(ids, position, slot, ancestry, cache)
+        return logits + tf.constant(favour)[position], cache
 
-    def grow(cache, slots):
-        return cache[0], [layer.grow(slots) for layer in cache[1]]
-
-    cache = (memory_mask, model.init_cache(memory))
-    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
+    return beam_search(Start(step, own.cache, own.keep, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 def search_without_cache(model, source, max_length, favour, **options):
     """The same search, where a step decodes the whole outputs of all beams again."""
 
     def step(ids, position, slot, ancestry, cache):
-        (B, K), symbols = ids.shape, cache[2].numpy()  # [B, C], the symbol in each slot
+        (B, K), symbols = ids.shape, cache[1].numpy()  # [B, C], the symbol in each slot
         symbols[:, slot : slot + K] = ids
         rows = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
         targets = np.array(rows).reshape(B * K, -1)  # [B * K, position + 1]
         assert targets.shape[1] == position + 1
-        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[:2])
+        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[0])
         logits, _, _ = model.decode(targets, *every_beam)
-        return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (*cache[:2], tf.constant(symbols))
+        return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (cache[0], tf.constant(symbols))
 
-    def grow(cache, slots):
-        return (*cache[:2], tf.pad(cache[2], [[0, 0], [0, slots - cache[2].shape[1]]]))
-
-    cache = (*model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
-    return beam_search(Start(step, cache, grow, tf.fill([len(source)], BOS), max_length, END), **options)
+    cache = (model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
+    return beam_search(Start(step, cache, keep_symbols, tf.fill([len(source)], BOS), max_length, END), **options)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,9 @@ def search_without_cache(model, source, max_length, favour, **options):
         pytest.param(3, 1.0, 3, marks=pytest.mark.slow),
     ],
 )
-def test_search_through_the_cache_is_search_without_one(K, alpha, window):
+def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkeypatch):
+    monkeypatch.setattr("tf_transformer.search.STEPS", 2)
+    monkeypatch.setattr("tf_transformer.search.ROUND", 1)
     sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
     model = draw_weights(tiny(13, **sizes, attention_window=window))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]

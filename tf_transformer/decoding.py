@@ -27,13 +27,22 @@ class _WrittenInPlace(KeyValue):
 
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
+    def keep(self, slots, empty) -> "_WrittenInPlace":
+        """With these slots alone [B, M], and `empty` free ones after them."""
+
+        def kept(part):
+            part = tf.gather(part, slots, axis=2, batch_dims=1)
+            return tf.pad(part, [[0, 0], [0, 0], [0, empty], [0, 0]])
+
+        return _WrittenInPlace(*map(kept, self))
+
 
 class Decoding(NamedTuple):
     """The first fields of a `search.Start`, which says what they do."""
 
     step: Callable
     cache: Any
-    grow: Callable
+    keep: Callable
 
 
 def decoding(model, memory, memory_mask) -> Decoding:
@@ -53,8 +62,8 @@ def decoding(model, memory, memory_mask) -> Decoding:
         logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
         return logits, (memory_mask, layers)
 
-    def grow(cache, slots):
+    def keep(cache, slots, empty):
         memory_mask, layers = cache
-        return memory_mask, [layer.grow(slots) for layer in layers]
+        return memory_mask, [layer._replace(target=layer.target.keep(slots, empty)) for layer in layers]
 
-    return Decoding(step, (memory_mask, layers), grow)
+    return Decoding(step, (memory_mask, layers), keep)

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_transformer.serving.options import SEARCH_OPTIONS
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
-FIRST_STEPS = 16  # that a cache has slots for; then for twice as many, and so on
+STEPS = 16  # that a cache gets slots for at a time
+ROUND = 16  # the number of slots that are kept is a multiple, so that products come in few shapes
 
 
 class Hypotheses(NamedTuple):
@@ -30,12 +31,13 @@ class Start(NamedTuple):
     `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
     newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
     slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `grow(cache, slots)` gives the cache with more slots: short outputs do not pay for the longest that there might be.
+    `keep(cache, slots [B, M], empty)` gives the cache with these slots alone, in this order, and `empty` free ones
+    after them: beams share most of their history, so that few slots are still seen after some steps.
     """
 
     step: Callable
     cache: Any  # the first: nested tensors, their first axis the batch; the axis of the slots is the one of size 0
-    grow: Callable
+    keep: Callable
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
     end_id: int  # the symbol that ends an output
@@ -60,6 +62,7 @@ class BeamState(NamedTuple):
     """What a step of the search passes to the next. Alive and finished hypotheses are kept apart."""
 
     position: tf.Tensor  # int32, the number of symbols in an alive hypothesis
+    slot: tf.Tensor  # int32, the first free slot of the cache
     rows: Rows
     alive_ids: tf.Tensor  # int32 [B, K, L]
     alive_log_probs: tf.Tensor  # float32 [B, K], descending
@@ -112,28 +115,29 @@ def beam_search(
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
-        position, slot = state.position, state.position * K
+        position, slot = state.position, state.slot
         newest = tf.gather(state.alive_ids, tf.maximum(position - 1, 0), axis=2)
         newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
         own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
         logits, cache = start.step(newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
-        state = state._replace(ancestry=ancestry, cache=cache)
+        state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, wanted),)
 
     def may_advance(state: BeamState):
-        has_room = state.position * K < tf.shape(state.ancestry)[2]
+        has_room = state.slot < tf.shape(state.ancestry)[2]
         going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        state = _make_room(_running_only(state), start.grow, L)
+        state = _make_room(_running_only(state), start.keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
     state = BeamState(
         position=tf.constant(0),
+        slot=tf.constant(0),
         rows=rows,
         alive_ids=tf.zeros([B, K, L], tf.int32),
         alive_log_probs=tf.broadcast_to(tf.where(tf.range(K) == 0, 0.0, IMPOSSIBLE), [B, K]),
@@ -199,22 +203,28 @@ def _running_only(state: BeamState) -> BeamState:
 
     def gather():
         running = tf.where(state.running)[:, 0]
-        by_row = state._replace(position=())
-        return tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)._replace(position=state.position)
+        by_row = state._replace(position=(), slot=())
+        gathered = tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)
+        return gathered._replace(position=state.position, slot=state.slot)
 
     return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
 
 
-def _make_room(state: BeamState, grow, L) -> BeamState:
-    """With a cache that has slots for further steps, at most L in all."""
+def _make_room(state: BeamState, keep, L) -> BeamState:
+    """With a cache that has slots for further steps: those that no alive hypothesis sees any more are gone."""
     B, K, slots = (tf.shape(state.ancestry)[axis] for axis in range(3))
-    steps = tf.minimum(tf.maximum(2 * state.position, FIRST_STEPS), L)
 
-    def grown():
-        ancestry = tf.concat([state.ancestry, tf.zeros([B, K, K * steps - slots], tf.bool)], axis=2)
-        return state._replace(ancestry=ancestry, cache=grow(state.cache, K * steps))
+    def with_room():
+        seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
+        most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
+        most = tf.minimum(-(-most // ROUND) * ROUND, slots)
+        _, kept = tf.math.top_k(seen, most)  # of equals the first: the order stays
+        empty = K * tf.minimum(STEPS, L - state.position)
+        ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
+        ancestry = tf.concat([ancestry, tf.zeros([B, K, empty], tf.bool)], axis=2)
+        return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, kept, empty))
 
-    return tf.cond(state.position * K < slots, lambda: state, grown)
+    return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
 def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:

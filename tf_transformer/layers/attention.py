@@ -28,12 +28,6 @@ class KeyValue(NamedTuple):
         rows = (ops.reshape(part, (-1, part.shape[-1])) for part in new)  # [B * h * T, ...]
         return KeyValue(*(ops.scatter_update(old, index, row) for old, row in zip(self, rows, strict=True)))
 
-    def grow(self, slots) -> "KeyValue":
-        """With empty slots at the end, so many in all."""
-        B, h, S = (ops.shape(self.key)[axis] for axis in range(3))
-        empty = (ops.zeros((B, h, slots - S, part.shape[-1]), part.dtype) for part in self)
-        return type(self)(*(ops.concatenate(pair, axis=2) for pair in zip(self, empty, strict=True)))
-
 
 def attention(query, key, value, mask=None, dropout=None):
     """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.

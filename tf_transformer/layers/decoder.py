@@ -17,10 +17,6 @@ class DecoderCache(NamedTuple):
     target: KeyValue  # slots for the target's keys and values, filled from the left [B, h, C, ...]
     memory: KeyValue  # the encoder output's keys and values, projected once [B, h, S, ...]
 
-    def grow(self, slots) -> "DecoderCache":
-        """With more slots for target tokens, so many in all."""
-        return self._replace(target=self.target.grow(slots))
-
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class DecoderLayer(KeepsQuantized):
