@@ -13,17 +13,19 @@ class _WrittenInPlace(KeyValue):
 
     def write(self, slot, new: KeyValue) -> KeyValue:
         def written(old, part):
-            shape, width = tf.shape(old), old.shape[-1]
-            flat = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
-                input=tf.reshape(old, [shape[0] * shape[1], shape[2] * width]),
+            (B, h, C, _), T = tf.unstack(tf.shape(old)), tf.shape(part)[2]
+            words, new = _as_words(old), _as_words(part)
+            width = words.shape[-1]
+            words = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
+                input=tf.reshape(words, [B * h, C * width]),
                 begin=[0, slot * width],
-                end=[0, (slot + tf.shape(part)[2]) * width],
+                end=[0, (slot + T) * width],
                 strides=[1, 1],
-                value=tf.reshape(part, [shape[0] * shape[1], tf.shape(part)[2] * width]),
+                value=tf.reshape(new, [B * h, T * width]),
                 begin_mask=1,  # all of the first axis
                 end_mask=1,
             )
-            return tf.reshape(flat, shape)
+            return tf.reshape(tf.bitcast(words, old.dtype), [B, h, C, old.shape[-1]])
 
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
@@ -35,6 +37,15 @@ class _WrittenInPlace(KeyValue):
             return tf.pad(part, [[0, 0], [0, 0], [0, empty], [0, 0]])
 
         return _WrittenInPlace(*map(kept, self))
+
+
+def _as_words(x):
+    """x [..., n] as the widest numbers that n of its own are a whole number of, since an op copies one by one."""
+    for dtype in (tf.complex128, tf.complex64):
+        each = dtype.size // x.dtype.size
+        if x.shape[-1] % each == 0:
+            return tf.bitcast(tf.reshape(x, [*tf.unstack(tf.shape(x))[:-1], x.shape[-1] // each, each]), dtype)
+    return x
 
 
 class Decoding(NamedTuple):
