@@ -17,7 +17,7 @@ def draw(logits, max_length, seed, **options):
 
     B = len(logits)
     start_ids = tf.fill([B], START)
-    start = Start(step, [tf.constant(logits)], lambda cache, slots, empty: cache, start_ids, max_length, END)
+    start = Start(step, [tf.constant(logits)], lambda cache, slots: cache, start_ids, max_length, END)
     return sample(start, seed, **options)
 
 

@@ -31,7 +31,7 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    start = Start(step, [logits], lambda cache, slots, empty: cache, tf.fill([B], START), max_length, END)
+    start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
     return beam_search(start, **({"patience": math.inf} | options))
 
 
@@ -227,9 +227,9 @@ def test_an_empty_batch_gives_an_empty_answer():
     assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
 
 
-def keep_symbols(cache, slots, empty):
+def keep_symbols(cache, slots):
     """For a cache of one thing by row and the symbols by slot [B, C]."""
-    return cache[0], tf.pad(tf.gather(cache[1], slots, batch_dims=1), [[0, 0], [0, empty]])
+    return cache[0], tf.gather(cache[1], slots, batch_dims=1)
 
 
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
@@ -251,7 +251,7 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
         assert np.array_equal(np.array(histories)[:, :, -1], ids)
         return tf.gather(of_row[:, position], ids, batch_dims=1), (of_row, tf.constant(symbols))
 
-    cache = (tf.constant(models), tf.zeros([19, 0], tf.int32))
+    cache = (tf.constant(models), tf.zeros([19, 1], tf.int32))
     found = beam_search(Start(step, cache, keep_symbols, tf.fill([19], START), [11] * 19, END), beam_size=3)
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
@@ -402,7 +402,7 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(Start(step, [], lambda cache, slots, empty: cache, tf.fill([3], START), [100] * 3, END))
+    found = beam_search(Start(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END))
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 
@@ -492,7 +492,7 @@ def search_without_cache(model, source, max_length, favour, **options):
         logits, _, _ = model.decode(targets, *every_beam)
         return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (cache[0], tf.constant(symbols))
 
-    cache = (model.encode(source)[:2], tf.zeros([len(source), 0], tf.int32))
+    cache = (model.encode(source)[:2], tf.zeros([len(source), 1], tf.int32))
     return beam_search(Start(step, cache, keep_symbols, tf.fill([len(source)], BOS), max_length, END), **options)
 
 

@@ -29,14 +29,9 @@ class _WrittenInPlace(KeyValue):
 
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
-    def keep(self, slots, empty) -> "_WrittenInPlace":
-        """With these slots alone [B, M], and `empty` free ones after them."""
-
-        def kept(part):
-            part = tf.gather(part, slots, axis=2, batch_dims=1)
-            return tf.pad(part, [[0, 0], [0, 0], [0, empty], [0, 0]])
-
-        return _WrittenInPlace(*map(kept, self))
+    def keep(self, slots) -> "_WrittenInPlace":
+        """With these slots alone, [B, M]."""
+        return _WrittenInPlace(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
 
 
 def _as_words(x):
@@ -64,7 +59,7 @@ def decoding(model, memory, memory_mask) -> Decoding:
         memory: the encoder's output.
         memory_mask: its padding mask [B, S].
     """
-    layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory)]
+    layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights()
 
     def step(ids, position, slot, ancestry, cache):
@@ -73,8 +68,8 @@ def decoding(model, memory, memory_mask) -> Decoding:
         logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
         return logits, (memory_mask, layers)
 
-    def keep(cache, slots, empty):
+    def keep(cache, slots):
         memory_mask, layers = cache
-        return memory_mask, [layer._replace(target=layer.target.keep(slots, empty)) for layer in layers]
+        return memory_mask, [layer._replace(target=layer.target.keep(slots)) for layer in layers]
 
     return Decoding(step, (memory_mask, layers), keep)

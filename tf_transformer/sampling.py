@@ -43,7 +43,7 @@ def sample(start: Start, seed, temperature=1.0, k: int | None = None, min_length
     none = tf.zeros([B], tf.int32)
     loop = (tf.constant(0), start.start_ids, tf.zeros([B, L], tf.int32), tf.zeros([B]), none, max_length > 0, none > 0)
     _, _, *found, _, finished, _ = tf.while_loop(
-        lambda *state: tf.reduce_any(state[5]), draw, (*loop, start.keep(start.cache, tf.zeros([B, 0], tf.int32), L))
+        lambda *state: tf.reduce_any(state[5]), draw, (*loop, start.keep(start.cache, tf.zeros([B, L], tf.int32)))
     )
     ids, log_probs, lengths = (part[:, tf.newaxis] for part in found)
     return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, tf.newaxis])

@@ -31,12 +31,12 @@ class Start(NamedTuple):
     `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
     newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
     slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `keep(cache, slots [B, M], empty)` gives the cache with these slots alone, in this order, and `empty` free ones
-    after them: beams share most of their history, so that few slots are still seen after some steps.
+    `keep(cache, slots [B, M])` gives the cache with these slots alone, in this order: beams share most of their
+    history, so that few slots are still seen after some steps.
     """
 
     step: Callable
-    cache: Any  # the first: nested tensors, their first axis the batch; the axis of the slots is the one of size 0
+    cache: Any  # the first, with one free slot: nested tensors, their first axis the batch, their last one not that of the slots
     keep: Callable
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
@@ -182,11 +182,13 @@ def begins_with(prefix, vocab_size: int) -> Callable:
 
 
 def _invariants(structure):
-    """Shapes that hold throughout a search: neither the rows nor the slots are fixed."""
+    """Shapes that hold throughout a search: neither the rows nor the slots, at first none or one, are fixed."""
 
     def invariant(tensor):
         sizes = tensor.shape.as_list()
-        return tf.TensorShape([None if axis == 0 or not size else size for axis, size in enumerate(sizes)])
+        slots = range(1, len(sizes) - 1)
+        free = [axis == 0 or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)]
+        return tf.TensorShape([None if is_free else size for is_free, size in zip(free, sizes, strict=True)])
 
     return tf.nest.map_structure(invariant, structure)
 
@@ -212,17 +214,18 @@ def _running_only(state: BeamState) -> BeamState:
 
 def _make_room(state: BeamState, keep, L) -> BeamState:
     """With a cache that has slots for further steps: those that no alive hypothesis sees any more are gone."""
-    B, K, slots = (tf.shape(state.ancestry)[axis] for axis in range(3))
+    K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room():
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
         _, kept = tf.math.top_k(seen, most)  # of equals the first: the order stays
-        empty = K * tf.minimum(STEPS, L - state.position)
+        free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
-        ancestry = tf.concat([ancestry, tf.zeros([B, K, empty], tf.bool)], axis=2)
-        return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, kept, empty))
+        ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
+        # The free slots hold what is in the first, until they are written.
+        return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, tf.pad(kept, [[0, 0], [0, free]])))
 
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
