@@ -1,11 +1,12 @@
-"""A trained model as a folder of CTranslate2 (https://opennmt.net/CTranslate2), an inference engine of its own for CPUs
-and GPUs, with 8-bit and 16-bit weights. Needs `pip install tf-transformer[ctranslate2]`.
+"""Export to CTranslate2 (https://opennmt.net/CTranslate2), an inference engine for CPUs and GPUs with 8-bit and 16-bit
+weights. Needs `pip install tf-transformer[ctranslate2]`.
 
-Its search differs from ours (section 6.1) in what it divides log-probabilities by, length^length_penalty where the end
-symbol is not counted, ours being ((5 + length) / 6)^length_penalty where it is, and in when it stops; with
-`length_penalty=0`, and an infinite patience here, both find the same. Two of its defaults are not ours:
-`min_decoding_length=1` forbids the empty output (our `min_length=2`, which counts the end symbol), and
-`max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
+Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
+the end symbol; ours divides by ((5 + length) / 6)^length_penalty, with it. And it stops by another rule. With
+`length_penalty=0`, and infinite patience here, both find the same outputs.
+
+Two of its defaults differ, too. `min_decoding_length=1` forbids the empty output; here that is `min_length=2`, which
+counts the end symbol. `max_decoding_length=256` holds for every sentence; here the limit is the source's length + 50.
 """
 
 import keras
@@ -36,27 +37,27 @@ MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 
 def save(translator, path, quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
-    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model; of a
-    checkpoint of MarianMT, source.spm and target.spm, and a code such as ">>fra<<" is a piece before those of the text;
-    of one with two vocabularies, source_vocabulary.json and target_vocabulary.json. Sources go in as SentencePiece's
-    pieces; CTranslate2 adds the end symbol:
+    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model. A
+    MarianMT checkpoint gives source.spm and target.spm instead, and a code such as ">>fra<<" is a piece of its own
+    before the text's pieces. With two vocabularies there are source_vocabulary.json and target_vocabulary.json. Sources
+    are lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
         sp.decode(result[0].hypotheses[0])
 
-    For a model of learned positions, say `max_input_length` and `max_decoding_length` of at most its max_length, too:
-    beyond that CTranslate2 raises RuntimeError.
+    For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
+    max_length: beyond it CTranslate2 raises RuntimeError.
 
     Args:
-        translator: a `Translator`; only its model and tokenizer are written: beam size and length penalty are arguments
-            of `translate_batch`.
+        translator: a `Translator`; only its model and tokenizer are written, since beam size and length penalty are
+            arguments of `translate_batch`.
         path: must not exist.
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: another quantization, an `Ensemble`, weights in int8, a model that CTranslate2 cannot run, or it is
-            not installed.
+        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8, or computes what
+            CTranslate2 cannot; or CTranslate2 is not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
@@ -86,11 +87,11 @@ def save(translator, path, quantization: str | None = None) -> None:
 
 
 def transformer_spec(model, dtype: str = "float32"):
-    """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without vocabulary.
+    """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without a vocabulary.
 
     Args:
         model: the model; its weights are copied.
-        dtype: of the arrays, "float32" or "bfloat16", which CTranslate2 itself converts to only where there is PyTorch.
+        dtype: of the arrays, "float32" or "bfloat16". CTranslate2 itself converts to bfloat16 only with PyTorch.
 
     Raises:
         BadInput: the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
@@ -124,7 +125,7 @@ def transformer_spec(model, dtype: str = "float32"):
         d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
 
         def widened(weight):
-            # One width for all heads: zeros beside the narrower change neither products of queries and keys nor output.
+            # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
             return _widen(weight, layer.num_heads, max(d_k, d_v))
 
         def together(spec, *denses):
@@ -204,7 +205,7 @@ def _norms(layer) -> list:
 
 
 def _check_parts(model) -> None:
-    """That every part computes what the paper's does, whatever its class; sizes, biases and activations may differ."""
+    """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
 
     def check(part, kind, *methods):
         kinds = (kind, MarianTransformer, MarianEmbedding, MarianSourceEmbedding)
@@ -234,7 +235,7 @@ def _check_parts(model) -> None:
 
 
 def _only(name: str, values: list):
-    """The one value that all layers of a stack, or of the model, have."""
+    """The value that all layers of a stack, or of the model, share."""
     if len(set(values)) > 1:
         got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
         raise BadInput(f"{name}: expected one for all layers, since CTranslate2 has one, got {got}")

@@ -1,12 +1,12 @@
-"""Checkpoints of MarianMT, such as OPUS-MT's, as Hugging Face's `transformers` saves them, in our layers.
+"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install tf-transformer[marian]`.
 
-Not from the paper, and therefore here and not in the layers: biases in the projections of attention, swish for ReLU,
-layer normalization's epsilon 1e-5, all sines before all cosines, a bias on the logits, decoders of another depth than
-their encoders, embeddings of sources of their own. Needs `pip install tf-transformer[marian]`.
+This file holds what is not in the paper: biases in the projections of attention, swish instead of ReLU, layer
+normalization's epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in
+depth, and source and target may have their own embeddings.
 
-Marian's padding is its last id and also what a target starts with; its end symbol is 0. Here the ids are ours, so that
-nothing else need know of Marian: the vocabulary is put in another order as it is read. The padding's row of the
-embeddings is there twice, since the start symbol is one of its own.
+In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary
+to our ids, so no other file need know of Marian. The padding's row of the embeddings is stored twice, since our start
+symbol is a symbol of its own.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
 ACTIVATIONS = ("swish", "silu", "relu", "gelu")
-CONTROLS = 2  # the first ids, padding's and the start symbol's, which are never an output
+CONTROLS = 2  # the first ids, padding and start symbol, are never an output
 
 
 @dataclass(frozen=True)
 class MarianConfig(TransformerConfig):
-    """What Marian adds; the sizes of `TransformerConfig` are the encoder's.
+    """The configuration of a MarianMT model; the sizes of `TransformerConfig` are the encoder's.
 
     Attributes:
         num_decoder_layers: layers in the decoder.
@@ -42,7 +42,7 @@ class MarianConfig(TransformerConfig):
         decoder_d_ff: width of its feed-forward hidden layers.
         activation: in feed-forward networks: "swish" or its other name "silu", "relu", "gelu".
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_vocab_size: of a vocabulary of sources, whose embeddings are then their own; `None` if it is shared.
+        source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
     """
 
     num_decoder_layers: int = 6
@@ -71,7 +71,7 @@ class MarianAttention(MultiHeadAttention):
 
 
 class _MarianParts(keras.layers.Layer):
-    """What encoder and decoder layers are made of."""
+    """The parts of encoder and decoder layers."""
 
     num_heads: int
     d_ff: int
@@ -126,7 +126,7 @@ class MarianSourceEmbedding(PositionalEmbedding):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianEmbedding(MarianSourceEmbedding):
-    """The same, and a bias on the logits."""
+    """`MarianSourceEmbedding` with a bias on the logits."""
 
     def build(self, ids_shape):
         super().build(ids_shape)
@@ -142,10 +142,10 @@ class MarianEmbedding(MarianSourceEmbedding):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianTransformer(Transformer):
-    """logits = model((source, target)): a `Transformer` of Marian's parts.
+    """A `Transformer` of Marian's parts: logits = model((source, target)).
 
-    As in Marian, padding and the start symbol have no share of the probability. `transformers` has it so in a search,
-    where the checkpoint's generation_config.json says "renormalize_logits", as those of OPUS-MT do.
+    As in Marian, padding and start symbol have no share of the probability. In `transformers` this holds in a search if
+    generation_config.json has "renormalize_logits", as OPUS-MT's has.
 
     Args:
         config: a `MarianConfig`.
@@ -192,7 +192,7 @@ class MarianTransformer(Transformer):
         return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
 
     def decode_step(self, *args, **kwargs):
-        """As `Transformer.decode_step`, for a search that can choose neither padding nor the start symbol."""
+        """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
         logits, cache = super().decode_step(*args, **kwargs)
         return ops.where(ops.arange(self.config.vocab_size) < CONTROLS, -1e9, logits), cache
 

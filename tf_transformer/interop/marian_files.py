@@ -1,4 +1,4 @@
-"""The files of a MarianMT checkpoint, as Hugging Face's `transformers` or Marian itself (`marian_native`) writes them:
+"""Reads a MarianMT checkpoint, written by Hugging Face's `transformers` or by Marian itself (`marian_native`):
 vocabulary, settings, weights."""
 
 import json
@@ -13,16 +13,17 @@ from tf_transformer.config import BadInput
 from tf_transformer.interop import marian_native
 from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 
-NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its logarithm little to label smoothing
+NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 
 
 def load_marian(directory) -> MarianTransformer:
-    """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json, vocab.json and one of
-    model.safetensors, tf_model.h5 and pytorch_model.bin; or with what Marian itself writes: decoder.yml, a vocabulary
-    and the weights as .npz.
+    """Load a MarianMT checkpoint from its folder.
+
+    Hugging Face's folders have config.json, vocab.json and one of model.safetensors, tf_model.h5 and pytorch_model.bin.
+    Marian's own folders have decoder.yml, a vocabulary and the weights as .npz.
 
     Raises:
-        BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+        BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
     directory = Path(directory)
     file, said = _read_settings(directory)
@@ -50,14 +51,14 @@ class Vocabulary(NamedTuple):
 
 
 def read_vocabulary(directory, side: str = "target") -> Vocabulary:
-    """Padding, start, end, unknown, as everywhere here, then the other ids of the checkpoint in their order.
+    """Read a vocabulary in our order: padding, start, end, unknown, then the checkpoint's other ids in their order.
 
     Args:
-        directory: the checkpoint's.
+        directory: the checkpoint's folder.
         side: "source" or "target"; most checkpoints have one vocabulary for both.
 
     Raises:
-        BadInput: there is none in the folder, or it is no vocabulary.
+        BadInput: the folder has no vocabulary, or the file holds something else.
     """
     directory = Path(directory)
     (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
@@ -87,8 +88,8 @@ def read_vocabulary(directory, side: str = "target") -> Vocabulary:
 
 
 def search_options(directory) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json, config.json or decoder.yml says of the search that means the same:
-    beam_size and max_length, which there counts the start symbol as well."""
+    """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
+    decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
     _, said = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
@@ -98,7 +99,7 @@ def search_options(directory) -> dict[str, Any]:
 
 
 def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file of the settings and what it says, by the names that Hugging Face gives them."""
+    """The file of the settings, and the settings by Hugging Face's names."""
     if marian_native.is_native(directory):
         return marian_native.read_settings(directory)
     if not (directory / "config.json").is_file():
@@ -107,17 +108,17 @@ def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _shared(said: dict[str, Any]) -> bool:
-    """Whether source and target have one matrix of embeddings."""
+    """Whether source and target share one matrix of embeddings."""
     return said.get("share_encoder_decoder_embeddings", True)
 
 
 def has_two_vocabularies(directory) -> bool:
-    """Whether a checkpoint's source and target have vocabularies, or only embeddings, of their own."""
+    """Whether source and target have separate vocabularies, or only separate embeddings."""
     return not _shared(_read_settings(Path(directory))[1])
 
 
 def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
-    """The file of a side's vocabulary and what it says, ids by piece."""
+    """The file of a side's vocabulary, and its ids by piece."""
     if marian_native.is_native(directory):
         return marian_native.read_ids(directory, side)
     name = "vocab.json"
@@ -142,7 +143,7 @@ def _read_json(directory: Path, name: str) -> dict:
 
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """The file of the weights and what is in it, by the names that PyTorch gives them."""
+    """The file of the weights, and the weights by PyTorch's names."""
     if marian_native.is_native(directory):
         return marian_native.read_tensors(directory)
     readers: dict[str, Callable] = {
@@ -156,7 +157,7 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
                 return directory / name, read(directory / name)
             except BadInput:
                 raise
-            except Exception as error:  # each of these packages has its own
+            except Exception as error:  # each of these packages raises its own
                 raise BadInput(f"{directory / name}: cannot be read: {error}") from error
     raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(readers)} in {directory}")
 
@@ -184,7 +185,7 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_h5(path: Path) -> dict[str, np.ndarray]:
-    """What TFMarianMTModel saved: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
+    """Weights of TFMarianMTModel: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
     import h5py
 
     leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
@@ -212,7 +213,7 @@ def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianCon
         "static_position_embeddings": (True,),
         "tie_word_embeddings": (True,),
     }
-    # What a file does not say is as in transformers.MarianConfig, which writes only what differs.
+    # Missing values are the defaults of transformers.MarianConfig, which writes only what differs.
     said = {"activation_function": "gelu"} | said
     for name, values in wanted.items():
         if said.get(name, values[0] if name != "model_type" else None) not in values:
@@ -235,7 +236,7 @@ def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianCon
 
 
 def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_rows: list[int], rows: list[int]) -> None:
-    """Put every tensor into its place, those of the vocabularies in the order of their rows, and leave none over."""
+    """Assign every tensor, with the vocabularies' rows in our order, and leave none over."""
     left = dict(tensors)
 
     def in_order(x, rows=rows):
@@ -278,7 +279,7 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
             linear(layer.feed_forward.hidden, f"{name}.fc1")
             linear(layer.feed_forward.output_projection, f"{name}.fc2")
             norm(layer.feed_forward_norm, f"{name}.final_layer_norm")
-    # One matrix, whose name in the file is any of these, or several.
+    # One matrix; the file has it under one of these names, or under several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     if model.source_embedding is not None:
         assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint of MarianMT: source.spm, target.spm and vocabulary as one, in TensorFlow's graph."""
+"""The tokenizer of a MarianMT checkpoint: source.spm, target.spm and vocabulary as one, in TensorFlow's graph."""
 
 import io
 import json
@@ -13,21 +13,24 @@ from tf_transformer.interop.marian_files import has_two_vocabularies, read_vocab
 from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
-SOURCE_VOCABULARY = "source_vocabulary.json"  # if it is another
-# What begins a text for a model of several target languages, as in ">>fra<< Good morning."; up to the first "<<".
+SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
+# The code at the start of a text for a model of several target languages, as in ">>fra<< Good morning."; it ends at the
+# first "<<".
 CODE = "(?s)>>.*?<<"
 
 
 class MarianTokenizer(Tokenizer):
-    """A `Tokenizer` of two SentencePiece models, of sources and of targets, and one table of the pieces of both; or, of
-    a checkpoint with two vocabularies, two tables. Then `pieces`, `ids` and `detokenize` are the target's.
+    """A `Tokenizer` with two SentencePiece models, for sources and for targets, and one vocabulary for both.
 
-    Its pieces, ids (in our order: `read_vocabulary`) and texts are those of `transformers.MarianTokenizer` with
-    `split_special_tokens=True`: a control symbol that is written in a text is text. What is no UTF-8 counts as a space.
+    A checkpoint with two vocabularies has two tables; `pieces`, `ids` and `detokenize` then use the target's.
+
+    Pieces, ids (in our order: `read_vocabulary`) and texts equal those of `transformers.MarianTokenizer` with
+    `split_special_tokens=True`: a control symbol written in a text is plain text. Bytes that are not UTF-8 count as
+    spaces.
 
     Args:
-        model: what `model` of another one holds, a zip archive of source.spm, target.spm and vocabulary.json: the
-            pieces in the order of their ids; and maybe source_vocabulary.json.
+        model: the attribute `model` of another one, a zip archive of source.spm, target.spm, vocabulary.json (the
+            pieces in the order of their ids) and, with two vocabularies, source_vocabulary.json.
     """
 
     def __init__(self, model: bytes):
@@ -51,10 +54,10 @@ class MarianTokenizer(Tokenizer):
 
     @classmethod
     def from_checkpoint(cls, directory) -> "MarianTokenizer":
-        """Of the folder of a checkpoint, as `load_marian` reads it, with source.spm and target.spm.
+        """Read the tokenizer from a checkpoint's folder, which has source.spm and target.spm; see `load_marian`.
 
         Raises:
-            BadInput: one is missing, or holds something else.
+            BadInput: a file is missing, or holds something else.
         """
         directory, written = Path(directory), io.BytesIO()
         contents: dict[str, bytes | str] = {
@@ -86,7 +89,7 @@ class MarianTokenizer(Tokenizer):
         return self.op.target.tokenize(texts)
 
     def detokenize(self, ids) -> tf.Tensor:
-        """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown one are dropped."""
+        """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown symbol are dropped."""
         return self.op.detokenize(ids)
 
     def pieces(self, ids) -> tf.RaggedTensor:
@@ -100,7 +103,7 @@ class MarianTokenizer(Tokenizer):
 
 
 class _Side(tf.Module):
-    """The pieces of sources or of targets.
+    """The tokenizer of one side, sources or targets.
 
     Args:
         model: a serialized SentencePiece model.
@@ -125,11 +128,11 @@ class _Side(tf.Module):
 
 
 class _Graph(tf.Module):
-    """What a SavedModel has to keep.
+    """The resources that a SavedModel must keep.
 
     Args:
         source, target: the two sides.
-        texts: by id, what detokenizing writes.
+        texts: the text of each id.
     """
 
     def __init__(self, source: _Side, target: _Side, texts: list[bytes]):
@@ -142,7 +145,7 @@ class _Graph(tf.Module):
 
 
 def _text(piece: str, engine) -> bytes:
-    """What a piece is in a text: nothing, if it is a control symbol; a byte, if it spells what no other piece can."""
+    """The text of a piece: empty for a control symbol, and one byte for a byte piece."""
     id = engine.piece_to_id(piece)
     if engine.is_byte(id):
         return bytes([int(piece[1:-1], 16)])
