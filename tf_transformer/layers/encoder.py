@@ -22,7 +22,7 @@ class EncoderLayer(KeepsQuantized):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
-        attention_window: r; self-attention is to positions at most r // 2 away alone (section 4); `None` means to all.
+        attention_window: r; a position attends only to positions at most r // 2 away (section 4); `None` means to all.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EncoderLayer(KeepsQuantized):
         for layer in (self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(x_shape)
 
-    # What a variant overrides, to be made of other parts.
+    # A variant overrides these methods to use other parts.
 
     def make_attention(self, name):
         heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
@@ -74,7 +74,7 @@ class EncoderLayer(KeepsQuantized):
         """
         kv = self.self_attention.project(x)
         mask, attend = over_queries(mask), attention
-        if self.attention_window and return_attention_scores:  # which take n * n, so that blocks would save nothing
+        if self.attention_window and return_attention_scores:  # scores take n * n, so blocks would save nothing
             mask = both(mask, near_mask(ops.shape(x)[1], self.attention_window))
         elif self.attention_window:
             attend = functools.partial(restricted_attention, window=self.attention_window)

@@ -6,7 +6,7 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's own, over the last axis; on TensorFlow, which has no kernel for it, training takes half of the passes."""
+    """Keras's own, over the last axis. On TensorFlow, which has no kernel for it, training takes half the passes."""
 
     def call(self, inputs, training=False):
         if not training or keras.backend.backend() != "tensorflow":

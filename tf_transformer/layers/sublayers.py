@@ -1,4 +1,4 @@
-"""What surrounds attention in a layer: the feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
+"""The feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
 
 import keras
 
@@ -10,11 +10,13 @@ from tf_transformer.layers.products import by_row
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class FeedForward(keras.layers.Layer):
-    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
+    """The position-wise feed-forward network, equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2.
+
+    [B, T, d] -> [B, T, d], with the same weights at every position.
 
     Args:
         d_ff: width of the hidden layer.
-        activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
+        activation: of the hidden layer, as `keras.activations.get` takes it; equation (2) has "relu", max(0, x).
     """
 
     def __init__(self, d_ff=2048, activation="relu", **kwargs):
@@ -41,7 +43,9 @@ class FeedForward(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class AddAndNorm(keras.layers.Layer):
-    """LayerNorm(x + Dropout(Sublayer(x))): the residual connection around each sub-layer. [B, T, d] twice -> [B, T, d].
+    """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
+
+    It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d].
 
     Args:
         dropout: P_drop, on the sub-layer's output (section 5.4).

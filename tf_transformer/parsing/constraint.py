@@ -1,4 +1,4 @@
-"""Which symbols may follow the beginning of a tree: the constraint inside the parser's search (section 6.3)."""
+"""The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
 class Grammar:
-    """Which lines of ids are trees over given words: it knows what may follow the beginning of one.
+    """Restricts lines of ids to trees over given words.
 
-    A word comes, as its first piece, at the beginning and after the symbol of the word before; a closing bracket closes
-    the innermost open constituent, which is not empty and has its label; nothing is open at the end, and there is
-    always room to reach it.
+    A word's first piece comes at the beginning, or after the symbol of the word before. A closing bracket closes the
+    innermost open constituent, which has its label and is not empty. At the end nothing is open, and there is always
+    room to close what is open.
 
     Args:
         symbols: of the tokenizer.
@@ -42,7 +42,7 @@ class Grammar:
         Args:
             firsts: int32 [B, N], the first piece of each word.
             count: int32 [B], how many words there are in each row.
-            max_length: int32 [B], more than twice the number of words where there are any.
+            max_length: int32 [B], more than twice the number of words, if there are words.
         """
         firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
@@ -60,7 +60,7 @@ class Grammar:
             closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
             room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
-            least = 2 * total - words - leaves + depth + 2  # that must come after an opening bracket
+            least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
             never = tf.zeros_like(now)
             may = {
                 OTHER: never,

@@ -17,7 +17,7 @@ WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
 
 class TreebankCorpus(PairCorpus):
-    """Bracketed trees, read when the corpus is made; sources are their words.
+    """A corpus of bracketed trees, read when it is made; sources are their words.
 
     Args:
         train: files of trees.
@@ -50,7 +50,7 @@ class TreebankCorpus(PairCorpus):
         return corpus
 
     def add(self, extra: Files, ratio: float = 1.0) -> None:
-        """Train on trees of another parser besides, `ratio` of them for each gold tree."""
+        """Also train on trees that another parser made, `ratio` of them for each gold tree."""
         self._said |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
 
@@ -101,7 +101,7 @@ def words_of(tree: Any) -> str:
 
 
 def mixed(gold: list, extra: list, ratio: float) -> list:
-    """Gold trees, as often as it takes, and `ratio` times as many others."""
+    """Gold trees, repeated as needed, and `ratio` times as many other trees."""
     times = max(1, round(len(extra) / (ratio * len(gold))))
     return gold * times + extra[: round(ratio * len(gold) * times)]
 

@@ -1,9 +1,8 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
-The target is the tree as a line of symbols (`treebank.linearised`); these are the tokenizer's `symbols`, which no text
-is made of. Before what there is to say of a word, brackets and then its symbol, comes the word's first piece: so the
-decoder knows which word it has reached, which it would otherwise have to count, and what it is. Words are what white
-space separates in the text; "(" and "-LRB-" are the same word there.
+The target is the tree as a line of symbols (`treebank.linearised`), the control symbols of the tokenizer. Each word's
+first piece comes before its brackets and its symbol. It tells the decoder which word comes next, so the decoder need
+not count words. White space separates the words of a text; "(" and "-LRB-" are the same word.
 """
 
 import math
@@ -38,14 +37,14 @@ def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.Ragged
 
 
 def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Of the pieces of words, ids [B, None, None], the first of each, or the unknown id: [B, None]."""
+    """The first piece of each word, or the unknown id: ids [B, None, None] to [B, None]."""
     by_word = pieces.values
     unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
     return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
 
 
 def pair_ids(tokenizer: Tokenizer) -> Callable:
-    """For `data.token_batches`: texts [B] and their linearised trees [B], symbols with spaces between them."""
+    """For `data.token_batches`: ids of texts [B] and of linearised trees [B], symbols with spaces between them."""
 
     def ids(texts, lines):
         _, pieces = word_pieces(tokenizer, texts)
@@ -64,18 +63,18 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
     return ids
 
 
-EXTRA_LENGTH = 300  # section 6.3: so many symbols more than the source at most
+EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
 
 
 class Source(NamedTuple):
-    """Texts as words, and as the encoder reads them."""
+    """Texts as words and as ids for the encoder."""
 
     words: tf.RaggedTensor  # string [B, None], all of them
     count: tf.Tensor  # int32 [B], the words that are parsed, the first ones
     firsts: tf.Tensor  # int32 [B, N], the first piece of each word
     ids: tf.Tensor  # int32 [B, S], of these words, EOS at the end
     length: tf.Tensor  # int32 [B], how many ids, without EOS; at least one a word
-    truncated: tf.Tensor  # bool [B], there are more words
+    truncated: tf.Tensor  # bool [B], the text has more words
 
 
 class Parsed(NamedTuple):
@@ -87,10 +86,12 @@ class Parsed(NamedTuple):
 
 
 class Parser:
-    """parser(["The cat slept ."]) -> ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
+    """Parses English sentences.
+
+    parser(["The cat slept ."]) gives ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
     Args:
-        translator: of texts to linearised trees; its batch_size and its options of the search hold.
+        translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
 
     def __init__(self, translator: Translator):
@@ -111,8 +112,8 @@ class Parser:
 
     @classmethod
     def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
-        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 and an
-        exact search, if not given; see `Translator.from_run`."""
+        """Load a run of trainers.parsing; see `Translator.from_run`. By default length_penalty (α) and extra_length are
+        section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
         return cls(Translator.from_run(path, average_last, **options))
 
@@ -132,12 +133,12 @@ class Parser:
         return [Parsed(tree.decode(), score, truncated) for tree, score, truncated in rows]
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
-        """What is found for each text without the grammar: a line of symbols that may be no tree."""
+        """The best line of symbols for each text without the grammar; it may be no tree."""
         rows = by_batch(self._free, [texts], self.translator.batch_size)
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
     def _line(self, ids, firsts) -> list[str]:
-        """The symbols of ids; where a word is missing, wrong or too much, also a bracket that closes nothing."""
+        """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
         line, words, now = [], 0, len(firsts) > 0
         for id in ids:
@@ -157,14 +158,14 @@ class Parser:
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
 
     def attention(self, source: str, target: str | None = None) -> Attention:
-        """What attends to what while a text is parsed.
+        """The attention weights of a text and its tree, with their tokens.
 
         Args:
             source: words.
-            target: a tree in brackets; `None` for the one that the search finds.
+            target: a tree in brackets; `None` means the tree that the search finds.
 
         Raises:
-            BadInput: there are no words, or too many; or the tree has symbols that are not the tokenizer's.
+            BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
         read, start = self._start(tf.constant([source]))
         if read.truncated[0]:
@@ -188,7 +189,7 @@ class Parser:
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
     def source(self, text) -> Source:
-        """Texts [B] as words and as the encoder reads them. Words whose pieces are too many in all are left out."""
+        """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
         words, pieces = word_pieces(self.tokenizer, text)
         sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
         before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
@@ -206,7 +207,8 @@ class Parser:
         )
 
     def parse(self, text):
-        """Texts [B] to trees string [B], scores float32 [B] and truncated bool [B]; of no words, "" and 0."""
+        """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
+        and 0."""
         source, start = self._start(text)
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
@@ -218,13 +220,13 @@ class Parser:
         return source, start._replace(max_length=most)
 
     def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
-        """By the grammar, if the source is given."""
+        """Search; with a source, under the grammar."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
         translator = self.translator
         return beam_search(start, allowed=allowed, **{name: getattr(translator, name) for name in OPTIONS})
 
     def trees(self, ids, source: Source) -> tf.Tensor:
-        """Ids of well-formed lines of symbols [B, L] as trees [B]."""
+        """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
         words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
         place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
