@@ -162,7 +162,7 @@ def test_the_rate_is_constant_after_the_warm_up(corpus, tmp_path):
 
 def test_a_start_of_other_sizes(corpus, tmp_path):
     start = tt.Translator.from_marian(TRAINED)
-    with pytest.raises(tt.BadInput, match="config: expected that of the model to start from, num_layers=2; got num_la"):
+    with pytest.raises(tt.BadInput, match="config: expected the sizes of the model to start from, num_layers=2"):
         tt.Trainer(tmp_path, dataclasses.replace(start.model.config, num_layers=3), corpus, start=start)
     with pytest.raises(tt.BadInput, match="num_decoder_layers=1, .*; got .*num_decoder_layers=None"):
         tt.Trainer(tmp_path, tt.PRESETS["tiny"], corpus, start=start)
