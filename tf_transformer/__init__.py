@@ -1,7 +1,7 @@
 """Attention Is All You Need (Vaswani et al. 2017) on TensorFlow and Keras 3.
 
-What trains on any backend of Keras is imported here; what speaks TensorFlow (data, search, tokenizer, translator) is
-loaded on first use, so that `import tf_transformer` works without it.
+Modules that run on every Keras backend are imported here. Modules that need TensorFlow (data, search, tokenizer,
+translator) are imported on first use, so `import tf_transformer` works without it.
 """
 
 import importlib

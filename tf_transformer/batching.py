@@ -8,15 +8,15 @@ from tf_transformer.config import BadInput
 
 
 def by_batch(function, columns, batch_size: int) -> list[tuple]:
-    """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
+    """Call a function on batches of texts of similar length.
 
     Args:
-        function: see above.
-        columns: lists of equal length.
-        batch_size: B, of the last batch less.
+        function: takes one string tensor [B] per column, and returns tensors [B, ...].
+        columns: lists of strings, of equal length.
+        batch_size: B; the last batch may be smaller.
 
     Returns:
-        for each row its values, as lists and numbers.
+        the values of each row, as lists and numbers, in the order of the rows.
     """
     columns = [list(column) for column in columns]
     for column in columns:
@@ -37,9 +37,10 @@ def by_batch(function, columns, batch_size: int) -> list[tuple]:
 
 
 def check_length(name: str, tokens: int, most: int) -> None:
-    """
+    """Check that a text, `name` in the message, has 1 to `most` tokens.
+
     Raises:
-        BadInput: a text has no tokens, or more than `most`.
+        BadInput: it has not.
     """
     if tokens < 1:
         raise BadInput(f"expected a {name}, got an empty text")
@@ -48,7 +49,7 @@ def check_length(name: str, tokens: int, most: int) -> None:
 
 
 def warn_of_truncated(texts, truncated: list[bool]) -> None:
-    """Warn about the texts that are `truncated`, and quote their beginnings."""
+    """Warn about truncated texts, and quote their beginnings."""
     long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]

@@ -1,4 +1,4 @@
-"""Pairs of sentences to batches of about as many tokens, of similar length (section 5.1)."""
+"""From sentence pairs to batches: pairs of similar length, about as many tokens in every batch (section 5.1)."""
 
 import itertools
 import unicodedata
@@ -15,19 +15,19 @@ from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sente
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
-SHUFFLE_LINES = 500_000  # what shuffling keeps in memory
+SHUFFLE_LINES = 500_000  # lines that shuffling keeps in memory
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a pass over the batches found."""
+    """Counts from one pass over the batches."""
 
     batches: int
     pairs: int
     skipped: int
     source_tokens: int
     target_tokens: int
-    padding: float | None  # not known of records that are not read
+    padding: float | None  # share of the positions; None where it is not counted
 
     def __str__(self) -> str:
         padding = "" if self.padding is None else f", {self.padding:.1%} padding"
@@ -43,7 +43,7 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
     Args:
         source: path, or list of paths, of plain or .gz files.
         target: likewise.
-        skip_bad_lines: pass over bad lines, which `text_lines` can leave out.
+        skip_bad_lines: accept bad lines; `text_lines` can leave them out.
         empty_lines: do not count empty lines as bad.
 
     Raises:
@@ -64,7 +64,7 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
 
 
 def read_text_pairs(source, target, empty_lines: bool = False) -> tuple[list[str], list[str]]:
-    """The lines of two parallel text files, checked as `check_text_pairs` does, in memory."""
+    """Check two parallel text files as `check_text_pairs` does, and return the lines of each."""
     check_text_pairs(source, target, empty_lines=empty_lines)
     return list(sentences([source])), list(sentences([target]))
 
@@ -79,7 +79,7 @@ def in_memory(source: list[str], target: list[str]) -> tf.data.Dataset:
 
 
 def to_lists(pairs: tf.data.Dataset) -> tuple[list[str], list[str]]:
-    """The other way round."""
+    """A dataset of pairs as two lists; the inverse of `in_memory`."""
     texts = list(each_sentence(pairs))
     return texts[::2], texts[1::2]
 
@@ -129,19 +129,19 @@ def text_pairs(
     seed: int = 0,
     skip_bad_lines: bool = False,
 ) -> tf.data.Dataset:
-    """Batches of ((source, target_in), target_out) from parallel text, which is checked first.
+    """Check parallel text, and return it as batches of ((source, target_in), target_out).
 
     Args:
         source: path, or list of paths, of plain or .gz files.
         target: path, or list of paths, line by line parallel to `source`.
         tokenizer: for both sides.
-        batch_tokens: about so many source tokens, and so many target tokens, a batch, padding included.
+        batch_tokens: about how many source tokens, and how many target tokens, a batch has, padding included.
         max_length: pairs with a side of more tokens, EOS included, are skipped.
         shuffle: a new order every epoch, determined by `seed` and the epoch's number.
         repeat: go on for ever, with no short batch at an epoch's end.
         seed: of the order.
-        skip_bad_lines: leave out pairs with an empty side, or a side that is not UTF-8 or over 16,384 bytes, which are
-            an error otherwise (`check_text_pairs`).
+        skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
+            such a pair is an error (`check_text_pairs`).
 
     Returns:
         A dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
@@ -171,7 +171,7 @@ def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
 
 
 def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs with their numbers from 1, which are those of the lines where none are skipped."""
+    """Pairs with their numbers from 1: the line numbers, unless lines are skipped."""
     return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
 
 
@@ -182,7 +182,7 @@ def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None)
         name: for example "wmt14_translate/de-en".
         split: for example "train".
         languages: of source and target, for example ("en", "de").
-        data_dir: where the corpora lie; `None` means TFDS's own place.
+        data_dir: folder of the corpora; `None` means the default of TFDS.
     """
     import tensorflow_datasets as tfds
 
@@ -208,14 +208,14 @@ def token_batches(
     seed: int = 0,
     pair_ids: Callable | None = None,
 ) -> tf.data.Dataset:
-    """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped.
+    """Batches like those of `text_pairs`, from a dataset of (source, target) strings.
 
-    What more there is to a pair, a number, is batched with it.
+    Pairs with an empty side are skipped. Further elements of a pair, such as its number, are batched with it.
 
     Args:
         max_length: pairs with a side of more tokens, EOS included, are skipped.
-        pair_ids: source and target, strings [B], to their ids, ragged int32 [B, None], if they are not texts for the
-            tokenizer.
+        pair_ids: a function from source and target, strings [B], to their ids, ragged int32 [B, None]; `None` means
+            the tokenizer.
     """
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
@@ -242,7 +242,7 @@ def token_batches(
 
 
 def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
-    """Batches as of `text_pairs` from a dataset of (source, target) ids that are neither empty nor too long."""
+    """Batches like those of `text_pairs`, from a dataset of (source, target) ids, neither empty nor too long."""
 
     def frame(source, target, *more):
         bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
@@ -261,10 +261,10 @@ def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.d
 
 
 def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Batches for a `tf.distribute` strategy: each is cut into as many parts of as many rows as there are replicas.
+    """Batches for a `tf.distribute` strategy: each is cut into `replicas` parts with the same number of rows.
 
-    Rows of padding, which count for nothing, make the number of rows a multiple of `replicas`. Of several workers each
-    makes the same batches and takes its own parts.
+    Rows of padding, which do not count, make the number of rows a multiple of `replicas`. Every worker makes the same
+    batches and takes its own parts.
     """
 
     def pad(ids):
@@ -277,7 +277,7 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
 
 
 def bucket_bounds(max_length: int) -> list[int]:
-    """The greatest length in each bucket: 8 and then about a tenth more each, so that little is padding."""
+    """The greatest length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
     lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
     return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]
 

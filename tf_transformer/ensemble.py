@@ -9,11 +9,11 @@ from tf_transformer.model import Transformer
 
 
 class Ensemble(keras.Model):
-    """The mean of the probabilities that several models give, where one `Transformer` is expected to decode: in a
-    `Translator`, and in what it saves.
+    """Several models that decode as one, by the mean of their probabilities.
 
-    Its logits are the logarithms of that mean; its attention weights are those of all heads of the first model's layer,
-    then of the second's, and so on. To train it, train the models.
+    It takes the place of a `Transformer` in a `Translator` and in its exports. Its logits are the logarithms of the
+    mean. Its attention weights hold the heads of the first model, then the heads of the second, and so on. It does not
+    train: train the models.
 
     Args:
         models: built `Transformer`s of one configuration and one dtype, for one tokenizer.
@@ -33,7 +33,7 @@ class Ensemble(keras.Model):
         self.built = True
 
     def encode(self, source, mask=None, return_attention_scores=False):
-        """As `Transformer.encode`; memory is a list, [B, S, d] of each model."""
+        """As `Transformer.encode`; memory is a list with [B, S, d] for each model."""
         mask = padding_mask(source) if mask is None else mask
         encoded = [model.encode(source, mask, return_attention_scores) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
@@ -48,7 +48,7 @@ class Ensemble(keras.Model):
         return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
 
     def init_cache(self, memory, slots=0):
-        """As `Transformer.init_cache`: the caches of all layers of the first model, then of the second, and so on."""
+        """As `Transformer.init_cache`: all layers' caches of the first model, then of the second, and so on."""
         caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
         return [cache for caches_of_model in caches for cache in caches_of_model]
 
@@ -75,7 +75,7 @@ class Ensemble(keras.Model):
 
 
 def _log_mean(logits):
-    """The logarithm of the mean of the probabilities: n times [..., V] to [..., V]."""
+    """The logarithm of the mean probabilities: a list of logits [..., V] to [..., V]."""
     log_probs = ops.stack([ops.log_softmax(each) for each in logits])
     return ops.logsumexp(log_probs, axis=0) - ops.log(float(len(logits)))
 

@@ -11,7 +11,7 @@ def padding_mask(ids):
 
 
 def causal_mask(queries, keys=None, first=0):
-    """Every query may attend to its own position and to what came before: bool [1, T, S].
+    """Each query may attend to its own position and to earlier ones: bool [1, T, S].
 
     Args:
         queries: T, their number.
@@ -23,13 +23,13 @@ def causal_mask(queries, keys=None, first=0):
 
 
 def near_mask(length, window):
-    """Every position may attend to those at most window // 2 away from it (section 4): bool [1, T, T]."""
+    """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
     place = ops.arange(length)
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
 
 
 def newest(mask, count):
-    """Of the slots that an attention mask [B, T, C] allows, the last `count`."""
+    """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
     number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
     return ops.logical_and(mask, number > number[..., -1:] - count)
 
@@ -40,7 +40,7 @@ def over_queries(mask):
 
 
 def both(first, second):
-    """What two attention masks both allow; None allows everything."""
+    """The intersection of two attention masks; None allows everything."""
     if first is None or second is None:
         return second if first is None else first
     return ops.logical_and(first, second)

@@ -1,4 +1,4 @@
-"""SentencePiece text <-> ids (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
+"""A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ from tf_transformer.masks import PAD_ID
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of the symbols, if there are any; then come bytes and pieces
+FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
 KINDS = ("bpe", "unigram")
 
 
@@ -58,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def learn(cls, files, vocab_size: int, kind: str = "bpe", **options) -> "Tokenizer":
-        """Learn a vocabulary from text files, plain or .gz, one sentence a line; more in `learn_from`.
+        """Learn a vocabulary from text files, plain or .gz, one sentence a line; `learn_from` has the other arguments.
 
         Args:
             files: paths; source and target together make a shared vocabulary.
@@ -80,10 +80,10 @@ class Tokenizer:
         Args:
             sentences: of both languages.
             vocab_size: number of ids, the 4 control symbols and 256 bytes included.
-            kind: "bpe" (Sennrich et al. 2016), or "unigram", today's kin of the word-piece model of Wu et al. 2016.
-            sample: learn from at most so many sentences, chosen at random; what bounds the memory.
+            kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
+            sample: the most sentences to learn from, chosen at random; it bounds the memory.
             threads: for SentencePiece's trainer.
-            symbols: what no text is ever made of, with the ids from 4 on.
+            symbols: control symbols, which no text contains, with the ids from 4 on.
         """
         if kind not in KINDS:
             raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
@@ -133,7 +133,7 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What an engine of another project reads, by the names of the files: SentencePiece models."""
+        """SentencePiece models for the engines of other projects: contents by file name."""
         return {"tokenizer.model": self.model}
 
     @property
@@ -142,12 +142,12 @@ class Tokenizer:
         return hashlib.sha256(self.model).hexdigest()
 
     def tokenize(self, texts) -> tf.RaggedTensor:
-        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. Nothing raises: invalid UTF-8 and
-        control characters count as white space."""
+        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
+        characters count as white space."""
         return self.op.tokenize(valid_text(texts))
 
     def tokenize_target(self, texts) -> tf.RaggedTensor:
-        """As `tokenize`, for what a model is to write; another kind of tokenizer may read that in another way."""
+        """As `tokenize`, for targets; other kinds of tokenizer may treat them differently."""
         return self.tokenize(texts)
 
     def detokenize(self, ids) -> tf.Tensor:
@@ -161,16 +161,16 @@ class Tokenizer:
         return self.op.id_to_string(ids)
 
     def source_pieces(self, ids) -> tf.RaggedTensor:
-        """As `pieces`, of what `tokenize` gives; another kind of tokenizer may have other ids for sources."""
+        """As `pieces`, for the ids that `tokenize` gives; other kinds of tokenizer may number sources differently."""
         return self.pieces(ids)
 
     def ids(self, pieces) -> tf.RaggedTensor:
-        """The other way round; a piece that there is not becomes the unknown id."""
+        """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
 
 
 def valid_text(texts) -> tf.Tensor:
-    """Texts with a space for each byte that is not UTF-8 and each control character."""
+    """Texts in which each byte that is not UTF-8, and each control character, is a space."""
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
     )

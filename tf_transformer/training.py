@@ -11,7 +11,7 @@ from tf_transformer.masks import padding_mask
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5), equation (3).
+    """The paper's learning rate, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5).
 
     Args:
         d_model: width of the model.
@@ -43,7 +43,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
         train_steps: all steps, these included.
 
     Raises:
-        ValueError: there are fewer steps than are to be the last.
+        ValueError: cooldown_steps is not between 1 and train_steps.
     """
 
     def __init__(self, schedule, cooldown_steps, train_steps):
@@ -68,12 +68,12 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Adam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam` (section 5.3 has its settings), with TensorFlow's one kernel for the whole update.
+    """`keras.optimizers.Adam` with TensorFlow's fused kernel (section 5.3 has the paper's settings).
 
-    Keras goes over every weight a dozen times. Without TensorFlow, and with amsgrad, it is Keras's own.
+    Keras's own update passes over every weight a dozen times. It is used on other backends, and with amsgrad.
 
     Attributes:
-        sums_gradients: over the replicas of a `tf.distribute` strategy; `Transformer` does it itself.
+        sums_gradients: sum gradients over the replicas of a `tf.distribute` strategy; `Transformer` does so itself.
     """
 
     sums_gradients = True
@@ -106,7 +106,7 @@ class Adam(keras.optimizers.Adam):
 
 
 class _Statistics(NamedTuple):
-    """What loss and metrics need to know of logits [B, T, V]; an optimizing compiler makes it once for all of them."""
+    """What loss and metrics need of logits [B, T, V]; an optimizing compiler computes it once for all of them."""
 
     probabilities: Any  # [B, T, V]
     log_denominator: Any  # [B, T], of the softmax
@@ -125,8 +125,8 @@ def _statistics(targets, logits) -> _Statistics:
 def smoothed_cross_entropy(targets, logits, epsilon):
     """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
 
-    The gradient, softmax(logits) minus that distribution, is written out: the automatic one goes over arrays of the
-    logits' size many times more.
+    The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
+    arrays of the logits' size many more times.
 
     Args:
         targets: int32 [B, T].
@@ -170,9 +170,9 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Args:
         epsilon: epsilon_ls.
 
-    Call arguments: int targets [B, T], logits [B, T, V], and by choice weights of the sentences [B] or of the tokens
-    [B, T], by which losses are multiplied; the mean is still over the number of real tokens, as in Keras's own losses.
-    The result is a scalar in nats.
+    Call arguments: int targets [B, T], logits [B, T, V], and optional weights of sentences [B] or of tokens [B, T].
+    Weights multiply the losses; the mean is still over the number of real tokens, as in Keras's own losses. The result
+    is a scalar in nats.
     """
 
     def __init__(self, epsilon=0.1, name="smoothed_cross_entropy", **kwargs):
@@ -193,7 +193,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
 
 def _of_tokens(sample_weight):
-    """Weights [B] or [B, T] as what multiplies [B, T]; Keras itself takes only the latter for sequences."""
+    """Weights [B] or [B, T] as factors of [B, T]; Keras itself takes only the latter for sequences."""
     sample_weight = ops.cast(sample_weight, "float32")
     return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
 
@@ -208,7 +208,7 @@ def _over_replicas(count):
 
 
 class _TokenMean(keras.metrics.Metric):
-    """A mean over real target tokens: targets int [B, T], logits [B, T, V], by choice weights [B] or [B, T]."""
+    """A mean over real target tokens: targets int [B, T], logits [B, T, V], optional weights [B] or [B, T]."""
 
     def __init__(self, name, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -216,7 +216,7 @@ class _TokenMean(keras.metrics.Metric):
         self.count = self.add_variable((), initializer="zeros", name="count")
 
     def values(self, targets, logits):
-        """What the mean is of, [B, T]: each metric says."""
+        """The values to average, [B, T], which each metric defines."""
         raise NotImplementedError
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -260,7 +260,7 @@ class Perplexity(_TokenMean):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenCount(_TokenMean):
-    """How many real target tokens were seen since the last reset, which is what makes a rate of tokens/s."""
+    """The number of real target tokens since the last reset, for a rate in tokens/s."""
 
     def __init__(self, name="tokens", **kwargs):
         super().__init__(name, **kwargs)
@@ -273,7 +273,7 @@ class TokenCount(_TokenMean):
 
 
 def average_weights(model, paths):
-    """Load into `model` the mean of the weights saved in several checkpoints (section 6.1).
+    """Load the mean weights of several checkpoints into `model` (section 6.1).
 
     Args:
         model: a built model.
