@@ -1,10 +1,10 @@
-"""Everything that TensorFlow Serving would trip over, found without the server:
+"""Checks a SavedModel for everything that TensorFlow Serving would fail on, without the server:
 
     python -m tf_transformer.serving.check savedmodels/demo/1
 
-reads the graph, calls it in another process through the server's loader, prints the findings and exits with 1 if
-something fails. It takes any SavedModel, and as a file of its own, python tf_transformer/serving/check.py DIR, it runs
-where this package cannot be imported, as under another version of TensorFlow.
+reads the graph, calls it in another process through the server's loader, prints the findings, and exits with 1 if
+something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
+of this package, for example under another version of TensorFlow.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Of TensorFlow's own ops a server has all; of others, those of tensorflow-text, which it links in.
+# A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
     *("Sentencepiece", "TFText>", "FastWordpiece", "Wordpiece", "NormalizeUTF8", "CaseFoldUTF8", "FastBertNormalize"),
     *("RegexSplit", "WhitespaceTokenize", "UnicodeScriptTokenize", "SplitMerge", "Rouge", "ConstrainedSequence"),
@@ -44,7 +44,7 @@ def check(path) -> list[Finding]:
     """Check the folder of a SavedModel, <name>/<integer version>.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no SavedModel.
     """
     path = Path(path).absolute()
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
@@ -57,7 +57,7 @@ def failures(findings: list[Finding]) -> list[Finding]:
 
 
 def _finding(message: str, wrong, level: str = "FAIL") -> Finding:
-    """That something holds; or not, with what is wrong."""
+    """A finding that `message` holds if nothing is `wrong`."""
     if not wrong:
         return Finding("ok", message)
     return Finding(level, f"{message}, but: {', '.join(map(str, sorted(wrong)))}"[:500])
@@ -77,7 +77,7 @@ def nodes_of(graph) -> list:
 
 
 def _read(path: Path) -> Iterator[Finding]:
-    """What the files say."""
+    """Findings from the files."""
     yield _finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
@@ -198,7 +198,7 @@ def _ports(name: str, signature) -> Iterator[Finding]:
 
 
 def _call(path: Path) -> Iterator[Finding]:
-    """What happens when it is called, in a process of its own without Python's TensorFlow."""
+    """Findings from calls, in a process of its own without Python's TensorFlow."""
     import tensorflow as tf
 
     graph = graph_of(path)

@@ -1,7 +1,7 @@
-"""The serving contract: what a SavedModel takes and gives (savedmodels/README.md has the tables).
+"""The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
 
-Every input is [batch], or [1] for an option; every output's first axis is the batch and its other axes are fixed, so
-that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
+Every input is [batch], or [1] for an option. Every output's first axis is the batch and its other axes are fixed, so
+TensorFlow Serving can merge requests. No row ever raises, whatever it contains: its neighbours would fail with it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tf_transformer.tokenizer import EOS_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "2"
-# What `translate` and `translate_details` take since contract 1, and for good: another input would break their clients.
+# The inputs of `translate` and `translate_details`, fixed since contract 1: another input would break their clients.
 FIRST_OPTIONS = ("beam_size", "length_penalty", "max_length")
 
 
@@ -51,15 +51,15 @@ class Signature(NamedTuple):
 class Root(tf.Module):
     """The root of a SavedModel; `model_info` is one of its signatures.
 
-    It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
-    stored twice, and TensorFlow Serving would not restore those that the functions read.
+    It owns raw `tf.Variable`s and holds Keras objects in closures alone. As attributes their weights would be stored
+    twice, and TensorFlow Serving would not restore the copies that the functions read.
 
     Args:
         model: a built `Transformer`.
         tokenizer: its `Tokenizer`.
         signatures: besides `model_info`.
-        warm: by name, the signatures that a server tries before it is ready, each with the options it is given.
-        facts: what `model_info` answers besides what is known here.
+        warm: by name, the signatures to warm up before the server is ready, with their options.
+        facts: further answers of `model_info`.
     """
 
     def __init__(self, model, tokenizer, signatures: Iterable[Signature], warm: dict[str, dict], **facts):
@@ -84,17 +84,17 @@ class Root(tf.Module):
 
         self.names = ["model_info"]
         for signature in signatures:
-            # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            # Also attributes, so that tf.saved_model.load(path).translate(text) knows the defaults.
             setattr(self, signature.name, signature.traced())
             self.names.append(signature.name)
 
     @property
     def signatures(self) -> dict:
-        """By name, what `tf.saved_model.save` takes."""
+        """The signatures by name, for `tf.saved_model.save`."""
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **facts) -> None:
-        """Add to what `model_info` answers."""
+        """Add answers to `model_info`."""
         facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
@@ -103,7 +103,7 @@ class Root(tf.Module):
         def model_info(key):
             return {"value": table.lookup(tf.ensure_shape(key, [None]))}
 
-        # Made anew: one that was saved, or called, would go on with the table of then.
+        # A new function: after a save or a call the old one would keep the old table.
         self.model_info = Signature("model_info", model_info, ("key",)).traced()
 
 
@@ -112,11 +112,10 @@ class Export(Root):
 
     Args:
         translator: a `Translator`; its options become the defaults.
-        n_best: translations that a request gets, fixed by the export.
-        max_beam_size: greatest beam size that a request may ask for.
-        max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
-            the default.
-        facts: what `model_info` answers besides what is known here, e.g. source_language, target_language, step, bleu.
+        n_best: the number of translations in an answer, fixed by the export.
+        max_beam_size: the greatest beam size of a request.
+        max_length: the default and the greatest number of symbols in a translation, the end symbol included.
+        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu.
 
     Raises:
         BadInput: an option is out of range.
@@ -138,7 +137,7 @@ class Export(Root):
         options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
         defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
 
-        traced_once = functools.partial(tf.function, autograph=False)  # for all signatures that call it alike
+        traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
         force = traced_once(translator.force)
 
         @traced_once
@@ -148,11 +147,11 @@ class Export(Root):
             return source, source_length, truncated, found
 
         def search(text, wanted: int, given: Mapping[str, Any]):
-            """Options out of range are clipped: an error would fail the whole of a server's batch."""
+            """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
                 rows[name] = _per_row(name, given.get(name, defaults[name]), text)
-                if option.dtype == "float32":  # a NaN stays one when it is clipped, and would come back as the score
+                if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
             return searched(text, tf.constant(wanted), rows)
@@ -238,8 +237,8 @@ class ParserExport(Root):
     """A parser's SavedModel.
 
     Args:
-        parser: a `Parser`; its options of the search are fixed by the export.
-        facts: what `model_info` answers besides what is known here, e.g. step, f1.
+        parser: a `Parser`; the export fixes its options of the search.
+        facts: further answers of `model_info`, e.g. step, f1.
     """
 
     def __init__(self, parser, **facts):
@@ -277,7 +276,7 @@ def _alignments(attention, source, real) -> tf.Tensor:
     Args:
         attention: [B, T, S].
         source: ids [B, S].
-        real: bool [B, T], which output tokens there are.
+        real: bool [B, T], true for real output tokens.
     """
     attention = tf.where((source > EOS_ID)[:, tf.newaxis], attention, -1.0)
     attention = tf.pad(attention, [[0, 0], [0, 0], [0, 1]], constant_values=-1.0)  # an empty batch has no columns

@@ -1,8 +1,8 @@
-"""The part of the checks that calls an export, in a process of its own over `loader`: `check` runs
+"""The checks that call an export, in a process of their own and through `loader`. `check` runs
 
     python tf_transformer/serving/probe.py DIR TOLERANCE
 
-and reads a finding a line, as JSON. Whatever takes text is given the rows that go wrong elsewhere.
+and reads a finding a line, as JSON. Signatures that take text get rows that are known to cause trouble.
 """
 
 import json
@@ -38,7 +38,7 @@ def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
 
     Args:
         path: the folder of the SavedModel.
-        tolerance: to which numbers agree when a batch is computed in another size; from 0.1 on, some rows may differ.
+        tolerance: of numbers computed in batches of different sizes; from 0.1 on, some rows may differ.
     """
     servable = Servable(path)
     yield "ok", f"TensorFlow {servable.version}'s C++ loader loads it"
@@ -61,7 +61,7 @@ def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
 
 
 def warm_up(servable: Servable, path) -> Iterator[tuple[str, str]]:
-    """The server runs these before it is ready, and gives up when one fails."""
+    """Run the warm-up records. The server runs them before it is ready, and gives up if one fails."""
     count = 0
     for count, (name, inputs) in enumerate(warmup_requests(path), 1):
         try:
@@ -98,7 +98,7 @@ class Calls:
         yield from self.threads()
 
     def requests_that_are_merged(self) -> Iterator[tuple[str, str]]:
-        """Rows alone, with options of their own, and merged as the server's batching does it."""
+        """Send rows alone, with options of their own, and merged as the server's batching merges them."""
         requests = []
         for place, row in enumerate(ROWS):
             values = {key: _other(value, place) for key, value in self.signature.defaults.items()}
@@ -123,12 +123,12 @@ class Calls:
         message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
         if different:
             message += ", but " + ", ".join(f"row {place}'s {key}" for place, keys in different.items() for key in keys)
-        # With 8 or 16 bits, numbers round differently in another batch, and where two texts are close another may win.
+        # With 8 or 16 bits, numbers round differently in another batch, and of two close texts the other may win.
         excused = 3 if self.tolerance >= 0.1 else 0
         yield ("FAIL" if len(different) > excused else "ok"), message
 
     def values(self, answers, what: str) -> Iterator[tuple[str, str]]:
-        """What JSON can hold: valid UTF-8 and finite numbers."""
+        """Check that JSON can hold the answers: valid UTF-8 and finite numbers."""
         for answer in answers:
             for key, value in answer.items():
                 if value.dtype.kind == "f" and not np.isfinite(value).all():
