@@ -135,7 +135,7 @@ time on {count} x {device}: {hours:,.1f} hours if each did {speed:g} TFLOP/s all
 def _devices(text: str) -> tuple[int, str]:
     found = re.fullmatch(r"(?:(\d+) ?x ?)?(.+)", text.strip())
     if not found or found[2] not in DEVICES or found[1] == "0":
-        raise BadInput(f"devices: expected such as 8xP100, of {', '.join(DEVICES)}; got {text!r}")
+        raise BadInput(f"devices: expected a number and a kind, as in 8xP100, of {', '.join(DEVICES)}; got {text!r}")
     return int(found[1] or 1), found[2]
 
 

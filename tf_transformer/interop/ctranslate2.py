@@ -64,7 +64,7 @@ def save(translator, path, quantization: str | None = None) -> None:
         count = len(translator.model.models)
         raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
     if is_int8(translator.model):
-        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization makes 8 of, got int8")
+        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
@@ -225,7 +225,7 @@ def _check_parts(model) -> None:
             check(layer, kind, "call")
             if layer.attention_window:
                 raise BadInput(
-                    f"attention_window: expected None, since CTranslate2 has it not, got {layer.attention_window}"
+                    f"attention_window: expected None, since CTranslate2 has no window, got {layer.attention_window}"
                 )
             for attention in _attentions(layer):
                 check(attention, MultiHeadAttention, "project", "attend")
@@ -238,7 +238,7 @@ def _only(name: str, values: list):
     """The value that all layers of a stack, or of the model, share."""
     if len(set(values)) > 1:
         got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
-        raise BadInput(f"{name}: expected one for all layers, since CTranslate2 has one, got {got}")
+        raise BadInput(f"{name}: expected the same value in all layers, since CTranslate2 has one, got {got}")
     return values[0]
 
 

@@ -96,7 +96,9 @@ class Parser:
 
     def __init__(self, translator: Translator):
         if translator.min_length:
-            raise BadInput(f"min_length: expected 0, since a tree says how long it is, got {translator.min_length}")
+            raise BadInput(
+                f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}"
+            )
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config
