@@ -1,7 +1,7 @@
 """Load a REST endpoint of TensorFlow Serving and print requests a second, latencies and errors.
 
-Each of --concurrency clients keeps its connection, and sends a request when the last one is answered. The texts, your own
-or sentences of 6 to 48 words, are sent in turn. One request before the start does not count. Needs requests.
+Each of --concurrency clients keeps its connection, and sends a request when the last one is answered. The texts, your
+own or sentences of 6 to 48 words, are sent in turn. One request before the start does not count. Needs requests.
 """
 
 import argparse

@@ -55,7 +55,8 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
         counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
         if counts[0] != counts[1]:
             raise BadInput(
-                f"expected the same number of lines in both files, got {counts[0]:,} in {pair[0]} and {counts[1]:,} in {pair[1]}"
+                f"expected the same number of lines in both files, got {counts[0]:,} in {pair[0]} "
+                f"and {counts[1]:,} in {pair[1]}"
             )
         total += counts[0]
     if not total:

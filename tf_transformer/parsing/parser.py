@@ -96,9 +96,7 @@ class Parser:
 
     def __init__(self, translator: Translator):
         if translator.min_length:
-            raise BadInput(
-                f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}"
-            )
+            raise BadInput(f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}")
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config
