@@ -318,7 +318,7 @@ def test_the_program(tokenizer, tmp_path, capsys):
 
     theirs = ["--format", "ctranslate2"]
     for wrong, said in (
-        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 beside it"),
+        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 with it"),
         ([*theirs, "--dtype", "bfloat16"], "expected neither --dtype nor --dev"),
         ([*theirs, "--run", "one", "two", "three"], "expected one --run, since it has no ensembles, got 3"),
     ):

@@ -184,7 +184,7 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "3"], "--layer: expected 1 to 2, got 3"),
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
         (["a", "--head", "0"], "--head: expected a positive number, got 0"),
-        (["a", "--layer", "1"], "expected --png FILE beside them"),
+        (["a", "--layer", "1"], "expected --png FILE with them"),
         (["a", "--run", "runs/demo"], "--run: not allowed with argument --model"),
     ]:
         assert message in fails(attention, [*argv, *more], capsys)

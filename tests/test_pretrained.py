@@ -198,7 +198,7 @@ def test_export_of_a_checkpoint(tmp_path, capsys):
     export.main([*argv, "--format", "ctranslate2"])
     assert "trained, a checkpoint of MarianMT; 54,639 parameters" in capsys.readouterr().out
     assert ctranslate2.Translator(str(tmp_path / "en-de/1")) and (tmp_path / "en-de/1/source.spm").exists()
-    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run beside it")):
+    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run with it")):
         with pytest.raises(SystemExit):
             export.main([*argv, *more])
         assert message in capsys.readouterr().err

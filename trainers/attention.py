@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             if number is not None and number < 1:
                 parser.error(f"--{name}: expected a positive number, got {number}")
     if not args.png and (args.layer or args.head or args.kind != "cross"):
-        parser.error("--kind, --layer and --head: expected --png FILE beside them; the page has them all")
+        parser.error("--kind, --layer and --head: expected --png FILE with them; the page has them all")
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or sys.stdin.read().splitlines()
     load_tensorflow()

@@ -24,14 +24,14 @@ def options(
     return argparse.ArgumentParser(prog, f"{prog} [options]", text, epilog, formatter_class=formatter)
 
 
-def add_tfds_options(add: Callable) -> None:
+def add_tfds_options(add: Callable[..., Any]) -> None:
     """Add the options of a corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
     add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
     add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target language (en de)")
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
 
 
-def add_training_options(add: Callable) -> None:
+def add_training_options(add: Callable[..., Any]) -> None:
     """Add the options of every program that trains: a `Recipe`'s fields under their names, and some more."""
     add("--run", type=Path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
     add("--steps", type=int, metavar="N", help="training steps (the preset's)")
@@ -62,7 +62,7 @@ def add_training_options(add: Callable) -> None:
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
 
 
-def add_search_options(add: Callable, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
     """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow."""
     table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "serving" / "options.py"))
     for option in table["SEARCH_OPTIONS"].values():
@@ -98,7 +98,7 @@ def load_tensorflow() -> None:
         import tf_transformer  # noqa: F401
 
 
-def in_chunks(translator: Callable, texts: Sequence, size: int = 2_000) -> Iterator[str]:
+def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:
     """Translations as they come, chunk after chunk. With several chunks, progress goes to standard error."""
     began = time.monotonic()
     for start in range(0, len(texts), size):

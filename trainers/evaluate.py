@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     if not (args.model or args.translations):
         parser.error("expected --translations or --model")
     if args.model and not args.source:
-        parser.error("expected --source beside --model")
+        parser.error("expected --source with --model")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not Path(args.output).parent.is_dir():

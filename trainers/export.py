@@ -51,11 +51,11 @@ def main(argv: list[str] | None = None) -> None:
     if args.format == "ctranslate2" and (args.dtype != "float32" or args.dev):
         parser.error("--format ctranslate2: expected neither --dtype nor --dev; use --quantization")
     if args.marian and args.average_last:
-        parser.error("--average-last: expected --run beside it, got --marian, which has no checkpoints to average")
+        parser.error("--average-last: expected --run with it, got --marian, which has no checkpoints to average")
     if args.format == "ctranslate2" and len(args.run or ()) > 1:
         parser.error(f"--format ctranslate2: expected one --run, since it has no ensembles, got {len(args.run)}")
     if args.format != "ctranslate2" and args.quantization:
-        parser.error("--quantization: expected --format ctranslate2 beside it")
+        parser.error("--quantization: expected --format ctranslate2 with it")
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of

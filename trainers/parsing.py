@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     if bool(args.wsj) == bool(args.train):
         parser.error("expected either --wsj DIR or --train FILE")
     if args.train and not args.dev:
-        parser.error("expected --dev FILE beside --train")
+        parser.error("expected --dev FILE with --train")
     if args.wsj and (args.dev or args.test):
         parser.error("--wsj: expected neither --dev nor --test, which are sections 22 and 23")
     if args.extra_ratio <= 0:

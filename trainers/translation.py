@@ -33,20 +33,18 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.start and (args.preset or args.prepared or args.vocab_size or args.tokenizer or args.dry_run):
         not_so = "--preset, --vocab-size, --tokenizer, --prepared and --dry-run"
-        parser.error(f"--from: expected none of {not_so} beside it, since the model has its own sizes and tokenizer")
+        parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
     args.preset = args.preset or "tiny"
     if args.train and (args.tfds or args.prepared):
         parser.error("expected one of --train, --tfds and --prepared, got --train and another")
     if args.tfds and args.dev:
         parser.error("expected --dev or --tfds, which has a dev text, got both")
     if (args.train or args.prepared) and not (args.dev or args.tfds):
-        parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
+        parser.error("expected --dev SOURCE TARGET, or --tfds with --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
-        parser.error("expected --train SOURCE TARGET beside --dev and --test")
+        parser.error("expected --train SOURCE TARGET with --dev and --test")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
-        parser.error(
-            "--prepared: expected no --vocab-size or --skip-bad-lines beside it; give them to trainers.prepare"
-        )
+        parser.error("--prepared: expected no --vocab-size or --skip-bad-lines with it; give them to trainers.prepare")
     if args.dry_run and args.epochs:
         parser.error("--dry-run: expected --steps, got --epochs, which depend on the text")
     began = time.perf_counter()

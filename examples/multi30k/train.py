@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
         if given and not args.teachers:
-            parser.error(f"--{option}: expected --teachers beside it, got none")
+            parser.error(f"--{option}: expected --teachers with it, got none")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt

@@ -16,7 +16,7 @@ from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, M
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 
 
-def load_marian(directory) -> MarianTransformer:
+def load_marian(directory: str | Path) -> MarianTransformer:
     """Load a MarianMT checkpoint from its folder.
 
     Hugging Face's folders have config.json, vocab.json and one of model.safetensors, tf_model.h5 and pytorch_model.bin.
@@ -50,7 +50,7 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # by our id, the checkpoint's own
 
 
-def read_vocabulary(directory, side: str = "target") -> Vocabulary:
+def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
     """Read a vocabulary in our order: padding, start, end, unknown, then the checkpoint's other ids in their order.
 
     Args:
@@ -87,7 +87,7 @@ def read_vocabulary(directory, side: str = "target") -> Vocabulary:
     return Vocabulary(pieces, rows)
 
 
-def search_options(directory) -> dict[str, Any]:
+def search_options(directory: str | Path) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
     decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
@@ -112,7 +112,7 @@ def _shared(said: dict[str, Any]) -> bool:
     return said.get("share_encoder_decoder_embeddings", True)
 
 
-def has_two_vocabularies(directory) -> bool:
+def has_two_vocabularies(directory: str | Path) -> bool:
     """Whether source and target have separate vocabularies, or only separate embeddings."""
     return not _shared(_read_settings(Path(directory))[1])
 
@@ -130,7 +130,7 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     return directory / name, _read_json(directory, name)
 
 
-def _read_json(directory: Path, name: str) -> dict:
+def _read_json(directory: Path, name: str) -> dict[str, Any]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
     try:
@@ -146,7 +146,7 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The file of the weights, and the weights by PyTorch's names."""
     if marian_native.is_native(directory):
         return marian_native.read_tensors(directory)
-    readers: dict[str, Callable] = {
+    readers: dict[str, Callable[..., Any]] = {
         "model.safetensors": _read_safetensors,
         "tf_model.h5": _read_h5,
         "pytorch_model.bin": _read_torch,
@@ -191,7 +191,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
     tensors = {}
 
-    def take(name, item):
+    def take(name: str, item: Any) -> None:
         found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
         if found and isinstance(item, h5py.Dataset):
             *place, leaf = found[1].replace("model.shared", "shared").split("/")
@@ -203,7 +203,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianConfig:
+def _config_of(said: dict[str, Any], source_vocab_size: int, vocab_size: int) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -239,13 +239,13 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
     """Assign every tensor, with the vocabularies' rows in our order, and leave none over."""
     left = dict(tensors)
 
-    def in_order(x, rows=rows):
+    def in_order(x: Any, rows: Any = rows) -> Any:
         size = max(rows) + 1
         if len(x) != size:
             raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
         return x[rows]
 
-    def assign(variable, name, change=lambda x: x):
+    def assign(variable: Any, name: Any, change: Any = lambda x: x) -> None:
         if name not in left:
             raise BadInput(f"expected a tensor {name}, found none")
         value = change(left.pop(name))
@@ -253,21 +253,21 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
             raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
         variable.assign(value.astype("float32"))
 
-    def linear(layer, name):
+    def linear(layer: Any, name: str) -> None:
         assign(layer.kernel, f"{name}.weight", np.transpose)
         assign(layer.bias, f"{name}.bias")
 
-    def norm(layer, name):
+    def norm(layer: Any, name: str) -> None:
         assign(layer.norm.gamma, f"{name}.weight")
         assign(layer.norm.beta, f"{name}.bias")
 
-    def attention(layer, name):
+    def attention(layer: Any, name: str) -> None:
         linear(layer.query_projection, f"{name}.q_proj")
         linear(layer.key_projection, f"{name}.k_proj")
         linear(layer.value_projection, f"{name}.v_proj")
         linear(layer.output_projection, f"{name}.out_proj")
 
-    stacks: dict[str, list] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+    stacks: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
     for side, layers in stacks.items():
         for i, layer in enumerate(layers):
             name = f"model.{side}.layers.{i}"
@@ -297,4 +297,4 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
     for side in ("encoder", "decoder"):
         left.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids: nothing learned
     if left:
-        raise BadInput(f"expected the tensors of MarianMT, found {', '.join(sorted(left)[:3])} besides")
+        raise BadInput(f"expected the tensors of MarianMT, found also {', '.join(sorted(left)[:3])}")
