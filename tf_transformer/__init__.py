@@ -5,6 +5,7 @@ translator) are imported on first use, so `import tf_transformer` works without 
 """
 
 import importlib
+from typing import Any
 
 from tf_transformer import layers, masks, training
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -80,7 +81,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LAZY[name]

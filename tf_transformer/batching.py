@@ -1,13 +1,17 @@
 """Texts in batches of similar length; warnings about texts that are too long."""
 
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 
 
-def by_batch(function, columns, batch_size: int) -> list[tuple]:
+def by_batch(
+    function: Callable[..., Sequence[Any]], columns: Sequence[Sequence[str | bytes]], batch_size: int
+) -> list[tuple[Any, ...]]:
     """Call a function on batches of texts of similar length.
 
     Args:
@@ -25,7 +29,7 @@ def by_batch(function, columns, batch_size: int) -> list[tuple]:
         for i, text in enumerate(column):
             if not isinstance(text, str | bytes):
                 raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-    rows: list[tuple] = [()] * len(columns[0])
+    rows: list[tuple[Any, ...]] = [()] * len(columns[0])
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
     for start in range(0, len(rows), batch_size):
         places = by_length[start : start + batch_size]
@@ -48,7 +52,7 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-def warn_of_truncated(texts, truncated: list[bool]) -> None:
+def warn_of_truncated(texts: Sequence[str | bytes], truncated: list[bool]) -> None:
     """Warn about truncated texts, and quote their beginnings."""
     long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
     if long:

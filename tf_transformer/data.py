@@ -1,9 +1,11 @@
 """From sentence pairs to batches: pairs of similar length, about as many tokens in every batch (section 5.1)."""
 
 import itertools
+import os
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +18,8 @@ MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
 SHUFFLE_LINES = 500_000  # lines that shuffling keeps in memory
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Summary:
         )
 
 
-def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
+def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
     """Read parallel text once and return its number of lines.
 
     Args:
@@ -64,13 +68,15 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
     return total
 
 
-def read_text_pairs(source, target, empty_lines: bool = False) -> tuple[list[str], list[str]]:
+def read_text_pairs(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
+) -> tuple[list[str], list[str]]:
     """Check two parallel text files as `check_text_pairs` does, and return the lines of each."""
     check_text_pairs(source, target, empty_lines=empty_lines)
     return list(sentences([source])), list(sentences([target]))
 
 
-def _paths(paths) -> list[str]:
+def _paths(paths: Paths) -> list[str]:
     return [str(path) for path in (paths if isinstance(paths, list | tuple) else [paths])]
 
 
@@ -92,7 +98,7 @@ def each_sentence(pairs: tf.data.Dataset) -> Iterator[str]:
             yield text.decode("utf-8", "replace")
 
 
-def _check_lines(path, skip_bad_lines: bool, empty_lines: bool) -> int:
+def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
     number = 0
     try:
         with open_text(path) as lines:
@@ -120,8 +126,8 @@ def _what_is_wrong(line: bytes) -> str | None:
 
 
 def text_pairs(
-    source,
-    target,
+    source: Paths,
+    target: Paths,
     tokenizer: Tokenizer,
     batch_tokens: int = 25_000,
     max_length: int = MAX_LENGTH,
@@ -153,10 +159,10 @@ def text_pairs(
     return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
 
 
-def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
+def text_lines(source: Paths, target: Paths, skip_bad_lines: bool = False) -> tf.data.Dataset:
     """Pairs of strings (source, target), line by line, from parallel text files or lists of files, plain or .gz."""
 
-    def good(*pair):
+    def good(*pair: tf.Tensor) -> tf.Tensor:
         short = [tf.strings.length(text) <= MAX_BYTES for text in pair]
         valid = [tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore") == text for text in pair]
         return tf.reduce_all(short + valid)
@@ -176,7 +182,7 @@ def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
     return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
 
 
-def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
+def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir: str | None = None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 
     Args:
@@ -207,7 +213,7 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
-    pair_ids: Callable | None = None,
+    pair_ids: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
     """Batches like those of `text_pairs`, from a dataset of (source, target) strings.
 
@@ -221,11 +227,11 @@ def token_batches(
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
-    def tokenize(source, target, *more):
+    def tokenize(source: Any, target: Any, *more: Any) -> Any:
         ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize_target(target))
         return *ids, *more
 
-    def fits(source, target, *more):
+    def fits(source: Any, target: Any, *more: Any) -> tf.Tensor:
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
         return (longest < max_length) & (shortest > 0)
 
@@ -245,11 +251,11 @@ def token_batches(
 def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
     """Batches like those of `text_pairs`, from a dataset of (source, target) ids, neither empty nor too long."""
 
-    def frame(source, target, *more):
+    def frame(source: Any, target: Any, *more: Any) -> Any:
         bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
         return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0), *more
 
-    def length(inputs, target_out, *more):
+    def length(inputs: Any, target_out: Any, *more: Any) -> Any:
         return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
 
     bounds = bucket_bounds(max_length)
@@ -268,7 +274,7 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     batches and takes its own parts.
     """
 
-    def pad(ids):
+    def pad(ids: Any) -> Any:
         return tf.pad(ids, [(0, -tf.shape(ids)[0] % replicas), (0, 0)], constant_values=PAD_ID)
 
     options = tf.data.Options()
@@ -286,7 +292,7 @@ def bucket_bounds(max_length: int) -> list[int]:
 def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:
     """Count a finite dataset of batches; `pairs` is the number of pairs that went in."""
 
-    def count(total, inputs, target_out):
+    def count(total: Any, inputs: Any, target_out: Any) -> Any:
         sizes = [1, tf.shape(target_out)[0], tf.size(inputs[0]), tf.size(target_out)]
         tokens = [tf.math.count_nonzero(inputs[0]), tf.math.count_nonzero(target_out)]
         return total + tf.stack([tf.cast(size, tf.int64) for size in (*sizes, *tokens)])

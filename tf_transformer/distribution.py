@@ -21,7 +21,7 @@ def strategy(devices: str | None = None) -> tf.distribute.Strategy:
     """
     if len(json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}).get("worker", [])) > 1:
         if devices:
-            raise BadInput(f"devices: expected none beside TF_CONFIG, where each worker takes its own; got {devices!r}")
+            raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
         return tf.distribute.MultiWorkerMirroredStrategy()
     if not devices:
         return tf.distribute.get_strategy()
@@ -58,11 +58,11 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
 
 
 @tf.function
-def _meet():
+def _meet() -> Any:
     return over_replicas(tf.constant(0.0))
 
 
-def over_replicas(values):
+def over_replicas(values: Any) -> Any:
     """Sum a tensor, or each tensor of a list, over all replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
@@ -86,7 +86,7 @@ class Model(keras.Model):
     parts = 1
     skip_not_finite = False
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> Any:
         if self.train_function is None or force:
             inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
             self._sums_gradients = hasattr(inner, "sums_gradients")
@@ -98,7 +98,7 @@ class Model(keras.Model):
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # Keras infers sizes from the mean of the first batch over replicas. That fails if their shapes differ, and with
         # several machines. Without a strategy, Keras creates the optimizer's variables while it traces a step, and must
         # trace the step again. Our sizes do not depend on the input.
@@ -111,7 +111,7 @@ class Model(keras.Model):
                     container.build(ids, logits)
             self._symbolic_build(data_batch=((ids, ids), ids))
 
-    def train_step(self, data):
+    def train_step(self, data: Any) -> dict[str, Any]:
         parts = [self._part(data, i) for i in range(self.parts)]
         tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
@@ -129,19 +129,19 @@ class Model(keras.Model):
         self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
         return self._logs(loss, tf.reduce_sum(tokens))
 
-    def test_step(self, data):
+    def test_step(self, data: Any) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
         self.compute_metrics(x, y, y_pred, sample_weight)
         return self._logs(loss, over_replicas(_count(y)))
 
-    def _part(self, data, i):
+    def _part(self, data: Any, i: int) -> tuple[Any, ...]:
         if self.parts > 1:
             data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
         return keras.utils.unpack_x_y_sample_weight(data)
 
-    def _update(self, loss, gradients):
+    def _update(self, loss: Any, gradients: Any) -> None:
         norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
@@ -151,7 +151,7 @@ class Model(keras.Model):
         self.not_finite.assign_add(tf.cast(~finite, tf.int32))
         self.optimizer.apply(gradients, self.trainable_variables)
 
-    def _logs(self, loss, tokens):
+    def _logs(self, loss: Any, tokens: Any) -> dict[str, Any]:
         """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
         replicas = self.distribute_strategy.num_replicas_in_sync
         kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
@@ -163,5 +163,5 @@ class Model(keras.Model):
         return logs
 
 
-def _count(labels):
+def _count(labels: Any) -> Any:
     return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

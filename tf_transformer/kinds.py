@@ -21,7 +21,7 @@ def config_of(values: dict[str, Any]) -> TransformerConfig:
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
     """A built model with random weights. `dtype` is a dtype, "int8" included, or a policy of Keras; `None` means the
     current policy."""
-    kind = MarianTransformer if isinstance(config, MarianConfig) else Transformer
+    kind: type[Any] = MarianTransformer if isinstance(config, MarianConfig) else Transformer
     model = kind(config, dtype=policy_of(dtype))
     model.build()
     return model
@@ -36,7 +36,7 @@ def tokenizer_of(model: bytes) -> Tokenizer:
     return _kind_of(model)(model)
 
 
-def load_tokenizer(path) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a tokenizer from a file, such as a run's tokenizer.model.
 
     Raises:

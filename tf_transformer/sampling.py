@@ -1,11 +1,19 @@
 """Random sampling of outputs, with the same decoding step as the search. The paper does not sample."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_transformer.search import Hypotheses, Start, without_end
 
 
-def sample(start: Start, seed, temperature=1.0, k: int | None = None, min_length=0) -> Hypotheses:
+def sample(
+    start: Start,
+    seed: int | tf.Tensor,
+    temperature: float | tf.Tensor = 1.0,
+    k: int | None = None,
+    min_length: int | tf.Tensor = 0,
+) -> Hypotheses:
     """Sample one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
 
     Args:
@@ -23,7 +31,9 @@ def sample(start: Start, seed, temperature=1.0, k: int | None = None, min_length
     min_length = tf.minimum(min_length, max_length)
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
-    def draw(position, newest, ids, log_probs, lengths, running, finished, cache):
+    def draw(
+        position: Any, newest: Any, ids: Any, log_probs: Any, lengths: Any, running: Any, finished: Any, cache: Any
+    ) -> Any:
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
         logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)
         logits = tf.cast(logits, tf.float32)

@@ -15,6 +15,7 @@ import random
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tf_transformer.files import write_text
 
@@ -270,7 +271,9 @@ def realise(sentence: Sentence) -> tuple[str, str]:
     return en[0].upper() + en[1:] + mark, de[0].upper() + de[1:] + mark
 
 
-def _nominal(rng: random.Random, nouns: Sequence[Noun], dets: Sequence[str], pronouns=(), bare=0.6) -> Phrase | Pronoun:
+def _nominal(
+    rng: random.Random, nouns: Sequence[Noun], dets: Sequence[str], pronouns: Sequence[Pronoun] = (), bare: float = 0.6
+) -> Phrase | Pronoun:
     if pronouns and rng.random() < 0.25:
         return rng.choice(pronouns)
     noun, det, number = rng.choice(nouns), rng.choice(dets), ("", "")
@@ -314,7 +317,7 @@ def _w_question(rng: random.Random) -> Sentence:
     clause = _clause(rng)._replace(fronted=False)
     verb, denied = clause.verb, clause.negated or getattr(clause.subject, "det", "") == "no"
     words = W_WORDS[: 1 if denied or verb.en in STATIVE else 3 if verb.frame == "acc" else 2]
-    changes: list[dict] = [{"adverb": word, "fronted": True} for word in words]
+    changes: list[dict[str, Any]] = [{"adverb": word, "fronted": True} for word in words]
     for field, pronoun in (("subject", WHO), ("object", WHAT))[: 2 if verb.frame in ("acc", "dat acc") else 1]:
         phrase = getattr(clause, field)
         if isinstance(phrase, Phrase) and not denied:

@@ -1,6 +1,8 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 import math
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -67,7 +69,9 @@ class Translator:
     extra_length: int
     max_source_length: int
 
-    def __init__(self, model: Transformer | Ensemble, tokenizer: Tokenizer, *, batch_size: int = 64, **options):
+    def __init__(
+        self, model: Transformer | Ensemble, tokenizer: Tokenizer, *, batch_size: int = 64, **options: Any
+    ) -> None:
         if tokenizer.vocab_size != model.config.vocab_size:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
@@ -86,7 +90,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.export_options: dict[str, Any] = {}
-        self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
+        self._functions: dict[tuple[Any, ...], tf.types.experimental.PolymorphicFunction] = {}
         self._search = tf.function(self.search, reduce_retracing=True, autograph=False)
 
     @property
@@ -95,7 +99,7 @@ class Translator:
         return {name: getattr(self, name) for name, option in SEARCH_OPTIONS.items() if option.translator}
 
     @classmethod
-    def from_run(cls, path, average_last: int = 5, **options) -> "Translator":
+    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Translator":
         """Load a run of trainers.translation, in float32.
 
         Args:
@@ -126,7 +130,7 @@ class Translator:
         return translator
 
     @classmethod
-    def from_saved_model(cls, path, **options) -> "Translator":
+    def from_saved_model(cls, path: str | os.PathLike[str], **options: Any) -> "Translator":
         """Load what `save` wrote: weights in their stored dtype, tokenizer and defaults.
 
         A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
@@ -156,7 +160,7 @@ class Translator:
         return translator
 
     @classmethod
-    def from_marian(cls, name, **options) -> "Translator":
+    def from_marian(cls, name: str | Path, **options: Any) -> "Translator":
         """Load a MarianMT checkpoint, for example one of OPUS-MT.
 
         Args:
@@ -182,7 +186,7 @@ class Translator:
         """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
 
         Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is for
-        products with weights alone; after the first product a change of the weights has no effect.
+        products with weights alone. With int8, a change of the weights after the first product has no effect.
 
         Raises:
             BadInput: the dtype is another one, or int8 where TensorFlow cannot multiply 8-bit integers.
@@ -195,7 +199,7 @@ class Translator:
         other.export_options = self.export_options
         return other
 
-    def __call__(self, texts):
+    def __call__(self, texts: str | list[str]) -> Any:
         """The best translation of each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
@@ -210,7 +214,7 @@ class Translator:
             prefixes: whole words that the translations of each text begin with; "" means anything.
         """
 
-        def search(text, prefix_text=None):
+        def search(text: Any, prefix_text: Any = None) -> Any:
             source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor(PAD_ID)
             return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
@@ -226,7 +230,7 @@ class Translator:
         if temperature <= 0 or (k or 1) < 1:
             raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
 
-        def draw(text, temperature, seed):
+        def draw(text: Any, temperature: Any, seed: Any) -> Any:
             source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
             return truncated, sample(start, seed, temperature, k, self.min_length)
@@ -234,7 +238,7 @@ class Translator:
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
 
-    def _by_batch(self, key, function, columns, *options):
+    def _by_batch(self, key: Any, function: Any, columns: Any, *options: Any) -> Any:
         """Call a function on batches of texts of similar length.
 
         It takes columns of texts [B] and options, and returns which texts are truncated, bool [B], and `Hypotheses`.
@@ -244,7 +248,7 @@ class Translator:
         """
         if key not in self._functions:
 
-            def texts_and_more(*arguments):
+            def texts_and_more(*arguments: Any) -> Any:
                 truncated, found = function(*arguments)
                 return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
@@ -258,7 +262,7 @@ class Translator:
             for _, lengths, texts, *others in rows
         ]
 
-    def source(self, text):
+    def source(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Tokenize texts [B] for the encoder.
 
         Returns:
@@ -267,14 +271,23 @@ class Translator:
         """
         return self.with_end(self.tokenizer.tokenize(text))
 
-    def with_end(self, tokens):
+    def with_end(self, tokens: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As `source`, from ragged ids [B, None]."""
         length = tf.cast(tokens.row_lengths(), tf.int32)
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, *, n_best: int = 1, wanted=None, prefix=None, **options) -> Hypotheses:
+    def search(
+        self,
+        source: Any,
+        source_length: Any,
+        *,
+        n_best: int = 1,
+        wanted: Any = None,
+        prefix: Any = None,
+        **options: Any,
+    ) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
@@ -291,7 +304,7 @@ class Translator:
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
 
-    def start(self, source, source_length, max_length) -> Start:
+    def start(self, source: Any, source_length: Any, max_length: Any) -> Start:
         """The `Start` of a search; the arguments are as in `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
@@ -305,7 +318,7 @@ class Translator:
             end_id=EOS_ID,
         )
 
-    def force(self, source, target):
+    def force(self, source: Any, target: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Score each symbol of a given target.
 
         Args:
@@ -343,14 +356,14 @@ class Translator:
         ids, *_ = self.source(tf.constant([source]))
         return self.attention_of(ids, _ended(self.tokenizer.tokenize_target([target]))).scores
 
-    def attention_of(self, source, output) -> Attention:
+    def attention_of(self, source: Any, output: Any) -> Attention:
         """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
         shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
         scores = self.model((source, shifted), return_attention_scores=True)[1]
         tokens = _tokens(self.tokenizer.source_pieces(source))
         return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
 
-    def ended(self, name: str, ids) -> tf.Tensor:
+    def ended(self, name: str, ids: Any) -> tf.Tensor:
         """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
 
         Raises:
@@ -362,13 +375,13 @@ class Translator:
         check_length(name, ids.flat_values.shape[0], most - 1)
         return _ended(ids)
 
-    def texts(self, ids) -> tf.Tensor:
+    def texts(self, ids: Any) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
         shape = tf.shape(ids)
         flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
         return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
 
-    def save(self, path, **options) -> None:
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), whole or not at all.
 
         Args:
@@ -377,7 +390,7 @@ class Translator:
         """
         save_export(self.export(**options), path)
 
-    def export(self, **options) -> Export:
+    def export(self, **options: Any) -> Export:
         """The export that `save` writes; `serving.export.Export` has the options."""
         return Export(self, **(self.export_options | options))
 
@@ -386,10 +399,10 @@ def _together(models: list[Transformer]) -> Transformer | Ensemble:
     return Ensemble(models) if len(models) > 1 else models[0]
 
 
-def _tokens(pieces) -> list[str]:
+def _tokens(pieces: Any) -> list[str]:
     """Pieces [1, N] as tokens; the names of symbols without their space."""
     return [piece.decode().strip() for piece in pieces.numpy()[0]]
 
 
-def _ended(ids):
+def _ended(ids: Any) -> tf.Tensor:
     return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)

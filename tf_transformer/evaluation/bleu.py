@@ -71,10 +71,10 @@ def compare(systems: dict[str, list[str]], references: list[str], samples: int =
 
 
 class _CompoundsSplit(Tokenizer13a):
-    def __call__(self, line):  # type: ignore[override]
+    def __call__(self, line: str) -> str:  # type: ignore[override]
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", super().__call__(line))
 
-    def signature(self):
+    def signature(self) -> str:
         return "13a+compounds-split"
 
 
@@ -97,5 +97,5 @@ def _tokenizers(references: list[str]) -> list[str]:
     return ["zh", "char"] if han else ["char"] if hangul else ["13a"]
 
 
-def _score(metric, translations: list[str], references: list[str]) -> Score:
+def _score(metric: Metric, translations: list[str], references: list[str]) -> Score:
     return Score(metric.corpus_score(translations, [references]).score, str(metric.get_signature()))

@@ -57,18 +57,18 @@ def parameters(config: TransformerConfig) -> int:
     return embeddings + config.num_layers * (encoder + decoder)
 
 
-def _heads(config) -> int:
+def _heads(config: TransformerConfig) -> int:
     """h (d_k + d_v)."""
     d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
     return config.num_heads * (d_k + d_v)
 
 
-def _attention(config) -> int:
+def _attention(config: TransformerConfig) -> int:
     """Weights of the four projections."""
     return 2 * config.d_model * _heads(config)
 
 
-def _feed_forward(config) -> int:
+def _feed_forward(config: TransformerConfig) -> int:
     return 2 * config.d_model * config.d_ff
 
 

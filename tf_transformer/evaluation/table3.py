@@ -31,7 +31,9 @@ PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameter
     "E_learned": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SCALES: dict[str, dict] = {  # changes to base; rows keep their ratios to base, and all have the same number of steps
+SCALES: dict[
+    str, dict[str, Any]
+] = {  # changes to base; rows keep their ratios to base, and all have the same number of steps
     "paper": {},
     "multi30k": {
         "num_layers": 3,
@@ -103,13 +105,13 @@ def line_of(row: str, scale: str, found: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
 
 
-def as_markdown(results: list[dict]) -> str:
+def as_markdown(results: list[dict[str, Any]]) -> str:
     lines = [[*COLUMNS], ["---"] * len(COLUMNS)]
     lines += [[f"{line[name]:{form}}" for name, form in COLUMNS.items()] for line in results]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write(lines: list[dict], folder: Path) -> None:
+def write(lines: list[dict[str, Any]], folder: Path) -> None:
     """Write the table as CSV, as Markdown and as a picture; each file is complete at any time."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -120,7 +122,7 @@ def write(lines: list[dict], folder: Path) -> None:
     draw(lines, folder / "table3.png")
 
 
-def draw(results: list[dict], path: Path) -> None:
+def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Draw the differences in perplexity and BLEU of each row from base, beside the paper's."""
     try:
         import matplotlib

@@ -9,6 +9,9 @@ Two of its defaults differ, too. `min_decoding_length=1` forbids the empty outpu
 counts the end symbol. `max_decoding_length=256` holds for every sentence; here the limit is the source's length + 50.
 """
 
+import os
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -34,7 +37,7 @@ RULED_OUT = -1e4  # a logit; finite in 16 bits, too
 MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
 
 
-def save(translator, path, quantization: str | None = None) -> None:
+def save(translator: Any, path: str | os.PathLike[str], quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
     The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model. A
@@ -86,7 +89,7 @@ def save(translator, path, quantization: str | None = None) -> None:
             (folder / name).write_bytes(content)
 
 
-def transformer_spec(model, dtype: str = "float32"):
+def transformer_spec(model: Any, dtype: str = "float32") -> Any:
     """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without a vocabulary.
 
     Args:
@@ -108,27 +111,27 @@ def transformer_spec(model, dtype: str = "float32"):
 
         dtype = ml_dtypes.bfloat16
 
-    def array(x):
+    def array(x: Any) -> Any:
         return np.array(ops.convert_to_numpy(x), dtype)  # a copy: CTranslate2 quantizes in place
 
-    def linear(spec, layer):
+    def linear(spec: Any, layer: Any) -> None:
         spec.weight = array(layer.kernel).T
         if layer.use_bias:
             spec.bias = array(layer.bias)
 
-    def norm(spec, layer):
+    def norm(spec: Any, layer: Any) -> None:
         spec.gamma, spec.beta = array(layer.norm.gamma), array(layer.norm.beta)
 
-    def attention(spec, layer, residual):
+    def attention(spec: Any, layer: Any, residual: Any) -> Any:
         """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
         query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
         d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
 
-        def widened(weight):
+        def widened(weight: Any) -> Any:
             # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
             return _widen(weight, layer.num_heads, max(d_k, d_v))
 
-        def together(spec, *denses):
+        def together(spec: Any, *denses: Any) -> None:
             spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
             if any(dense.use_bias for dense in denses):
                 biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
@@ -144,7 +147,7 @@ def transformer_spec(model, dtype: str = "float32"):
         spec.queries_scale = d_k**-0.5
         norm(spec.layer_norm, residual)
 
-    def feed_forward(spec, layer, residual):
+    def feed_forward(spec: Any, layer: Any, residual: Any) -> None:
         linear(spec.linear_0, layer.hidden)
         linear(spec.linear_1, layer.output_projection)
         norm(spec.layer_norm, residual)
@@ -155,7 +158,7 @@ def transformer_spec(model, dtype: str = "float32"):
         keras.activations.silu: common_spec.Activation.SWISH,
     }
 
-    def stack(kind, layers, **options):
+    def stack(kind: Any, layers: list[Any], **options: Any) -> Any:
         activation = _only("activation", [layer.feed_forward.hidden.activation for layer in layers])
         if activation not in activations:
             expected = ", ".join(known.__name__ for known in activations)
@@ -195,19 +198,19 @@ def transformer_spec(model, dtype: str = "float32"):
     return spec
 
 
-def _attentions(layer) -> list:
+def _attentions(layer: Any) -> list[Any]:
     return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
 
 
-def _norms(layer) -> list:
+def _norms(layer: Any) -> list[Any]:
     names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
     return [getattr(layer, name) for name in names if hasattr(layer, name)]
 
 
-def _check_parts(model) -> None:
+def _check_parts(model: Any) -> None:
     """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
 
-    def check(part, kind, *methods):
+    def check(part: Any, kind: type, *methods: str) -> None:
         kinds = (kind, MarianTransformer, MarianEmbedding, MarianSourceEmbedding)
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
@@ -234,7 +237,7 @@ def _check_parts(model) -> None:
                 check(norm, AddAndNorm, "call")
 
 
-def _only(name: str, values: list):
+def _only(name: str, values: list[Any]) -> Any:
     """The value that all layers of a stack, or of the model, share."""
     if len(set(values)) > 1:
         got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
@@ -242,7 +245,7 @@ def _only(name: str, values: list):
     return values[0]
 
 
-def _widen(weight, num_heads: int, width: int):
+def _widen(weight: Any, num_heads: int, width: int) -> Any:
     """Weights [h * d_k, d] as [h * width, d], each head followed by zeros."""
     heads = weight.reshape(num_heads, -1, weight.shape[-1])
     lacking = width - heads.shape[1]

@@ -13,7 +13,7 @@ FACTS = ("origin", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "README.md")
 
 
-def folder_of(name) -> Path:
+def folder_of(name: str | Path) -> Path:
     """The folder of a checkpoint.
 
     Args:
@@ -50,7 +50,7 @@ def folder_of(name) -> Path:
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
 
-def origin_of(name, folder: Path) -> dict[str, str]:
+def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
     """The origin of a checkpoint, for `model_info` and tf_transformer.json.
 
     "origin" is its name. "license", "languages", "source_language" and "target_language" come from its

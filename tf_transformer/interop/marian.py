@@ -1,8 +1,8 @@
 """MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install tf-transformer[marian]`.
 
-This file holds what is not in the paper: biases in the projections of attention, swish instead of ReLU, layer
-normalization's epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in
-depth, and source and target may have their own embeddings.
+It differs from the paper in biases in the projections of attention, swish instead of ReLU, layer normalization's
+epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in depth, and
+source and target may have their own embeddings.
 
 In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary
 to our ids, so no other file need know of Marian. The padding's row of the embeddings is stored twice, since our start
@@ -10,6 +10,7 @@ symbol is a symbol of its own.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 from keras import ops
@@ -66,7 +67,7 @@ class MarianConfig(TransformerConfig):
 class MarianAttention(MultiHeadAttention):
     """Multi-head attention whose four projections have biases."""
 
-    def make_projection(self, name, units, scale):
+    def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
         return dense(units, dtype=self.dtype_policy, name=name)
 
 
@@ -78,20 +79,20 @@ class _MarianParts(keras.layers.Layer):
     dropout: float
     attention_dropout: float
 
-    def __init__(self, *args, activation="swish", **kwargs):
+    def __init__(self, *args: Any, activation: str = "swish", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def make_attention(self, name):
+    def make_attention(self, name: str) -> keras.layers.Layer:
         return MarianAttention(self.num_heads, dropout=self.attention_dropout, name=name, dtype=self.dtype_policy)
 
-    def make_feed_forward(self, name):
+    def make_feed_forward(self, name: str) -> keras.layers.Layer:
         return FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
 
-    def make_norm(self, name):
+    def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, EPSILON, name=name, dtype=self.dtype_policy)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"activation": self.activation}
 
 
@@ -109,18 +110,18 @@ class MarianDecoderLayer(_MarianParts, DecoderLayer):
 class MarianSourceEmbedding(PositionalEmbedding):
     """Embeddings and sinusoids, all sines before all cosines."""
 
-    def __init__(self, *args, scale=True, **kwargs):
+    def __init__(self, *args: Any, scale: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.scale = scale
 
-    def scaled(self, ids):
+    def scaled(self, ids: Any) -> Any:
         return super().scaled(ids) if self.scale else self.rows(ids)
 
-    def encoding(self, position):
+    def encoding(self, position: Any) -> Any:
         pairs = sinusoids(position, self.d_model)
         return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"scale": self.scale}
 
 
@@ -128,15 +129,15 @@ class MarianSourceEmbedding(PositionalEmbedding):
 class MarianEmbedding(MarianSourceEmbedding):
     """`MarianSourceEmbedding` with a bias on the logits."""
 
-    def build(self, ids_shape):
+    def build(self, ids_shape: Any) -> None:
         super().build(ids_shape)
         self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias")
 
-    def logits(self, x, *args):
+    def logits(self, x: Any, *args: Any) -> Any:
         return super().logits(x, *args) + self.logits_bias
 
     @property
-    def variable_serialization_spec(self):
+    def variable_serialization_spec(self) -> Any:
         return {mode: [*names, "logits_bias"] for mode, names in super().variable_serialization_spec.items()}
 
 
@@ -153,29 +154,29 @@ class MarianTransformer(Transformer):
 
     config: MarianConfig
 
-    def __init__(self, config, **kwargs):
+    def __init__(self, config: MarianConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.source_embedding = None if config.source_vocab_size is None else self.make_source_embedding()
 
-    def make_embedding(self):
+    def make_embedding(self) -> PositionalEmbedding:
         return MarianEmbedding(self.config.vocab_size, **self.embedding_options(), name="embedding")
 
-    def make_source_embedding(self):
+    def make_source_embedding(self) -> PositionalEmbedding:
         return MarianSourceEmbedding(self.config.source_vocab_size, **self.embedding_options(), name="source_embedding")
 
-    def embedding_options(self):
+    def embedding_options(self) -> dict[str, Any]:
         config = self.config
         options = {"d_model": config.d_model, "dropout": config.dropout, "scale": config.scale_embedding}
         return options | {"dtype": self.dtype_policy}
 
-    def make_encoder_layers(self):
+    def make_encoder_layers(self) -> list[EncoderLayer]:
         config, sizes = self.config, self.layer_options()
         return [
             MarianEncoderLayer(**sizes, activation=config.activation, name=f"encoder_{i}")
             for i in range(config.num_layers)
         ]
 
-    def make_decoder_layers(self):
+    def make_decoder_layers(self) -> list[DecoderLayer]:
         config = self.config
         sizes = self.layer_options() | {"num_heads": config.num_decoder_heads, "d_ff": config.decoder_d_ff}
         return [
@@ -183,19 +184,19 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         super().build(input_shape)
         if self.source_embedding is not None:
             self.source_embedding.build((None, None))
 
-    def embed_source(self, source):
+    def embed_source(self, source: Any) -> Any:
         return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
 
-    def decode_step(self, *args, **kwargs):
+    def decode_step(self, *args: Any, **kwargs: Any) -> Any:
         """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
         logits, cache = super().decode_step(*args, **kwargs)
         return ops.where(ops.arange(self.config.vocab_size) < CONTROLS, -1e9, logits), cache
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MarianTransformer":
         return cls(**(config | {"config": MarianConfig(**config["config"])}))

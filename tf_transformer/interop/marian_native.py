@@ -20,7 +20,7 @@ DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
 # The values that each option may have; the first is the default. Options that are not listed, such as the options of
 # recurrent or average attention, have no effect in these models.
-EXPECTED: dict[str, tuple] = {
+EXPECTED: dict[str, tuple[Any, ...]] = {
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-preprocess": ("",),
     "transformer-postprocess": ("dan",),
@@ -141,12 +141,12 @@ def _name_of(name: str) -> str:
     return f"model.{found[1]}.layers.{int(found[2]) - 1}.{LAYER[found[3]]}"
 
 
-def _settings_of(options: dict) -> dict[str, Any]:
-    def check(name, expected, got):
+def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    def check(name: str, expected: Any, got: Any) -> Any:
         if got not in expected:
             raise BadInput(f"{name}: expected {' or '.join(map(repr, expected))}, got {got!r}")
 
-    def number(name, got=None):
+    def number(name: str, got: Any = None) -> Any:
         got = options.get(name) if got is None else got
         if not str(got).isdecimal():
             raise BadInput(f"{name}: expected a number, got {got!r}")
@@ -183,7 +183,7 @@ def _settings_of(options: dict) -> dict[str, Any]:
     }
 
 
-def _names(decoder: dict, key: str) -> list[str]:
+def _names(decoder: dict[str, Any], key: str) -> list[str]:
     """The names of files in decoder.yml, without the folders of the training machine."""
     names = decoder.get(key)
     names = names if isinstance(names, list) else [names]
@@ -227,14 +227,14 @@ def _read_vocabulary(file: Path) -> dict[str, Any]:
     return {piece: id for id, piece in enumerate(lines)}
 
 
-def _read_yaml(file: Path) -> dict:
+def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         return _parsed(file.read_bytes())
     except (OSError, BadInput) as error:
         raise BadInput(f"{file}: {error}") from error
 
 
-def _parsed(text: bytes) -> dict:
+def _parsed(text: bytes) -> dict[str, Any]:
     """A YAML mapping whose scalars are all strings, numbers, "null", "~" and "yes" included."""
     try:
         import yaml

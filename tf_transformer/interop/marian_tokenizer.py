@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tensorflow as tf
@@ -33,7 +34,7 @@ class MarianTokenizer(Tokenizer):
             pieces in the order of their ids) and, with two vocabularies, source_vocabulary.json.
     """
 
-    def __init__(self, model: bytes):
+    def __init__(self, model: bytes) -> None:
         try:
             with zipfile.ZipFile(io.BytesIO(model)) as archive:
                 source, target, vocabulary = (archive.read(name) for name in FILES)
@@ -53,7 +54,7 @@ class MarianTokenizer(Tokenizer):
         self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
 
     @classmethod
-    def from_checkpoint(cls, directory) -> "MarianTokenizer":
+    def from_checkpoint(cls, directory: str | Path) -> "MarianTokenizer":
         """Read the tokenizer from a checkpoint's folder, which has source.spm and target.spm; see `load_marian`.
 
         Raises:
@@ -82,23 +83,23 @@ class MarianTokenizer(Tokenizer):
     def files(self) -> dict[str, bytes]:
         return self._files
 
-    def tokenize(self, texts) -> tf.RaggedTensor:
+    def tokenize(self, texts: Any) -> tf.RaggedTensor:
         return self.op.source.tokenize(texts)
 
-    def tokenize_target(self, texts) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Any) -> tf.RaggedTensor:
         return self.op.target.tokenize(texts)
 
-    def detokenize(self, ids) -> tf.Tensor:
+    def detokenize(self, ids: Any) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown symbol are dropped."""
         return self.op.detokenize(ids)
 
-    def pieces(self, ids) -> tf.RaggedTensor:
+    def pieces(self, ids: Any) -> tf.RaggedTensor:
         return tf.gather(self.op.target.pieces, ids)
 
-    def source_pieces(self, ids) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Any) -> tf.RaggedTensor:
         return tf.gather(self.op.source.pieces, ids)
 
-    def ids(self, pieces) -> tf.RaggedTensor:
+    def ids(self, pieces: Any) -> tf.RaggedTensor:
         return self.op.target.table.lookup(pieces)
 
 
@@ -110,7 +111,7 @@ class _Side(tf.Module):
         pieces: by id.
     """
 
-    def __init__(self, model: bytes, pieces: list[str]):
+    def __init__(self, model: bytes, pieces: list[str]) -> None:
         super().__init__()
         self.engine = durable_tokenizer(model, tf.string)
         ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
@@ -118,7 +119,7 @@ class _Side(tf.Module):
         self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
         self.pieces = tf.constant(pieces)
 
-    def tokenize(self, texts) -> tf.RaggedTensor:
+    def tokenize(self, texts: Any) -> tf.RaggedTensor:
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
@@ -135,16 +136,16 @@ class _Graph(tf.Module):
         texts: the text of each id.
     """
 
-    def __init__(self, source: _Side, target: _Side, texts: list[bytes]):
+    def __init__(self, source: _Side, target: _Side, texts: list[bytes]) -> None:
         super().__init__()
         self.source, self.target, self.texts = source, target, tf.constant(texts)
 
-    def detokenize(self, ids) -> tf.Tensor:
+    def detokenize(self, ids: Any) -> tf.Tensor:
         joined = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)
         return tf.strings.strip(tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace"))
 
 
-def _text(piece: str, engine) -> bytes:
+def _text(piece: str, engine: Any) -> bytes:
     """The text of a piece: empty for a control symbol, and one byte for a byte piece."""
     id = engine.piece_to_id(piece)
     if engine.is_byte(id):

@@ -4,15 +4,18 @@ Keras computes a `Dense` on three axes with TensorFlow's tensordot, a dozen smal
 fails on tensordot's two reshapes in a row, where the second takes its shape from the result of the first.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from keras import ops
 
 
-def as_rows(x):
+def as_rows(x: Any) -> Any:
     """[B, T, d] -> [B * T, d]."""
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
-def by_row(function, x):
+def by_row(function: Callable[[Any], Any], x: Any) -> Any:
     """Apply `function`, [B * T, d] -> [B * T, e], to the rows of x [B, T, d]: [B, T, e]."""
     rows = function(as_rows(x))
     return ops.reshape(rows, (*ops.shape(x)[:-1], rows.shape[-1]))

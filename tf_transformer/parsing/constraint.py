@@ -1,6 +1,7 @@
 """The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ class Grammar:
         vocab_size: V.
     """
 
-    def __init__(self, symbols: list[str], vocab_size: int):
+    def __init__(self, symbols: list[str], vocab_size: int) -> None:
         ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
         kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
         closing = [-1] * vocab_size  # by opening bracket
@@ -36,7 +37,7 @@ class Grammar:
             raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
         self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
 
-    def allowed(self, firsts, count, max_length) -> Callable:
+    def allowed(self, firsts: Any, count: Any, max_length: Any) -> Callable[..., Any]:
         """For `search.beam_search(allowed=...)`.
 
         Args:
@@ -46,7 +47,7 @@ class Grammar:
         """
         firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
-        def allowed(ids, position, row):
+        def allowed(ids: Any, position: Any, row: Any) -> Any:
             kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
@@ -73,7 +74,7 @@ class Grammar:
             may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
             first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
 
-            def only(id, condition):
+            def only(id: Any, condition: Any) -> Any:
                 return condition[:, :, tf.newaxis] & (
                     tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
                 )  # [B, K, V]
@@ -83,11 +84,11 @@ class Grammar:
         return allowed
 
 
-def _count(condition):
+def _count(condition: Any) -> Any:
     return tf.cast(condition, tf.int32)
 
 
-def _last(condition):
+def _last(condition: Any) -> Any:
     """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
     places = tf.range(tf.shape(condition)[2])
     return tf.reduce_max(tf.where(condition, places, -1), axis=2)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.parsing.treebank import ROOTS, base_label
@@ -93,12 +93,12 @@ def score(gold: "Tree", test: "Tree") -> Score:
     )
 
 
-def brackets(tree: "Tree", counts: list[bool]) -> Counter:
+def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
     """The number of times that each constituent (label, first word, word after the last) occurs."""
-    found: Counter = Counter()
+    found: Counter[Any] = Counter()
     places = iter(counts)
 
-    def end_of(node, start: int) -> int:
+    def end_of(node: Any, start: int) -> int:
         if isinstance(node[0], str):
             return start + next(places)
         end = start

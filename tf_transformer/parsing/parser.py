@@ -6,8 +6,9 @@ not count words. White space separates the words of a text; "(" and "-LRB-" are 
 """
 
 import math
+import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ from tf_transformer.translator import Translator
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
 
-def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+def word_pieces(tokenizer: Tokenizer, texts: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
     """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
     # White space and control characters of all kinds separate words, as they do where trees are read.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
@@ -43,10 +44,10 @@ def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
     return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
 
 
-def pair_ids(tokenizer: Tokenizer) -> Callable:
+def pair_ids(tokenizer: Tokenizer) -> Callable[..., Any]:
     """For `data.token_batches`: ids of texts [B] and of linearised trees [B], symbols with spaces between them."""
 
-    def ids(texts, lines):
+    def ids(texts: Any, lines: Any) -> Any:
         _, pieces = word_pieces(tokenizer, texts)
         symbols = tf.strings.split(lines)
         is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
@@ -94,7 +95,7 @@ class Parser:
         translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
 
-    def __init__(self, translator: Translator):
+    def __init__(self, translator: Translator) -> None:
         if translator.min_length:
             raise BadInput(f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}")
         self.translator = translator
@@ -111,7 +112,7 @@ class Parser:
         self._free = tf.function(self._search_freely, input_signature=[texts], autograph=False)
 
     @classmethod
-    def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
+    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Parser":
         """Load a run of trainers.parsing; see `Translator.from_run`. By default length_penalty (α) and extra_length are
         section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
@@ -121,7 +122,7 @@ class Parser:
         """As `Translator.astype`."""
         return Parser(self.translator.astype(dtype))
 
-    def __call__(self, texts):
+    def __call__(self, texts: str | list[str]) -> Any:
         """The tree of each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
@@ -137,7 +138,7 @@ class Parser:
         rows = by_batch(self._free, [texts], self.translator.batch_size)
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
-    def _line(self, ids, firsts) -> list[str]:
+    def _line(self, ids: Any, firsts: Any) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
         line, words, now = [], 0, len(firsts) > 0
@@ -152,7 +153,7 @@ class Parser:
                 now = names[id][0] not in "()" and words < len(firsts)
         return line
 
-    def _search_freely(self, text):
+    def _search_freely(self, text: Any) -> Any:
         source, start = self._start(text)
         found = self._search(start)
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
@@ -188,7 +189,7 @@ class Parser:
         _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
-    def source(self, text) -> Source:
+    def source(self, text: Any) -> Source:
         """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
         words, pieces = word_pieces(self.tokenizer, text)
         sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
@@ -206,14 +207,14 @@ class Parser:
             truncated=count < tf.cast(words.row_lengths(), tf.int32),
         )
 
-    def parse(self, text):
+    def parse(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
         and 0."""
         source, start = self._start(text)
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text) -> tuple[Source, Start]:
+    def _start(self, text: Any) -> tuple[Source, Start]:
         source = self.source(text)
         start = self.translator.start(source.ids, source.length, tf.int32.max)
         most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
@@ -225,7 +226,7 @@ class Parser:
         translator = self.translator
         return beam_search(start, allowed=allowed, **{name: getattr(translator, name) for name in OPTIONS})
 
-    def trees(self, ids, source: Source) -> tf.Tensor:
+    def trees(self, ids: Any, source: Source) -> tf.Tensor:
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
         words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
@@ -239,6 +240,6 @@ class Parser:
         tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
         return tf.where(source.count > 0, tree, "")
 
-    def save(self, path, checked: bool = False, **facts) -> None:
+    def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.publish.save_export` does."""
         save_export(ParserExport(self, **facts), path, checked)

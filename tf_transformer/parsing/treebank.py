@@ -8,9 +8,9 @@ with every constituent that this empties. Every word stands alone under its tag;
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 
@@ -24,7 +24,7 @@ NULL = "-NONE-"
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
 
-def read_trees(paths) -> "list[Tree]":
+def read_trees(paths: Any) -> "list[Tree]":
     """Read the trees of one or several files in the normal form; a tree may span lines.
 
     Raises:
@@ -63,7 +63,7 @@ def _read(path: Path) -> "Iterator[Tree]":
         )
 
 
-def wsj_files(folder, sections) -> list[Path]:
+def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
     """The .mrg files of some sections of the Penn Treebank's Wall Street Journal, e.g. range(2, 22) to train on.
 
     Args:
@@ -81,7 +81,7 @@ def wsj_files(folder, sections) -> list[Path]:
     return files
 
 
-def read_tree(text) -> "Tree":
+def read_tree(text: str) -> "Tree":
     """Read a tree from a text, in the normal form.
 
     Raises:
@@ -115,7 +115,7 @@ def normalised(tree: "Tree") -> "Tree":
     """A tree in the normal form (see the top of this file). A tree without words becomes TOP alone."""
     from nltk import Tree
 
-    def parts(node) -> list[Tree]:
+    def parts(node: Any) -> list[Tree]:
         if isinstance(node, str):
             return [Tree(NO_TAG, [escaped(BRACKETS.get(node, node))])]
         if node.label() == NULL:
@@ -151,7 +151,7 @@ def linearised(tree: "Tree", tags: bool = True) -> list[str]:
     (TOP (S (NP (PRP He)) (VP (VBD slept)))) becomes (S (NP PRP )NP (VP VBD )VP )S.
     """
 
-    def symbols(node) -> list[str]:
+    def symbols(node: Any) -> list[str]:
         if isinstance(node[0], str):
             return [node.label() if tags else NO_TAG]
         inner = [symbol for child in node for symbol in symbols(child)]

@@ -218,7 +218,7 @@ class DevScore(keras.callbacks.Callback):
         logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first.
     """
 
-    def __init__(self, function: Callable, dev: DevText, show: int = 2, logs: Path | None = None):
+    def __init__(self, function: Callable[..., Any], dev: DevText, show: int = 2, logs: Path | None = None):
         super().__init__()
         self.function, self.dev, self.show, self.logs = function, dev, show, logs
 
@@ -287,7 +287,7 @@ class NumbersGoneWrong(keras.callbacks.Callback):
         skip: go on, since the model's `skip_not_finite` leaves the update out.
     """
 
-    def __init__(self, batches: Callable, first: int, skip: bool = False):
+    def __init__(self, batches: Callable[..., Any], first: int, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 

@@ -67,9 +67,7 @@ class Trainer:
         if self.start:
             self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
-            raise BadInput(
-                "optimizer: expected no schedule, cooldown_steps or clip_norm beside it, since it has its own"
-            )
+            raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
         self._strategy = self.strategy or tf.distribute.get_strategy()
         self.writes = distribution.is_chief(self._strategy)
         keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before

@@ -28,18 +28,18 @@ class Signature(NamedTuple):
     """A function of a SavedModel."""
 
     name: str
-    function: Callable  # from texts [batch], and options [1] or [batch], by name to the outputs by name
+    function: Callable[..., Any]  # from texts [batch], and options [1] or [batch], by name to the outputs by name
     texts: tuple[str, ...] = ("text",)
     options: Mapping[str, tf.Tensor] = {}  # by name the default [1]
 
-    def traced(self):
+    def traced(self) -> Any:
         """As a `tf.function` that knows its inputs and their defaults."""
         names = [*self.texts, *self.options]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         inputs = [inspect.Parameter(name, kind) for name in self.texts]
         inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
 
-        def call(*values):
+        def call(*values: Any) -> Any:
             return self.function(**dict(zip(names, values, strict=True)))
 
         call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
@@ -62,7 +62,9 @@ class Root(tf.Module):
         facts: further answers of `model_info`.
     """
 
-    def __init__(self, model, tokenizer, signatures: Iterable[Signature], warm: dict[str, dict], **facts):
+    def __init__(
+        self, model: Any, tokenizer: Any, signatures: Iterable[Signature], warm: dict[str, dict[str, Any]], **facts: Any
+    ) -> None:
         super().__init__()
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
@@ -89,18 +91,18 @@ class Root(tf.Module):
             self.names.append(signature.name)
 
     @property
-    def signatures(self) -> dict:
+    def signatures(self) -> dict[str, Any]:
         """The signatures by name, for `tf.saved_model.save`."""
         return {name: getattr(self, name) for name in self.names}
 
-    def describe(self, **facts) -> None:
+    def describe(self, **facts: Any) -> None:
         """Add answers to `model_info`."""
         facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
 
-        def model_info(key):
+        def model_info(key: Any) -> Any:
             return {"value": table.lookup(tf.ensure_shape(key, [None]))}
 
         # A new function: after a save or a call the old one would keep the old table.
@@ -123,12 +125,12 @@ class Export(Root):
 
     def __init__(
         self,
-        translator,
+        translator: Any,
         n_best: int = SEARCH_OPTIONS["n_best"].default,
         max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
         max_length: int = SEARCH_OPTIONS["max_length"].default,
-        **facts,
-    ):
+        **facts: Any,
+    ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
         if wrong := problem(values, highest | {"max_length": math.inf}):
@@ -141,12 +143,12 @@ class Export(Root):
         force = traced_once(translator.force)
 
         @traced_once
-        def searched(text, wanted, rows):
+        def searched(text: Any, wanted: Any, rows: Any) -> Any:
             source, source_length, truncated = translator.source(text)
             found = translator.search(source, source_length, n_best=n_best, wanted=wanted, **rows)
             return source, source_length, truncated, found
 
-        def search(text, wanted: int, given: Mapping[str, Any]):
+        def search(text: Any, wanted: int, given: Mapping[str, Any]) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
@@ -156,12 +158,12 @@ class Export(Root):
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
             return searched(text, tf.constant(wanted), rows)
 
-        def serving_default(text):
+        def serving_default(text: Any) -> Any:
             *_, truncated, found = search(text, 1, {})
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
-        def translate(text, **given):
+        def translate(text: Any, **given: Any) -> Any:
             _, source_length, truncated, found = search(text, n_best, given)
             return {
                 "translations": translator.texts(found.ids),
@@ -173,7 +175,7 @@ class Export(Root):
                 "truncated": truncated,
             }
 
-        def details(text, **given):
+        def details(text: Any, **given: Any) -> Any:
             source, *_, found = search(text, n_best, given)
             B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
             ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
@@ -184,7 +186,7 @@ class Export(Root):
             log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
             log_probs = tf.reshape(log_probs, [B, n_best, max_length])
 
-            def each(flat):
+            def each(flat: Any) -> Any:
                 return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
 
             return {
@@ -194,7 +196,7 @@ class Export(Root):
                 "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
-        def score(source, target):
+        def score(source: Any, target: Any) -> Any:
             source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
             target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
             log_probs, _ = force(source_ids, target_ids)
@@ -204,11 +206,11 @@ class Export(Root):
             scores = log_prob / penalty(length, defaults["length_penalty"])
             return {"log_prob": log_prob, "score": scores, "length": length - 1}
 
-        def tokenize(text):
+        def tokenize(text: Any) -> Any:
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
             return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
-        def detokenize(tokens):
+        def detokenize(tokens: Any) -> Any:
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
@@ -241,8 +243,8 @@ class ParserExport(Root):
         facts: further answers of `model_info`, e.g. step, f1.
     """
 
-    def __init__(self, parser, **facts):
-        def parse(text):
+    def __init__(self, parser: Any, **facts: Any) -> None:
+        def parse(text: Any) -> Any:
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
 
@@ -257,7 +259,7 @@ class ParserExport(Root):
         )
 
 
-def _per_row(name, option, text):
+def _per_row(name: str, option: Any, text: Any) -> Any:
     """An option [1] or [batch] as [batch]."""
     option = tf.ensure_shape(option, [None])
     B, given = tf.shape(text)[0], tf.shape(option)[0]
@@ -266,11 +268,11 @@ def _per_row(name, option, text):
         return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
 
 
-def _joined(pieces) -> tf.Tensor:
+def _joined(pieces: Any) -> tf.Tensor:
     return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
 
 
-def _alignments(attention, source, real) -> tf.Tensor:
+def _alignments(attention: Any, source: Any, real: Any) -> tf.Tensor:
     """For each output token the source token it attends to most, in Pharaoh form "s-t s-t ...": string [B].
 
     Args:

@@ -37,7 +37,7 @@ STRING_SIZE = 24  # bytes of a TF_TString
 class SessionError(RuntimeError):
     """An error of TensorFlow; `code` is gRPC's number: 3 is INVALID_ARGUMENT, 5 is NOT_FOUND."""
 
-    def __init__(self, code: int, message: str):
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(f"code {code}: {message}")
         self.code = code
 
@@ -47,7 +47,7 @@ class Port(NamedTuple):
 
     tensor: str  # its name in the graph, e.g. "serving_default_text:0"
     dtype: Any  # NumPy's, `object` for strings; None if it is no dense tensor, such as a ragged one
-    shape: tuple | None  # None for a size that is not fixed, or for an unknown rank
+    shape: tuple[Any, ...] | None  # None for a size that is not fixed, or for an unknown rank
 
 
 class Signature(NamedTuple):
@@ -68,7 +68,7 @@ class Servable:
         SessionError: the SavedModel does not load.
     """
 
-    def __init__(self, path, text_ops=TEXT_OPS):
+    def __init__(self, path: str | Path, text_ops: Any = TEXT_OPS) -> None:
         if not (Path(path) / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
             raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
         self._c = c = _library(tuple(text_ops))
@@ -90,7 +90,9 @@ class Servable:
         self.signatures = _signatures(c, content)
         self._places: dict[str, _Place] = {}
 
-    def predict(self, inputs: dict, signature: str = "serving_default", outputs=None) -> dict[str, np.ndarray]:
+    def predict(
+        self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
+    ) -> dict[str, np.ndarray]:
         """Answer a request.
 
         Args:
@@ -226,7 +228,7 @@ class _Library:
     def __getattr__(self, name: str) -> Any:  # for type checkers, which do not see the functions above
         raise AttributeError(name)
 
-    def call(self, name: str, *arguments):
+    def call(self, name: str, *arguments: Any) -> Any:
         """Call a function whose last argument is a status, and raise `SessionError` if the status is an error."""
         status = self.TF_NewStatus()
         try:
@@ -271,7 +273,7 @@ def _there(path: Path) -> Path:
     return path
 
 
-def _as_array(value, dtype) -> np.ndarray:
+def _as_array(value: Any, dtype: Any) -> np.ndarray:
     """A value of a request as an array."""
     if isinstance(value, np.ndarray):
         return value.astype(object) if value.dtype.kind in "SU" else value
@@ -295,7 +297,7 @@ def _tensor(c: _Library, array: np.ndarray) -> int:
     return pointer
 
 
-def _array_of(c: _Library, pointer) -> np.ndarray:
+def _array_of(c: _Library, pointer: Any) -> np.ndarray:
     """A tensor's values, copied."""
     shape = tuple(c.TF_Dim(pointer, axis) for axis in range(c.TF_NumDims(pointer)))
     number, data = c.TF_TensorType(pointer), c.TF_TensorData(pointer)
@@ -313,7 +315,7 @@ def _array_of(c: _Library, pointer) -> np.ndarray:
     return array
 
 
-def _bytes_of(buffer) -> bytes:
+def _bytes_of(buffer: Any) -> bytes:
     content = ctypes.cast(buffer, POINTER(_Buffer)).contents
     return ctypes.string_at(content.data, content.length)
 
@@ -328,7 +330,7 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
-def warmup_requests(path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Signature and inputs of each record in a SavedModel's assets.extra/tf_serving_warmup_requests."""
     file = Path(path) / "assets.extra" / "tf_serving_warmup_requests"
     c, content, place = _library(TEXT_OPS), file.read_bytes(), 0
@@ -362,7 +364,7 @@ def _signatures(c: _Library, meta_graph: bytes) -> dict[str, Signature]:
 def _port(info: bytes) -> Port:
     """A `tensorflow.TensorInfo`."""
     content = dict(fields(info))
-    shape: tuple | None = ()
+    shape: tuple[Any, ...] | None = ()
     for number, value in fields(content.get(3, b"")):
         if number == 2 and shape is not None:
             size = dict(fields(value)).get(1, 0)

@@ -35,7 +35,7 @@ class SearchOption:
     translator: bool = True
     request: bool = True
 
-    def cast(self, value) -> int | float:
+    def cast(self, value: Any) -> int | float:
         """A value as Python's own number."""
         return float(value) if self.dtype == "float32" else int(value)
 
@@ -43,7 +43,7 @@ class SearchOption:
         """Its lowest and highest value in words."""
         return f"at least {self.lowest}" if self.highest == math.inf else f"{self.lowest} to {self.highest}"
 
-    def problem(self, value) -> str:
+    def problem(self, value: Any) -> str:
         """An error message for a value, in one line; "" if the value is valid."""
         is_number = isinstance(value, numbers.Real)
         if not is_number or not self.lowest <= value <= self.highest:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from loader import Servable, SessionError, Signature, warmup_requests  # beside this file
@@ -33,7 +34,7 @@ FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
 INVALID_ARGUMENT = 3
 
 
-def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
+def probe(path: str | Path, tolerance: float) -> Iterator[tuple[str, str]]:
     """Level and message of each finding.
 
     Args:
@@ -60,7 +61,7 @@ def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
             yield "FAIL", f"{name}: {_line(error)}"
 
 
-def warm_up(servable: Servable, path) -> Iterator[tuple[str, str]]:
+def warm_up(servable: Servable, path: str | Path) -> Iterator[tuple[str, str]]:
     """Run the warm-up records. The server runs them before it is ready, and gives up if one fails."""
     count = 0
     for count, (name, inputs) in enumerate(warmup_requests(path), 1):
@@ -78,7 +79,7 @@ def warm_up(servable: Servable, path) -> Iterator[tuple[str, str]]:
 class Calls:
     """The requests to one signature."""
 
-    def __init__(self, servable: Servable, name: str, signature: Signature, tolerance: float, sizes: list[int]):
+    def __init__(self, servable: Servable, name: str, signature: Signature, tolerance: float, sizes: list[int]) -> None:
         self.servable = servable
         self.name = name
         self.signature = signature
@@ -86,7 +87,7 @@ class Calls:
         self.sizes = sizes
         self.texts = [key for key in signature.inputs if key not in signature.defaults]
 
-    def call(self, rows, **options):
+    def call(self, rows: Any, **options: Any) -> Any:
         texts = np.array(rows, object)
         return self.servable.predict(dict.fromkeys(self.texts, texts) | options, self.name)
 
@@ -127,7 +128,7 @@ class Calls:
         excused = 3 if self.tolerance >= 0.1 else 0
         yield ("FAIL" if len(different) > excused else "ok"), message
 
-    def values(self, answers, what: str) -> Iterator[tuple[str, str]]:
+    def values(self, answers: Any, what: str) -> Iterator[tuple[str, str]]:
         """Check that JSON can hold the answers: valid UTF-8 and finite numbers."""
         for answer in answers:
             for key, value in answer.items():
@@ -176,7 +177,7 @@ class Calls:
         expected = [self.call([row]) for row in SHORT]
         different: list[int] = []
 
-        def work(first: int):
+        def work(first: int) -> Any:
             for place in range(first, first + requests):
                 answer = self.call([SHORT[place % len(SHORT)]])
                 wanted = expected[place % len(SHORT)]
@@ -205,7 +206,7 @@ def _agree(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     return bool((found == expected).all())
 
 
-def _sizes(path) -> list[int]:
+def _sizes(path: str | Path) -> list[int]:
     """The batch sizes that a server pads to."""
     file = Path(path) / "batching_params.pbtxt"
     text = file.read_text() if file.is_file() else ""

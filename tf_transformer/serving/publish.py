@@ -23,7 +23,7 @@ QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def publish(export: Root, root, version: int | None = None, checked: bool = True) -> Path:
+def publish(export: Root, root: str | os.PathLike[str], version: int | None = None, checked: bool = True) -> Path:
     """Write an export as a version of a model.
 
     The next version is the first free number when the folder gets its name. The export contains its version, so if
@@ -52,7 +52,7 @@ def publish(export: Root, root, version: int | None = None, checked: bool = True
                 raise
 
 
-def save_export(export: Root, path, checked: bool = False) -> None:
+def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 
         saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
@@ -91,12 +91,12 @@ def save_export(export: Root, path, checked: bool = False) -> None:
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def is_saved_model(path) -> bool:
+def is_saved_model(path: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a SavedModel."""
     return (Path(path) / "saved_model.pb").is_file()
 
 
-def check_saved_model(path) -> None:
+def check_saved_model(path: str | os.PathLike[str]) -> None:
     """Check that a folder holds a SavedModel.
 
     Raises:
@@ -106,7 +106,7 @@ def check_saved_model(path) -> None:
         raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
 
 
-def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
+def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
     """Read the values that `save_export` wrote, without loading or running the graph.
 
     Returns:
@@ -136,7 +136,7 @@ def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
         raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
-def next_version(path) -> Path:
+def next_version(path: str | os.PathLike[str]) -> Path:
     """The first unused folder <path>/<integer> above those in use.
 
     Raises:
@@ -150,7 +150,7 @@ def next_version(path) -> Path:
     return path / str(max(used, default=0) + 1)
 
 
-def size_of(path) -> int:
+def size_of(path: str | os.PathLike[str]) -> int:
     """The size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
@@ -189,7 +189,7 @@ def _example(export: Root, tokens: int) -> bytes:
     return export.tokenizer.detokenize(ids).numpy()
 
 
-def prediction_log(model: str, signature: str, inputs: dict) -> bytes:
+def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
     """A `tensorflow.serving.PredictionLog` of one request, serialized.
 
     It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
