@@ -1,23 +1,20 @@
 """Texts in batches of similar length; warnings about texts that are too long."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 
 
-def by_batch(
-    function: Callable[..., Sequence[Any]], columns: Sequence[Sequence[str | bytes]], batch_size: int
-) -> list[tuple[Any, ...]]:
-    """Call a function on batches of texts of similar length.
+def by_batch(function, columns, batch_size: int) -> list[tuple]:
+    """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
 
     Args:
-        function: takes one string tensor [B] per column, and returns tensors [B, ...].
-        columns: lists of strings, of equal length.
-        batch_size: B; the last batch may be smaller.
+        function: see above.
+        columns: lists of equal length.
+        batch_size: B, of the last batch less.
 
     Returns:
         the values of each row, as lists and numbers, in the order of the rows.
@@ -29,7 +26,7 @@ def by_batch(
         for i, text in enumerate(column):
             if not isinstance(text, str | bytes):
                 raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-    rows: list[tuple[Any, ...]] = [()] * len(columns[0])
+    rows: list[tuple] = [()] * len(columns[0])
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
     for start in range(0, len(rows), batch_size):
         places = by_length[start : start + batch_size]

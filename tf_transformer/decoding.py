@@ -11,8 +11,8 @@ from tf_transformer.layers import KeyValue
 class _WrittenInPlace(KeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
-    def write(self, slot: Any, new: KeyValue) -> KeyValue:
-        def written(old: Any, part: Any) -> Any:
+    def write(self, slot, new: KeyValue) -> KeyValue:
+        def written(old, part):
             shape, width = tf.shape(old), old.shape[-1]
             flat = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
                 input=tf.reshape(old, [shape[0] * shape[1], shape[2] * width]),
@@ -31,12 +31,12 @@ class _WrittenInPlace(KeyValue):
 class Decoding(NamedTuple):
     """The first fields of a `search.Start`, described there."""
 
-    step: Callable[..., Any]
+    step: Callable
     cache: Any
-    grow: Callable[..., Any]
+    grow: Callable
 
 
-def decoding(model: Any, memory: Any, memory_mask: Any) -> Decoding:
+def decoding(model, memory, memory_mask) -> Decoding:
     """Prepare a model to decode an encoded source.
 
     Args:
@@ -47,13 +47,13 @@ def decoding(model: Any, memory: Any, memory_mask: Any) -> Decoding:
     layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory)]
     weights = model.softmax_weights()
 
-    def step(ids: Any, position: Any, slot: Any, ancestry: Any, cache: Any) -> Any:
+    def step(ids, position, slot, ancestry, cache):
         memory_mask, layers = cache
         positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
         logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
         return logits, (memory_mask, layers)
 
-    def grow(cache: Any, slots: int) -> Any:
+    def grow(cache, slots):
         memory_mask, layers = cache
         return memory_mask, [layer.grow(slots) for layer in layers]
 

@@ -265,7 +265,7 @@ class Transformer(KeepsQuantized, Model):
         return cls(**(config | {"config": TransformerConfig(**config["config"])}))
 
 
-def _weight_of_ids(class_weight: Any, V: int) -> np.ndarray:
+def _weight_of_ids(class_weight, V):
     """{token id: weight} as float32 [V]."""
     try:
         ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")

@@ -1,9 +1,5 @@
 """A SavedModel called from Python."""
 
-import os
-from collections.abc import Iterable
-from typing import Any
-
 import tensorflow as tf
 
 from tf_transformer.batching import by_batch, warn_of_truncated
@@ -20,20 +16,20 @@ class SavedTranslator:
         batch_size: sentences a batch; they are sorted by length first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], batch_size: int = 32) -> None:
+    def __init__(self, path, batch_size: int = 32):
         import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 
         check_saved_model(path)
         self._model = tf.saved_model.load(str(path))
         self.batch_size = batch_size
 
-    def __call__(self, texts: str | Iterable[str]) -> Any:
+    def __call__(self, texts):
         """The answer to each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
         texts = list(texts)
 
-        def answer(batch: Any) -> Any:
+        def answer(batch):
             outputs = self._model.signatures["serving_default"](text=batch)
             (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
             return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))

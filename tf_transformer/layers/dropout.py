@@ -1,7 +1,5 @@
 """Dropout (section 5.4) with few random bits."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -13,7 +11,7 @@ class Dropout(keras.layers.Dropout):
     Keras's own draws a whole number per component, which takes two to four times as long on a CPU.
     """
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs, training=False):
         dropped = round(self.rate * 2**16)
         width = inputs.shape[-1]
         if not training or not 0 < dropped < 2**16 or width is None or width % 2:

@@ -23,7 +23,7 @@ class EncoderLayer(KeepsQuantized):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
-        attention_window: r; a position attends only to positions at most r // 2 away (section 4); `None` means to all.
+        attention_window: r; self-attention is to positions at most r // 2 away alone (section 4); `None` means to all.
     """
 
     def __init__(

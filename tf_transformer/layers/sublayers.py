@@ -12,13 +12,11 @@ from tf_transformer.layers.products import by_row
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class FeedForward(keras.layers.Layer):
-    """The position-wise feed-forward network, equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2.
-
-    [B, T, d] -> [B, T, d], with the same weights at every position.
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
         d_ff: width of the hidden layer.
-        activation: of the hidden layer, as `keras.activations.get` takes it; equation (2) has "relu", max(0, x).
+        activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
     """
 
     def __init__(self, d_ff: int = 2048, activation: Any = "relu", **kwargs: Any) -> None:
