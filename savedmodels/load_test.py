@@ -1,8 +1,7 @@
 """Load a REST endpoint of TensorFlow Serving and print requests a second, latencies and errors.
 
-Each of --concurrency clients keeps its connection and sends its next request when it has the last one's answer. The
-texts are sent in turn: your own, or sentences of 6 to 48 words. One request before the start is not counted. Needs
-requests.
+Each of --concurrency clients keeps its connection, and sends a request when the last one is answered. The texts, your
+own or sentences of 6 to 48 words, are sent in turn. One request before the start does not count. Needs requests.
 """
 
 import argparse
@@ -21,7 +20,7 @@ SENTENCES = [" ".join(n * ["the old woman sees three dogs"]) + "." for n in (1, 
 
 
 class Run:
-    """What all clients share: what is to be sent, and what came back."""
+    """The state that all clients share: requests to send, and answers."""
 
     def __init__(self, url, bodies, limit, seconds, timeout):
         self.url = url
@@ -52,7 +51,7 @@ class Run:
 
 
 def ask(session, url: str, body: bytes, timeout: float) -> str:
-    """Send a request; returns "", or "KIND: what went wrong"."""
+    """Send a request, and return "" or "KIND: error"."""
     try:
         answer = session.post(url, data=body, timeout=timeout)
     except requests.Timeout:
@@ -63,7 +62,7 @@ def ask(session, url: str, body: bytes, timeout: float) -> str:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The least value that so many percent do not exceed."""
+    """The least value that `percent` percent of the values do not exceed."""
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
@@ -72,9 +71,9 @@ def main(argv=None) -> int:
     parser.add_argument("--host", default="localhost:8501", help="HOST:PORT or a URL (localhost:8501)")
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument(
-        "--signature", default="serving_default", help="one with a text as its only input (serving_default)"
+        "--signature", default="serving_default", help="a signature with a text as its only input (serving_default)"
     )
-    parser.add_argument("--text", metavar="FILE", help="a text a line (built-in sentences)")
+    parser.add_argument("--text", metavar="FILE", help="file with a text a line (built-in sentences)")
     parser.add_argument("--rows", type=int, default=1, help="texts a request (1)")
     parser.add_argument("--concurrency", type=int, default=8, help="clients at once (8)")
     length = parser.add_mutually_exclusive_group()
@@ -96,7 +95,7 @@ def main(argv=None) -> int:
             parser.error(f"--text: {error}")
         if not texts:
             parser.error(f"--text: expected a text a line, got none in {args.text}")
-    # As many requests as it takes until the texts begin anew at a request's beginning.
+    # Enough requests that the next one would begin with the first text again.
     count = math.lcm(len(texts), args.rows) // args.rows
     row = itertools.cycle(texts)
     rows = [list(itertools.islice(row, args.rows)) for _ in range(count)]

@@ -122,13 +122,13 @@ REFUSED = {  # what is done to a model
     "activation: expected one of relu, gelu, silu, .*, got tanh": lambda m: activations(
         m.decoder_layers, "tanh", "tanh"
     ),
-    "activation: expected one for all layers, .* got gelu and relu": lambda m: activations(
+    "activation: expected the same value in all layers, .* got gelu and relu": lambda m: activations(
         m.encoder_layers, "relu", "gelu"
     ),
-    "num_heads: expected one for all layers, .* got 2 and 7": lambda m: setattr(
+    "num_heads: expected the same value in all layers, .* got 2 and 7": lambda m: setattr(
         m.decoder_layers[1].cross_attention, "num_heads", 7
     ),
-    "epsilon: expected one for all layers, .* got 0.001 and 1e-06": lambda m: setattr(
+    "epsilon: expected the same value in all layers, .* got 0.001 and 1e-06": lambda m: setattr(
         m.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3
     ),
     "encoder_1: expected .* what EncoderLayer does, .* got PreNorm, whose call": lambda m: setattr(
@@ -318,7 +318,7 @@ def test_the_program(tokenizer, tmp_path, capsys):
 
     theirs = ["--format", "ctranslate2"]
     for wrong, said in (
-        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 beside it"),
+        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 with it"),
         ([*theirs, "--dtype", "bfloat16"], "expected neither --dtype nor --dev"),
         ([*theirs, "--run", "one", "two", "three"], "expected one --run, since it has no ensembles, got 3"),
     ):

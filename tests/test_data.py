@@ -127,7 +127,7 @@ def test_gz_and_lists_of_files(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (b"one\ntwo\n", b"eins\n", r"as many lines in both files, got 2 in .*source and 1 in .*target"),
+        (b"one\ntwo\n", b"eins\n", r"the same number of lines in both files, got 2 in .*source and 1 in .*target"),
         (b"one\n\nthree\n", b"eins\nzwei\ndrei\n", r"source, line 2: .*got an empty line"),
         (b"one\n \t\xe3\x80\x80\n", b"eins\nzwei\n", r"source, line 2: .*got an empty line"),
         (b"one\ntwo\n", b"eins\nzw\xffei\n", r"target, line 2: .*UTF-8, got the byte 0xff at column 3"),

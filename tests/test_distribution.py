@@ -150,7 +150,7 @@ def test_devices_that_there_are_not():
 
 def test_devices_beside_a_cluster(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
-    with pytest.raises(tt.BadInput, match="expected none beside TF_CONFIG"):
+    with pytest.raises(tt.BadInput, match="expected none with TF_CONFIG"):
         distribution.strategy("cpu:2")
 
 

@@ -107,7 +107,9 @@ def test_every_kind_of_model(translator):
 
 def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
     """Neither ours, nor those that Keras's own `quantize` makes."""
-    with pytest.raises(tt.BadInput, match="expected weights of 16 or 32 bits, which quantization makes 8 of, got int8"):
+    with pytest.raises(
+        tt.BadInput, match="expected weights of 16 or 32 bits, which quantization can convert, got int8"
+    ):
         tt.ctranslate2.save(translator.astype("int8"), tmp_path / "1", "int8")
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()

@@ -212,7 +212,7 @@ def same_logits(folder):
         ("expected a row for each of vocab_size=33 symbols, got 31", {"vocab_size": 33}),
         ("num_decoder_heads: expected a divisor of d_model=12, got 5", {"decoder_attention_heads": 5}),
         ("expected a tensor model.encoder.layers.2.self_attn.q_proj.weight", {"encoder_layers": 3}),
-        ("found model.encoder.layers.1.fc1.bias, .* besides", {"encoder_layers": 1}),
+        ("found also model.encoder.layers.1.fc1.bias, ", {"encoder_layers": 1}),
         ("fc1.weight: expected shape \\(12, 18\\) .*, got \\(12, 17\\)", {"encoder_ffn_dim": 18}),
         ("lm_head.weight: expected the values", {"tensors": {"lm_head.weight": np.zeros((31, 12), "float32")}}),
         ("expected a tensor model.shared.weight", {"drop": ["model.shared.weight"]}),

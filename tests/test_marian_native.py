@@ -361,7 +361,7 @@ def test_damaged_files_are_said(release, tmp_path):
     folder = write_release(tmp_path / "quantised", arrays=quantised)
     fails(folder, "encoder_l1_self_Wq: expected floating-point weights, .* got int8")
     folder = write_release(tmp_path / "more", arrays={"Wpos": np.zeros((9, 36), "float32")})
-    fails(folder, "found Wpos besides")
+    fails(folder, "found also Wpos")
     folder = write_release(tmp_path / "less", arrays={"Wemb": None})
     fails(folder, "expected a tensor model.shared.weight, found none")
     for line, message in (("</s>: 0\n", "<unk>: expected an id below vocab_size=386, got None"), ("a: b\n", "a: exp")):

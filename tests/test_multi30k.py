@@ -326,8 +326,8 @@ def test_a_plan_counts_the_teachers(argv, capsys):
         (["--dropout-steps", "-1"], "dropout_steps: expected 0 or more, got -1"),
         (["--word-dropout", "1"], "word_dropout: expected a rate in [0, 1), got 1.0"),
         (["--teachers", "one", "--student-dropout", "1"], "student_dropout: expected a rate in [0, 1), got 1.0"),
-        (["--student-dropout", "0"], "--student-dropout: expected --teachers beside it, got none"),
-        (["--ensemble"], "--ensemble: expected --teachers beside it, got none"),
+        (["--student-dropout", "0"], "--student-dropout: expected --teachers with it, got none"),
+        (["--ensemble"], "--ensemble: expected --teachers with it, got none"),
         (["--epochs", "3"], "unrecognized arguments: --epochs"),
         (["--teachers", "one", "--bidirectional-steps", "0"], "expected bidirectional_steps from 1 to 7, below all"),
         (["--teachers", "one", "--steps", "5"], "expected bidirectional_steps from 1 to 4, below all steps, to train"),
@@ -353,9 +353,9 @@ def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
     for lines in (PAIRS - 1, PAIRS + 1):
         for name in ("forward.txt", "backward.txt"):
             (tmp_path / "old" / name).write_text("Haus\n" * (lines - 1) + "\n")
-        refused(f"old: expected as many translations as there are pairs .*, 43, got {lines}")
+        refused(f"old: expected a translation for each of 43 training pairs, got {lines}")
     (tmp_path / "old/forward.txt").write_text("Haus\n" * PAIRS)
-    refused(r"expected as many lines in both files, got 43 .* and 44")
+    refused(r"expected the same number of lines in both files, got 43 .* and 44")
     refused(r"old holds a run of another configuration: model.dropout was 0.3, now 0.2", "--dropout", "0.2")
     runs()
     refused(r"run holds a run of another configuration: .*corpus.teachers was null, now", of=("new",))

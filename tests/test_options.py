@@ -35,7 +35,7 @@ def with_line(folder, name, number, line):
         (b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line"),
         (b"caf\xe9\n", "changed.train.en, line 7: expected a sentence in UTF-8, got the byte 0xe9 at column 4"),
         (b"x" * 100_000 + b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got 100,001 bytes"),
-        (b"", "expected as many lines in both files, got 899 in"),
+        (b"", "expected the same number of lines in both files, got 899 in"),
     ],
 )
 def test_bad_text(text, tmp_path, capsys, line, message):
@@ -56,8 +56,11 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
         (["--steps", "0"], "steps: expected a positive number, got 0"),
-        (["--tfds", "wmt14_translate/de-en"], "expected --train, or --tfds, or --prepared; got --train and another"),
-        (["--dry-run", "3xAbacus"], "devices: expected such as 8xP100, of K80, K40"),
+        (
+            ["--tfds", "wmt14_translate/de-en"],
+            "expected one of --train, --tfds and --prepared, got --train and another",
+        ),
+        (["--dry-run", "3xAbacus"], "devices: expected a number and a kind, as in 8xP100, of K80, K40"),
         (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
@@ -169,7 +172,7 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
     assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
-    assert "expected as many lines in both files, got 23" in fails(evaluate, unequal, capsys)
+    assert "expected the same number of lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
 def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
@@ -181,7 +184,7 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "3"], "--layer: expected 1 to 2, got 3"),
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
         (["a", "--head", "0"], "--head: expected a positive number, got 0"),
-        (["a", "--layer", "1"], "expected --png FILE beside them"),
+        (["a", "--layer", "1"], "expected --png FILE with them"),
         (["a", "--run", "runs/demo"], "--run: not allowed with argument --model"),
     ]:
         assert message in fails(attention, [*argv, *more], capsys)

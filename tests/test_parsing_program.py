@@ -93,7 +93,7 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
     for argv, message in [
         ([], "expected either --wsj DIR or --train FILE"),
         ([*given, "--wsj", tmp_path], "expected either --wsj DIR or --train FILE"),
-        (["--train", train], "expected --dev FILE beside --train"),
+        (["--train", train], "expected --dev FILE with --train"),
         (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),

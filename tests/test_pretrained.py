@@ -162,7 +162,7 @@ def test_the_rate_is_constant_after_the_warm_up(corpus, tmp_path):
 
 def test_a_start_of_other_sizes(corpus, tmp_path):
     start = tt.Translator.from_marian(TRAINED)
-    with pytest.raises(tt.BadInput, match="config: expected that of the model to start from, num_layers=2; got num_la"):
+    with pytest.raises(tt.BadInput, match="config: expected the sizes of the model to start from, num_layers=2"):
         tt.Trainer(tmp_path, dataclasses.replace(start.model.config, num_layers=3), corpus, start=start)
     with pytest.raises(tt.BadInput, match="num_decoder_layers=1, .*; got .*num_decoder_layers=None"):
         tt.Trainer(tmp_path, tt.PRESETS["tiny"], corpus, start=start)
@@ -198,7 +198,7 @@ def test_export_of_a_checkpoint(tmp_path, capsys):
     export.main([*argv, "--format", "ctranslate2"])
     assert "trained, a checkpoint of MarianMT; 54,639 parameters" in capsys.readouterr().out
     assert ctranslate2.Translator(str(tmp_path / "en-de/1")) and (tmp_path / "en-de/1/source.spm").exists()
-    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run beside it")):
+    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run with it")):
         with pytest.raises(SystemExit):
             export.main([*argv, *more])
         assert message in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_another_optimizer(corpus, tmp_path):
     for weight, other in zip(tt.load(tmp_path).model.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)  # with a rate of 0 nothing is learned
     for more in ({"schedule": Halved()}, {"recipe": tt.Recipe(clip_norm=1.0)}, {"recipe": tt.Recipe(cooldown_steps=3)}):
-        with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm beside it"):
+        with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm with it"):
             tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
 
 

@@ -350,9 +350,9 @@ def test_class_weights_that_are_none(class_weight):
 def test_class_weights_beside_what_they_do_not_go_with():
     model, ids = Transformer(TransformerConfig(1, 16, 23, 2, vocab_size=11)), TARGETS % 11
     for other in ({"sample_weight": np.ones(B)}, {"validation_split": 0.5}):
-        with pytest.raises(BadInput, match="class_weight: expected no sample_weight and no validation_split beside it"):
+        with pytest.raises(BadInput, match="class_weight: expected no sample_weight and no validation_split with it"):
             model.fit((ids, ids), ids, class_weight={3: 2.0}, **other)
-    with pytest.raises(BadInput, match="class_weight: expected no sample_weight beside it"):
+    with pytest.raises(BadInput, match="class_weight: expected no sample_weight with it"):
         model.train_on_batch((ids, ids), ids, np.ones(B), {3: 2.0})
     with pytest.raises(BadInput, match=r"class_weight: expected arrays or a tf.data.Dataset, got generator"):
         model.fit((batch for batch in [((ids, ids), ids)]), class_weight={3: 2.0})

@@ -1,10 +1,11 @@
 """Attention Is All You Need (Vaswani et al. 2017) on TensorFlow and Keras 3.
 
-What trains on any backend of Keras is imported here; what speaks TensorFlow (data, search, tokenizer, translator) is
-loaded on first use, so that `import tf_transformer` works without it.
+Modules that run on every Keras backend are imported here. Modules that need TensorFlow (data, search, tokenizer,
+translator) are imported on first use, so `import tf_transformer` works without it.
 """
 
 import importlib
+from typing import Any
 
 from tf_transformer import layers, masks, training
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -80,7 +81,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LAZY[name]

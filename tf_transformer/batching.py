@@ -1,6 +1,7 @@
 """Texts in batches of similar length; warnings about texts that are too long."""
 
 import warnings
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ def by_batch(function, columns, batch_size: int) -> list[tuple]:
         batch_size: B, of the last batch less.
 
     Returns:
-        for each row its values, as lists and numbers.
+        the values of each row, as lists and numbers, in the order of the rows.
     """
     columns = [list(column) for column in columns]
     for column in columns:
@@ -37,9 +38,10 @@ def by_batch(function, columns, batch_size: int) -> list[tuple]:
 
 
 def check_length(name: str, tokens: int, most: int) -> None:
-    """
+    """Check that a text, `name` in the message, has 1 to `most` tokens.
+
     Raises:
-        BadInput: a text has no tokens, or more than `most`.
+        BadInput: it has not.
     """
     if tokens < 1:
         raise BadInput(f"expected a {name}, got an empty text")
@@ -47,8 +49,8 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-def warn_of_truncated(texts, truncated: list[bool]) -> None:
-    """Warn about the texts that are `truncated`, and quote their beginnings."""
+def warn_of_truncated(texts: Sequence[str | bytes], truncated: list[bool]) -> None:
+    """Warn about truncated texts, and quote their beginnings."""
     long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """Something a user gave that cannot be used; the message says what was expected and what arrived, in one line."""
+    """Invalid input from a user. The message says in one line what was expected and what arrived."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class TransformerConfig:
         train_steps: number of updates.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: rows of the table of learned positions; unused when sinusoidal.
-        attention_window: r of restricted self-attention (section 4): positions attend to those at most r // 2 away,
-            in the decoder to those before; `None` means to all, as in the paper's models.
+        attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
+            away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
         vocab_size: V, shared by source and target, control symbols included.
     """
 
@@ -97,12 +97,12 @@ PRESETS: dict[str, TransformerConfig] = {
     "D_ls0": _row(BASE, label_smoothing=0.0),
     "D_ls2": _row(BASE, label_smoothing=0.2),
     "E_learned": _row(BASE, positions="learned"),
-    # Not rows of the paper: one that learns in minutes, one for corpora of some ten thousand sentences, and the size of
-    # the Multi30k literature (Wu et al. 2021).
+    # Not in the paper: a model that learns in minutes, one for corpora of some ten thousand sentences, and the size
+    # that the Multi30k literature uses (Wu et al. 2021).
     "tiny": TransformerConfig(2, 128, 512, 4, train_steps=800, vocab_size=1_000),
     "small": TransformerConfig(3, 256, 512, 4, dropout=0.3, train_steps=12_000, vocab_size=8_000),
     "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, train_steps=8_000, vocab_size=10_000),
-    # Section 6.3; and for treebanks of ten or twenty thousand trees, on one machine.
+    # Section 6.3; and a model for treebanks of ten or twenty thousand trees, on one machine.
     "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
     "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
     "parsing_small": TransformerConfig(2, 128, 512, 4, train_steps=14_000, vocab_size=2_000),

@@ -1,9 +1,11 @@
-"""Pairs of sentences to batches of about as many tokens, of similar length (section 5.1)."""
+"""From sentence pairs to batches: pairs of similar length, about as many tokens in every batch (section 5.1)."""
 
 import itertools
+import os
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,19 +17,21 @@ from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sente
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
-SHUFFLE_LINES = 500_000  # what shuffling keeps in memory
+SHUFFLE_LINES = 500_000  # lines that shuffling keeps in memory
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a pass over the batches found."""
+    """Counts from one pass over the batches."""
 
     batches: int
     pairs: int
     skipped: int
     source_tokens: int
     target_tokens: int
-    padding: float | None  # not known of records that are not read
+    padding: float | None  # share of the positions; None where it is not counted
 
     def __str__(self) -> str:
         padding = "" if self.padding is None else f", {self.padding:.1%} padding"
@@ -37,13 +41,13 @@ class Summary:
         )
 
 
-def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
+def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
     """Read parallel text once and return its number of lines.
 
     Args:
         source: path, or list of paths, of plain or .gz files.
         target: likewise.
-        skip_bad_lines: pass over bad lines, which `text_lines` can leave out.
+        skip_bad_lines: accept bad lines; `text_lines` can leave them out.
         empty_lines: do not count empty lines as bad.
 
     Raises:
@@ -55,7 +59,8 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
         counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
         if counts[0] != counts[1]:
             raise BadInput(
-                f"expected as many lines in both files, got {counts[0]:,} in {pair[0]} and {counts[1]:,} in {pair[1]}"
+                f"expected the same number of lines in both files, got {counts[0]:,} in {pair[0]} "
+                f"and {counts[1]:,} in {pair[1]}"
             )
         total += counts[0]
     if not total:
@@ -63,13 +68,15 @@ def check_text_pairs(source, target, skip_bad_lines: bool = False, empty_lines: 
     return total
 
 
-def read_text_pairs(source, target, empty_lines: bool = False) -> tuple[list[str], list[str]]:
-    """The lines of two parallel text files, checked as `check_text_pairs` does, in memory."""
+def read_text_pairs(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
+) -> tuple[list[str], list[str]]:
+    """Check two parallel text files as `check_text_pairs` does, and return the lines of each."""
     check_text_pairs(source, target, empty_lines=empty_lines)
     return list(sentences([source])), list(sentences([target]))
 
 
-def _paths(paths) -> list[str]:
+def _paths(paths: Paths) -> list[str]:
     return [str(path) for path in (paths if isinstance(paths, list | tuple) else [paths])]
 
 
@@ -79,7 +86,7 @@ def in_memory(source: list[str], target: list[str]) -> tf.data.Dataset:
 
 
 def to_lists(pairs: tf.data.Dataset) -> tuple[list[str], list[str]]:
-    """The other way round."""
+    """A dataset of pairs as two lists; the inverse of `in_memory`."""
     texts = list(each_sentence(pairs))
     return texts[::2], texts[1::2]
 
@@ -91,7 +98,7 @@ def each_sentence(pairs: tf.data.Dataset) -> Iterator[str]:
             yield text.decode("utf-8", "replace")
 
 
-def _check_lines(path, skip_bad_lines: bool, empty_lines: bool) -> int:
+def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
     number = 0
     try:
         with open_text(path) as lines:
@@ -119,8 +126,8 @@ def _what_is_wrong(line: bytes) -> str | None:
 
 
 def text_pairs(
-    source,
-    target,
+    source: Paths,
+    target: Paths,
     tokenizer: Tokenizer,
     batch_tokens: int = 25_000,
     max_length: int = MAX_LENGTH,
@@ -129,19 +136,19 @@ def text_pairs(
     seed: int = 0,
     skip_bad_lines: bool = False,
 ) -> tf.data.Dataset:
-    """Batches of ((source, target_in), target_out) from parallel text, which is checked first.
+    """Check parallel text, and return it as batches of ((source, target_in), target_out).
 
     Args:
         source: path, or list of paths, of plain or .gz files.
         target: path, or list of paths, line by line parallel to `source`.
         tokenizer: for both sides.
-        batch_tokens: about so many source tokens, and so many target tokens, a batch, padding included.
+        batch_tokens: about how many source tokens, and how many target tokens, a batch has, padding included.
         max_length: pairs with a side of more tokens, EOS included, are skipped.
         shuffle: a new order every epoch, determined by `seed` and the epoch's number.
         repeat: go on for ever, with no short batch at an epoch's end.
         seed: of the order.
-        skip_bad_lines: leave out pairs with an empty side, or a side that is not UTF-8 or over 16,384 bytes, which are
-            an error otherwise (`check_text_pairs`).
+        skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
+            such a pair is an error (`check_text_pairs`).
 
     Returns:
         A dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
@@ -152,10 +159,10 @@ def text_pairs(
     return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
 
 
-def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
+def text_lines(source: Paths, target: Paths, skip_bad_lines: bool = False) -> tf.data.Dataset:
     """Pairs of strings (source, target), line by line, from parallel text files or lists of files, plain or .gz."""
 
-    def good(*pair):
+    def good(*pair: tf.Tensor) -> tf.Tensor:
         short = [tf.strings.length(text) <= MAX_BYTES for text in pair]
         valid = [tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore") == text for text in pair]
         return tf.reduce_all(short + valid)
@@ -171,18 +178,18 @@ def text_lines(source, target, skip_bad_lines: bool = False) -> tf.data.Dataset:
 
 
 def numbered(pairs: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs with their numbers from 1, which are those of the lines where none are skipped."""
+    """Pairs with their numbers from 1: the line numbers, unless lines are skipped."""
     return pairs.enumerate(1).map(lambda number, pair: (*pair, number))
 
 
-def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir=None) -> tf.data.Dataset:
+def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir: str | None = None) -> tf.data.Dataset:
     """Pairs of strings (source, target) of a translation corpus of TensorFlow Datasets, downloaded at first use.
 
     Args:
         name: for example "wmt14_translate/de-en".
         split: for example "train".
         languages: of source and target, for example ("en", "de").
-        data_dir: where the corpora lie; `None` means TFDS's own place.
+        data_dir: folder of the corpora; `None` means the default of TFDS.
     """
     import tensorflow_datasets as tfds
 
@@ -206,25 +213,25 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
-    pair_ids: Callable | None = None,
+    pair_ids: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Batches as of `text_pairs` from a dataset of (source, target) strings. Pairs with an empty side are skipped.
+    """Batches like those of `text_pairs`, from a dataset of (source, target) strings.
 
-    What more there is to a pair, a number, is batched with it.
+    Pairs with an empty side are skipped. Further elements of a pair, such as its number, are batched with it.
 
     Args:
         max_length: pairs with a side of more tokens, EOS included, are skipped.
-        pair_ids: source and target, strings [B], to their ids, ragged int32 [B, None], if they are not texts for the
-            tokenizer.
+        pair_ids: a function from source and target, strings [B], to their ids, ragged int32 [B, None]; `None` means
+            the tokenizer.
     """
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
-    def tokenize(source, target, *more):
+    def tokenize(source: Any, target: Any, *more: Any) -> Any:
         ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize_target(target))
         return *ids, *more
 
-    def fits(source, target, *more):
+    def fits(source: Any, target: Any, *more: Any) -> tf.Tensor:
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
         return (longest < max_length) & (shortest > 0)
 
@@ -242,13 +249,13 @@ def token_batches(
 
 
 def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
-    """Batches as of `text_pairs` from a dataset of (source, target) ids that are neither empty nor too long."""
+    """Batches like those of `text_pairs`, from a dataset of (source, target) ids, neither empty nor too long."""
 
-    def frame(source, target, *more):
+    def frame(source: Any, target: Any, *more: Any) -> Any:
         bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
         return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0), *more
 
-    def length(inputs, target_out, *more):
+    def length(inputs: Any, target_out: Any, *more: Any) -> Any:
         return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
 
     bounds = bucket_bounds(max_length)
@@ -261,13 +268,13 @@ def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.d
 
 
 def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Batches for a `tf.distribute` strategy: each is cut into as many parts of as many rows as there are replicas.
+    """Batches for a `tf.distribute` strategy: each is cut into `replicas` parts with the same number of rows.
 
-    Rows of padding, which count for nothing, make the number of rows a multiple of `replicas`. Of several workers each
-    makes the same batches and takes its own parts.
+    Rows of padding, which do not count, make the number of rows a multiple of `replicas`. Every worker makes the same
+    batches and takes its own parts.
     """
 
-    def pad(ids):
+    def pad(ids: Any) -> Any:
         return tf.pad(ids, [(0, -tf.shape(ids)[0] % replicas), (0, 0)], constant_values=PAD_ID)
 
     options = tf.data.Options()
@@ -277,7 +284,7 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
 
 
 def bucket_bounds(max_length: int) -> list[int]:
-    """The greatest length in each bucket: 8 and then about a tenth more each, so that little is padding."""
+    """The greatest length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
     lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
     return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]
 
@@ -285,7 +292,7 @@ def bucket_bounds(max_length: int) -> list[int]:
 def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:
     """Count a finite dataset of batches; `pairs` is the number of pairs that went in."""
 
-    def count(total, inputs, target_out):
+    def count(total: Any, inputs: Any, target_out: Any) -> Any:
         sizes = [1, tf.shape(target_out)[0], tf.size(inputs[0]), tf.size(target_out)]
         tokens = [tf.math.count_nonzero(inputs[0]), tf.math.count_nonzero(target_out)]
         return total + tf.stack([tf.cast(size, tf.int64) for size in (*sizes, *tokens)])

@@ -1,4 +1,4 @@
-"""A Transformer as a search asks for it: one step after another, with a cache that grows."""
+"""A Transformer as a search calls it: step by step, with a cache that grows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from tf_transformer.layers import KeyValue
 
 
 class _WrittenInPlace(KeyValue):
-    """Keys and values for a loop in TensorFlow, whose scatter copies every slot on a CPU; this op copies none."""
+    """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
     def write(self, slot, new: KeyValue) -> KeyValue:
         def written(old, part):
@@ -44,7 +44,7 @@ def _as_words(x):
 
 
 class Decoding(NamedTuple):
-    """The first fields of a `search.Start`, which says what they do."""
+    """The first fields of a `search.Start`, described there."""
 
     step: Callable
     cache: Any
@@ -52,7 +52,7 @@ class Decoding(NamedTuple):
 
 
 def decoding(model, memory, memory_mask) -> Decoding:
-    """A model that has encoded its source, ready to decode.
+    """Prepare a model to decode an encoded source.
 
     Args:
         model: a built `Transformer` or `Ensemble`.

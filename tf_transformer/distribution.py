@@ -1,4 +1,4 @@
-"""Several devices and several machines by `tf.distribute`: what Keras's `fit` needs for them on TensorFlow."""
+"""Training with Keras's `fit` on several devices and machines, through `tf.distribute`."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from tf_transformer.masks import PAD_ID
 
 
 def strategy(devices: str | None = None) -> tf.distribute.Strategy:
-    """A strategy, to be made before TensorFlow computes anything.
+    """A strategy for `fit`. Call this before TensorFlow computes anything.
 
     Args:
-        devices: "all" (the GPUs that there are), names as "gpu:0,gpu:1", "cpu:2" (so many logical devices on the CPU,
-            to try things), or `None`: this process is one of those that the environment's TF_CONFIG names, which train
-            together, each on all of its GPUs; or, without TF_CONFIG, trains alone on one device.
+        devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, to try
+            things. `None` means one device. If the environment has TF_CONFIG, `None` means that this worker trains
+            together with the others that TF_CONFIG names, each on all of its GPUs.
     """
     if len(json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}).get("worker", [])) > 1:
         if devices:
-            raise BadInput(f"devices: expected none beside TF_CONFIG, where each worker takes its own; got {devices!r}")
+            raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
         return tf.distribute.MultiWorkerMirroredStrategy()
     if not devices:
         return tf.distribute.get_strategy()
@@ -46,24 +46,24 @@ def is_a_worker(strategy: tf.distribute.Strategy) -> bool:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process writes what is written once: always, but for the workers after the first."""
+    """Whether this process writes the files: true, except in workers after the first."""
     return not is_a_worker(strategy) or strategy.cluster_resolver.task_id == 0
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Go on when all workers have come here; an error if one of them has died."""
+    """Wait until every worker has called this. It raises if one of them has died."""
     if is_a_worker(strategy):
         with strategy.scope():
             strategy.run(_meet)
 
 
 @tf.function
-def _meet():
+def _meet() -> Any:
     return over_replicas(tf.constant(0.0))
 
 
-def over_replicas(values):
-    """The sum over all replicas of a tensor, or of each tensor of a list."""
+def over_replicas(values: Any) -> Any:
+    """Sum a tensor, or each tensor of a list, over all replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
@@ -73,24 +73,24 @@ def over_replicas(values):
 class Model(keras.Model):
     """A `keras.Model` of token ids, ((source, target), labels [B, T]), that `fit` trains under any strategy.
 
-    An update is that of the whole batch, however many replicas and parts compute it: the loss is a mean over all of its
-    real tokens, and gradients are summed before they are measured, clipped and applied.
+    The update does not depend on the number of replicas and parts. The loss is a mean over all real tokens of the
+    batch; gradients are summed first, then measured, clipped and applied.
 
     Attributes:
-        parts: a replica computes its rows in so many parts, one after the other, which takes less memory.
-        skip_not_finite: an update with a NaN or an infinity counts as zero.
-        not_finite: how many there were since `compile`, a variable.
-        gradient_norm: of the last update, before clipping, a variable.
+        parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
+        skip_not_finite: treat an update with a NaN or an infinity as zero.
+        not_finite: variable, the number of such updates since `compile`.
+        gradient_norm: variable, the norm of the last gradient before clipping.
     """
 
     parts = 1
     skip_not_finite = False
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> Any:
         if self.train_function is None or force:
             inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
             self._sums_gradients = hasattr(inner, "sums_gradients")
-            if self._sums_gradients:  # others sum them after clipping, and after looking whether they are finite
+            if self._sums_gradients:  # other optimizers sum after clipping and after the test for finite numbers
                 inner.sums_gradients = False
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
@@ -98,20 +98,20 @@ class Model(keras.Model):
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Keras learns sizes from the first batch's average over replicas, which need not be of one shape, and fails
-        # with several machines; without a strategy it makes the optimizer's variables while it traces a step, which
-        # has to be traced again then. None of our sizes comes from the input.
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Keras infers sizes from the mean of the first batch over replicas. That fails if their shapes differ, and with
+        # several machines. Without a strategy, Keras creates the optimizer's variables while it traces a step, and must
+        # trace the step again. Our sizes do not depend on the input.
         ids = tf.ones((1, 2), tf.int32)
         containers = [one for one in (self._compile_metrics, self._compile_loss) if one is not None and not one.built]
         with self.distribute_strategy.scope():
-            if containers:  # Keras would trace the model, the loss and the metrics to learn of what kind the logits are
+            if containers:  # otherwise Keras traces model, loss and metrics to infer the structure of the logits
                 logits = self((ids, ids))
                 for container in containers:
                     container.build(ids, logits)
             self._symbolic_build(data_batch=((ids, ids), ids))
 
-    def train_step(self, data):
+    def train_step(self, data: Any) -> dict[str, Any]:
         parts = [self._part(data, i) for i in range(self.parts)]
         tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
@@ -129,21 +129,21 @@ class Model(keras.Model):
         self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
         return self._logs(loss, tf.reduce_sum(tokens))
 
-    def test_step(self, data):
+    def test_step(self, data: Any) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
         self.compute_metrics(x, y, y_pred, sample_weight)
         return self._logs(loss, over_replicas(_count(y)))
 
-    def _part(self, data, i):
+    def _part(self, data: Any, i: int) -> tuple[Any, ...]:
         if self.parts > 1:
             data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
         return keras.utils.unpack_x_y_sample_weight(data)
 
-    def _update(self, loss, gradients):
+    def _update(self, loss: Any, gradients: Any) -> None:
         norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
-        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are its everyday life
+        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
         if self.skip_not_finite and not scales:
             gradients = [tf.where(finite, gradient, 0) for gradient in gradients]
@@ -151,8 +151,8 @@ class Model(keras.Model):
         self.not_finite.assign_add(tf.cast(~finite, tf.int32))
         self.optimizer.apply(gradients, self.trainable_variables)
 
-    def _logs(self, loss, tokens):
-        """Metrics after a batch of so many tokens in all, and this replica's part of its loss."""
+    def _logs(self, loss: Any, tokens: Any) -> dict[str, Any]:
+        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
         replicas = self.distribute_strategy.num_replicas_in_sync
         kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
         tokens = tf.where(kept, tokens, 0)
@@ -163,5 +163,5 @@ class Model(keras.Model):
         return logs
 
 
-def _count(labels):
+def _count(labels: Any) -> Any:
     return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

@@ -1,19 +1,22 @@
 """Several Transformers that decode as one."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from tf_transformer.config import BadInput
+from tf_transformer.layers import DecoderCache
 from tf_transformer.masks import padding_mask
 from tf_transformer.model import Transformer
 
 
 class Ensemble(keras.Model):
-    """The mean of the probabilities that several models give, where one `Transformer` is expected to decode: in a
-    `Translator`, and in what it saves.
+    """Several models that decode as one, by the mean of their probabilities.
 
-    Its logits are the logarithms of that mean; its attention weights are those of all heads of the first model's layer,
-    then of the second's, and so on. To train it, train the models.
+    It takes the place of a `Transformer` in a `Translator` and in its exports. Its logits are the logarithms of the
+    mean. Its attention weights hold the heads of the first model, then the heads of the second, and so on. It does not
+    train: train the models.
 
     Args:
         models: built `Transformer`s of one configuration and one dtype, for one tokenizer.
@@ -22,7 +25,7 @@ class Ensemble(keras.Model):
         BadInput: there are none, or they differ.
     """
 
-    def __init__(self, models: list[Transformer], **kwargs):
+    def __init__(self, models: list[Transformer], **kwargs: Any) -> None:
         if not models or len({(model.config, model.dtype_policy.name) for model in models}) > 1:
             given = "; ".join(f"{model.config} in {model.dtype_policy.name}" for model in models)
             raise BadInput(f"expected models of one configuration and one dtype, got {given or 'none'}")
@@ -32,13 +35,13 @@ class Ensemble(keras.Model):
         self.config = models[0].config
         self.built = True
 
-    def encode(self, source, mask=None, return_attention_scores=False):
-        """As `Transformer.encode`; memory is a list, [B, S, d] of each model."""
+    def encode(self, source: Any, mask: Any = None, return_attention_scores: bool = False) -> Any:
+        """As `Transformer.encode`; memory is a list with [B, S, d] for each model."""
         mask = padding_mask(source) if mask is None else mask
         encoded = [model.encode(source, mask, return_attention_scores) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
 
-    def decode(self, target, memory, memory_mask, return_attention_scores=False):
+    def decode(self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False) -> Any:
         """As `Transformer.decode`."""
         decoded = [
             model.decode(target, part, memory_mask, return_attention_scores)
@@ -47,15 +50,24 @@ class Ensemble(keras.Model):
         logits, self_scores, cross_scores = zip(*decoded, strict=True)
         return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
 
-    def init_cache(self, memory, slots=0):
-        """As `Transformer.init_cache`: the caches of all layers of the first model, then of the second, and so on."""
+    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]:
+        """As `Transformer.init_cache`: all layers' caches of the first model, then of the second, and so on."""
         caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
         return [cache for caches_of_model in caches for cache in caches_of_model]
 
-    def softmax_weights(self):
+    def softmax_weights(self) -> Any:
         return [model.softmax_weights() for model in self.models]
 
-    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
+    def decode_step(
+        self,
+        target: Any,
+        cache: Any,
+        memory_mask: Any,
+        position: Any,
+        slot: Any,
+        attention_mask: Any = None,
+        softmax_weights: Any = None,
+    ) -> Any:
         """As `Transformer.decode_step`."""
         logits, new_cache, layers = [], [], len(cache) // len(self.models)
         for i, model in enumerate(self.models):
@@ -74,12 +86,12 @@ class Ensemble(keras.Model):
         return Ensemble([model.astype(dtype) for model in self.models])
 
 
-def _log_mean(logits):
-    """The logarithm of the mean of the probabilities: n times [..., V] to [..., V]."""
+def _log_mean(logits: Any) -> Any:
+    """The logarithm of the mean probabilities: a list of logits [..., V] to [..., V]."""
     log_probs = ops.stack([ops.log_softmax(each) for each in logits])
     return ops.logsumexp(log_probs, axis=0) - ops.log(float(len(logits)))
 
 
-def _side_by_side(scores):
+def _side_by_side(scores: Any) -> Any:
     """Attention weights [B, h, T, S] by model and layer to [B, n * h, T, S] by layer."""
     return [ops.concatenate(layer, axis=1) for layer in zip(*scores, strict=True)]

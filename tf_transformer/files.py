@@ -1,4 +1,4 @@
-"""Files and folders that appear whole, or not at all, and are on the disk when they appear."""
+"""Files and folders that appear whole or not at all, and that are on disk when they appear."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write, <path>.tmp, which becomes `path` at the end of the block. If the block raises, it stays."""
+    """A file <path>.tmp to write. It becomes `path` at the end of the block, and stays as it is if the block raises."""
     temporary = Path(f"{path}.tmp")
     yield temporary
     flush(temporary)
@@ -21,7 +21,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
-    """Write a text file in UTF-8. If that fails, what was written stays in <path>.tmp."""
+    """Write a text file in UTF-8. On failure the written part stays in <path>.tmp."""
     with new_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.writelines([text] if isinstance(text, str) else text)
 
@@ -33,13 +33,13 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` at the end of the block. If the block raises, nothing is left.
+    """A folder to fill. It becomes `path` at the end of the block; if the block raises, nothing is left.
 
-    A model server loads a numbered folder as soon as it appears, and misses files that come later. So the folder
-    appears complete; until then it has its name inside a hidden folder beside its place.
+    A model server loads a numbered folder as soon as it appears, and misses files that come later. So the folder is
+    filled under its own name inside a hidden folder next to `path`, and appears complete.
 
     Raises:
-        FileExistsError: there is a `path`, at the beginning of the block or at its end.
+        FileExistsError: `path` exists, at the start of the block or at its end.
     """
     path = Path(path)
     if path.exists():
@@ -52,7 +52,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
         flush(folder)
         try:
-            if path.exists():  # and is empty, perhaps: that one a rename would replace
+            if path.exists():  # perhaps empty: a rename would replace it
                 raise FileExistsError
             os.rename(folder, path)
         except OSError as error:
@@ -65,7 +65,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a folder with all that is in it, is on the disk."""
+    """Make sure that a file, or a folder with its contents, is on disk."""
     for written in [*path.rglob("*"), path]:
         _flush_one(written)
 

@@ -10,34 +10,34 @@ from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.tokenizer import Tokenizer
 
-ZIP = b"PK"  # begins a zip archive, which is what a `MarianTokenizer` is kept in
+ZIP = b"PK"  # begins a zip archive; a `MarianTokenizer` is stored as one
 
 
 def config_of(values: dict[str, Any]) -> TransformerConfig:
-    """The configuration of these fields, as `to_dict` gives them."""
+    """The configuration with these fields; the inverse of `to_dict`."""
     return MarianConfig(**values) if "num_decoder_layers" in values else TransformerConfig(**values)
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
-    """A built model of random weights; `dtype` is a dtype, int8 among them, or a policy of Keras,
-    `None` its current one."""
-    kind = MarianTransformer if isinstance(config, MarianConfig) else Transformer
+    """A built model with random weights. `dtype` is a dtype, "int8" included, or a policy of Keras; `None` means the
+    current policy."""
+    kind: type[Any] = MarianTransformer if isinstance(config, MarianConfig) else Transformer
     model = kind(config, dtype=policy_of(dtype))
     model.build()
     return model
 
 
 def tokenizer_of(model: bytes) -> Tokenizer:
-    """The tokenizer whose `model` this is.
+    """The tokenizer with this serialized model, its attribute `model`.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the bytes are no tokenizer.
     """
     return _kind_of(model)(model)
 
 
-def load_tokenizer(path) -> Tokenizer:
-    """The tokenizer that was saved in a file, as by a run.
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Load a tokenizer from a file, such as a run's tokenizer.model.
 
     Raises:
         FileNotFoundError: there is no file.

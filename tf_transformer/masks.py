@@ -1,17 +1,19 @@
 """Masks (section 3.2.3): booleans, True = may be attended. Made once, at the top, and passed by name."""
 
+from typing import Any
+
 from keras import ops
 
 PAD_ID = 0
 
 
-def padding_mask(ids):
+def padding_mask(ids: Any) -> Any:
     """Which of the ids [B, S] are real tokens: bool [B, S]."""
     return ops.not_equal(ids, PAD_ID)
 
 
-def causal_mask(queries, keys=None, first=0):
-    """Every query may attend to its own position and to what came before: bool [1, T, S].
+def causal_mask(queries: Any, keys: Any = None, first: Any = 0) -> Any:
+    """Each query may attend to its own position and to earlier ones: bool [1, T, S].
 
     Args:
         queries: T, their number.
@@ -22,25 +24,25 @@ def causal_mask(queries, keys=None, first=0):
     return ops.expand_dims(ops.arange(queries if keys is None else keys) <= own, 0)
 
 
-def near_mask(length, window):
-    """Every position may attend to those at most window // 2 away from it (section 4): bool [1, T, T]."""
+def near_mask(length: Any, window: int) -> Any:
+    """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
     place = ops.arange(length)
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
 
 
-def newest(mask, count):
-    """Of the slots that an attention mask [B, T, C] allows, the last `count`."""
+def newest(mask: Any, count: Any) -> Any:
+    """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
     number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
     return ops.logical_and(mask, number > number[..., -1:] - count)
 
 
-def over_queries(mask):
+def over_queries(mask: Any) -> Any:
     """A padding mask of the keys [B, S] as an attention mask [B, 1, S], the same for every query; None stays None."""
     return None if mask is None else ops.expand_dims(ops.cast(mask, "bool"), 1)
 
 
-def both(first, second):
-    """What two attention masks both allow; None allows everything."""
+def both(first: Any, second: Any) -> Any:
+    """The intersection of two attention masks; None allows everything."""
     if first is None or second is None:
         return second if first is None else first
     return ops.logical_and(first, second)

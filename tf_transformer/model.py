@@ -29,16 +29,17 @@ class AttentionScores(NamedTuple):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Transformer(KeepsQuantized, Model):
-    """logits = model((source, target)): int ids [B, S] and [B, T], 0 = padding, to float32 [B, T, V].
+    """The Transformer of Figure 1: logits = model((source, target)).
 
-    `target` is the decoder's input: the target sentence shifted right by one position, its first id BOS.
-    Embeddings of source and target and the pre-softmax transformation share one matrix (section 3.4).
+    Source and target are int ids [B, S] and [B, T], where 0 is padding; logits are float32 [B, T, V]. The target is the
+    decoder's input: the target sentence shifted right by one position, its first id BOS. Source embeddings, target
+    embeddings and the pre-softmax transformation share one matrix (section 3.4).
 
     Args:
         config: a `TransformerConfig`, for example `PRESETS["base"]`.
     """
 
-    def __init__(self, config: TransformerConfig, **kwargs):
+    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.autocast = False  # ids that arrive as floats keep their value
         self.config = config
@@ -46,26 +47,26 @@ class Transformer(KeepsQuantized, Model):
         self.encoder_layers = self.make_encoder_layers()
         self.decoder_layers = self.make_decoder_layers()
 
-    # What a variant overrides, to be made of other parts.
+    # A variant overrides these methods to use other parts.
 
-    def make_embedding(self):
+    def make_embedding(self) -> PositionalEmbedding:
         config = self.config
         table = (config.vocab_size, config.d_model, config.positions, config.max_length, config.dropout)
         return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
 
-    def make_encoder_layers(self):
+    def make_encoder_layers(self) -> list[EncoderLayer]:
         return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
 
-    def make_decoder_layers(self):
+    def make_decoder_layers(self) -> list[DecoderLayer]:
         return [DecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(self.config.num_layers)]
 
-    def layer_options(self):
-        """The arguments that encoder and decoder layers have in common, from the configuration."""
+    def layer_options(self) -> dict[str, Any]:
+        """The arguments that encoder and decoder layers share, from the configuration."""
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
-    def build(self, input_shape=None):
-        """Create every weight; no sizes are taken from the input."""
+    def build(self, input_shape: Any = None) -> None:
+        """Create every weight. All sizes come from the configuration."""
         self.embedding.build((None, None))
         shape = (None, None, self.config.d_model)
         for encoder_layer in self.encoder_layers:
@@ -73,15 +74,17 @@ class Transformer(KeepsQuantized, Model):
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
 
-    def embed_source(self, source):
-        """Source ids [B, S] as the encoder's layers read them, [B, S, d]."""
+    def embed_source(self, source: Any) -> Any:
+        """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
         return self.embedding.embed(source)
 
-    def encode(self, source, mask=None, return_attention_scores=False):
-        """Encode source ids [B, S]; their padding mask [B, S] is made of them if not given.
+    def encode(
+        self, source: Any, mask: Any = None, return_attention_scores: bool = False
+    ) -> tuple[Any, Any, list[Any]]:
+        """Encode source ids [B, S] with their padding mask [B, S], by default made from the ids.
 
         Returns:
-            memory [B, S, d], its padding mask [B, S] and, if asked for, the attention weights of each layer
+            memory [B, S, d], its padding mask [B, S] and, if requested, the attention weights of each layer
             [B, h, S, S].
         """
         mask = padding_mask(source) if mask is None else mask
@@ -94,12 +97,14 @@ class Transformer(KeepsQuantized, Model):
                 x = layer(x, mask=mask)
         return x, mask, scores
 
-    def decode(self, target, memory, memory_mask, return_attention_scores=False):
+    def decode(
+        self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False
+    ) -> tuple[Any, list[Any], list[Any]]:
         """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
 
         Returns:
-            logits [B, T, V] and, if asked for, the weights of self-attention [B, h, T, T] and of cross-attention
-            [B, h, T, S] by layer.
+            logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
+            cross-attention [B, h, T, S].
         """
         x, self_scores, cross_scores = self.embedding.embed(target), [], []
         for layer in self.decoder_layers:
@@ -111,20 +116,29 @@ class Transformer(KeepsQuantized, Model):
                 x = layer(x, memory, memory_mask=memory_mask)
         return self.embedding.logits(x), self_scores, cross_scores
 
-    def init_cache(self, memory, slots=0) -> list[DecoderCache]:
+    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]:
         """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
-    def softmax_weights(self):
-        """For a loop of `decode_step`, made once; `None` in bfloat16, where the product is as fast or faster with the
-        embeddings as they lie, and in int8."""
+    def softmax_weights(self) -> Any:
+        """The softmax's weights, computed once for a loop of `decode_step`. `None` in int8, and in bfloat16, where the
+        product with the stored embeddings is at least as fast."""
         return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
 
-    def decode_step(self, target, cache, memory_mask, position, slot, attention_mask=None, softmax_weights=None):
-        """Decode only the newest target ids [B, T] against what the cache remembers.
+    def decode_step(
+        self,
+        target: Any,
+        cache: list[DecoderCache],
+        memory_mask: Any,
+        position: Any,
+        slot: Any,
+        attention_mask: Any = None,
+        softmax_weights: Any = None,
+    ) -> tuple[Any, list[DecoderCache]]:
+        """Decode only the newest target ids [B, T], with a cache of the earlier ones.
 
-        The T columns are T consecutive tokens; or, with an `attention_mask`, whatever the mask makes of them: in beam
-        search they are the newest tokens of T beams of one sentence, all at the same position.
+        Without an `attention_mask` the T columns are consecutive tokens. With one they are what the mask makes of them:
+        in beam search, the newest tokens of T beams of one sentence, all at the same position.
 
         Args:
             target: ids [B, T].
@@ -151,7 +165,7 @@ class Transformer(KeepsQuantized, Model):
             new_cache.append(layer_cache)
         return self.embedding.logits(x, softmax_weights), new_cache
 
-    def call(self, inputs, return_attention_scores=False, training=None):
+    def call(self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
         asked = {"return_attention_scores": return_attention_scores}
         memory, memory_mask, encoder_scores = self.encode(source, **asked)
@@ -160,23 +174,26 @@ class Transformer(KeepsQuantized, Model):
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
         return logits
 
-    def fit(self, x=None, y=None, *args, class_weight=None, **kwargs):
-        """Keras's own, but for `class_weight`, of which Keras makes one weight a row: here one a token.
+    def fit(
+        self, x: Any = None, y: Any = None, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any
+    ) -> keras.callbacks.History:
+        """`keras.Model.fit`, except that `class_weight` weighs tokens; in Keras it weighs rows.
 
         Args:
             x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` of x and y.
             y: labels [B, T].
-            class_weight: {token id: weight}, 1 for other ids. It trains as a `sample_weight` [B, T] does, and leaves
-                validation as it is.
+            class_weight: {token id: weight}; other ids have weight 1. It trains like a `sample_weight` [B, T], and does
+                not apply to validation.
 
         Raises:
-            BadInput: ids or weights that are none; sample weights, or a validation split, beside them; other data.
+            BadInput: an id or weight is invalid; `sample_weight` or `validation_split` is given, too; the data are of
+                another kind.
         """
         if class_weight is None:
             return super().fit(x, y, *args, **kwargs)
         table = _weight_of_ids(class_weight, self.config.vocab_size)
         if kwargs.get("sample_weight") is not None or kwargs.get("validation_split"):
-            raise BadInput("class_weight: expected no sample_weight and no validation_split beside it")
+            raise BadInput("class_weight: expected no sample_weight and no validation_split with it")
         if y is not None:
             return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
         if not hasattr(x, "element_spec"):
@@ -187,50 +204,64 @@ class Transformer(KeepsQuantized, Model):
 
         return super().fit(x.map(lambda x, y: (x, y, tf.gather(table, y))), None, *args, **kwargs)
 
-    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
-        """Keras's own, but for `class_weight`: see `fit`."""
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""
         if class_weight is not None:
             table = _weight_of_ids(class_weight, self.config.vocab_size)
             if sample_weight is not None:
-                raise BadInput("class_weight: expected no sample_weight beside it")
+                raise BadInput("class_weight: expected no sample_weight with it")
             sample_weight = table[ops.convert_to_numpy(y)]
         return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
-    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
-        """Keras's own; without a signature of source and target ids of any number and length."""
-        if not self._called:  # Keras asks for it
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: Any = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """`keras.Model.export`; the default signature takes source and target ids of any number and length."""
+        if not self._called:  # Keras exports only a model that was called
             self((ops.ones((1, 1), "int32"), ops.ones((1, 1), "int32")))
         names = ("source", "target")
         ids = tuple(keras.InputSpec(dtype="int32", shape=(None, None), name=name) for name in names)
         super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
 
-    def quantize(self, mode=None, config=None, **kwargs):
-        """Keras's own, which passes over layers that have layers inside: here embeddings and logits become integers,
-        too, unless there are `filters`."""
+    def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
+        """`keras.Model.quantize`, which skips layers that contain layers. Here embeddings and logits become integers,
+        too, unless `filters` are given."""
         for layer in self.layers:
             if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
-                with contextlib.suppress(NotImplementedError):  # a mode for products alone
+                with contextlib.suppress(NotImplementedError):  # this mode is for products alone
                     layer.quantize(mode, config=config)
         super().quantize(mode, config=config, **kwargs)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return (*input_shape[1], self.config.vocab_size)
 
-    def compute_output_spec(self, *args, **kwargs):
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
     def astype(self, dtype: str) -> "Transformer":
-        """A built model with the same weights, which are kept, and multiplied, in another dtype; "int8" is `Int8`'s."""
+        """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8"."""
         model = type(self)(self.config, dtype=policy_of(dtype))
         model.build()
         copy_weights(model, self)
         return model
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"config": self.config.to_dict()}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         return cls(**(config | {"config": TransformerConfig(**config["config"])}))
 
 

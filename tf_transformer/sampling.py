@@ -1,29 +1,39 @@
-"""Outputs drawn by chance, which the paper has not, over the same step as its search."""
+"""Random sampling of outputs, with the same decoding step as the search. The paper does not sample."""
+
+from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.search import Hypotheses, Start, without_end
 
 
-def sample(start: Start, seed, temperature=1.0, k: int | None = None, min_length=0) -> Hypotheses:
-    """Draw one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
+def sample(
+    start: Start,
+    seed: int | tf.Tensor,
+    temperature: float | tf.Tensor = 1.0,
+    k: int | None = None,
+    min_length: int | tf.Tensor = 0,
+) -> Hypotheses:
+    """Sample one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
 
     Args:
-        start: the model's step, and what each row begins with.
-        seed: int; the same draws the same.
-        temperature: float32, above 0; towards 0 the likeliest symbol is drawn always.
-        k: how many symbols may be drawn; `None` for all of them.
-        min_length: int32, one or [B], the least number of symbols, the end symbol included, which is not drawn before.
+        start: the model's step, and the beginning of each row.
+        seed: int; equal seeds give equal outputs.
+        temperature: float32 above 0; near 0 the likeliest symbol is always drawn.
+        k: the number of symbols to choose from; `None` means all.
+        min_length: int32, one or [B]: the least number of symbols, the end symbol included.
 
     Returns:
-        `Hypotheses` with N = 1; log-probabilities are the model's own, and scores the same.
+        `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.
     """
     B = tf.shape(start.start_ids)[0]
     max_length = tf.cast(start.max_length, tf.int32)
     min_length = tf.minimum(min_length, max_length)
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
-    def draw(position, newest, ids, log_probs, lengths, running, finished, cache):
+    def draw(
+        position: Any, newest: Any, ids: Any, log_probs: Any, lengths: Any, running: Any, finished: Any, cache: Any
+    ) -> Any:
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
         logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)
         logits = tf.cast(logits, tf.float32)

@@ -7,8 +7,9 @@ from tf_transformer.serving.publish import check_saved_model
 
 
 class SavedTranslator:
-    """A SavedModel called from Python: SavedTranslator("savedmodels/demo/1")(["Hello world."]) -> ["Hallo Welt."]; or
-    a parser's, which gives trees.
+    """Calls a translator's SavedModel, or a parser's, from Python.
+
+    SavedTranslator("savedmodels/demo/1")(["Hello world."]) gives ["Hallo Welt."]; a parser's SavedModel gives trees.
 
     Args:
         path: the folder that holds saved_model.pb.

@@ -1,12 +1,14 @@
-"""SentencePiece text <-> ids (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
+"""A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
 import gzip
 import hashlib
 import io
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tensorflow as tf
@@ -22,11 +24,11 @@ from tf_transformer.masks import PAD_ID
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of the symbols, if there are any; then come bytes and pieces
+FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
 KINDS = ("bpe", "unigram")
 
 
-def open_text(path):
+def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
     """Open a plain or .gz file for reading bytes."""
     return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
 
@@ -41,7 +43,7 @@ class Tokenizer:
         model: a serialized SentencePiece model whose control ids are as above.
     """
 
-    def __init__(self, model: bytes):
+    def __init__(self, model: bytes) -> None:
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -57,8 +59,10 @@ class Tokenizer:
         self.op = durable_tokenizer(model)
 
     @classmethod
-    def learn(cls, files, vocab_size: int, kind: str = "bpe", **options) -> "Tokenizer":
-        """Learn a vocabulary from text files, plain or .gz, one sentence a line; more in `learn_from`.
+    def learn(
+        cls, files: Iterable[str | os.PathLike[str]], vocab_size: int, kind: str = "bpe", **options: Any
+    ) -> "Tokenizer":
+        """Learn a vocabulary from text files, plain or .gz, one sentence a line; `learn_from` has the other arguments.
 
         Args:
             files: paths; source and target together make a shared vocabulary.
@@ -80,10 +84,10 @@ class Tokenizer:
         Args:
             sentences: of both languages.
             vocab_size: number of ids, the 4 control symbols and 256 bytes included.
-            kind: "bpe" (Sennrich et al. 2016), or "unigram", today's kin of the word-piece model of Wu et al. 2016.
-            sample: learn from at most so many sentences, chosen at random; what bounds the memory.
+            kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
+            sample: the most sentences to learn from, chosen at random; it bounds the memory.
             threads: for SentencePiece's trainer.
-            symbols: what no text is ever made of, with the ids from 4 on.
+            symbols: control symbols, which no text contains, with the ids from 4 on.
         """
         if kind not in KINDS:
             raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
@@ -114,7 +118,7 @@ class Tokenizer:
         return cls(written.getvalue())
 
     @classmethod
-    def load(cls, path) -> "Tokenizer":
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a SentencePiece model file."""
         path = Path(path)
         if not path.is_file():
@@ -124,7 +128,7 @@ class Tokenizer:
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
 
-    def save(self, path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the SentencePiece model, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What an engine of another project reads, by the names of the files: SentencePiece models."""
+        """SentencePiece models for the engines of other projects: contents by file name."""
         return {"tokenizer.model": self.model}
 
     @property
@@ -141,42 +145,42 @@ class Tokenizer:
         """SHA-256 of the model, which tells two vocabularies apart."""
         return hashlib.sha256(self.model).hexdigest()
 
-    def tokenize(self, texts) -> tf.RaggedTensor:
-        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. Nothing raises: invalid UTF-8 and
-        control characters count as white space."""
+    def tokenize(self, texts: Any) -> tf.RaggedTensor:
+        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
+        characters count as white space."""
         return self.op.tokenize(valid_text(texts))
 
-    def tokenize_target(self, texts) -> tf.RaggedTensor:
-        """As `tokenize`, for what a model is to write; another kind of tokenizer may read that in another way."""
+    def tokenize_target(self, texts: Any) -> tf.RaggedTensor:
+        """As `tokenize`, for targets; other kinds of tokenizer may treat them differently."""
         return self.tokenize(texts)
 
-    def detokenize(self, ids) -> tf.Tensor:
+    def detokenize(self, ids: Any) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
         return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
-    def pieces(self, ids) -> tf.RaggedTensor:
+    def pieces(self, ids: Any) -> tf.RaggedTensor:
         """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
         return self.op.id_to_string(ids)
 
-    def source_pieces(self, ids) -> tf.RaggedTensor:
-        """As `pieces`, of what `tokenize` gives; another kind of tokenizer may have other ids for sources."""
+    def source_pieces(self, ids: Any) -> tf.RaggedTensor:
+        """As `pieces`, for the ids that `tokenize` gives; other kinds of tokenizer may number sources differently."""
         return self.pieces(ids)
 
-    def ids(self, pieces) -> tf.RaggedTensor:
-        """The other way round; a piece that there is not becomes the unknown id."""
+    def ids(self, pieces: Any) -> tf.RaggedTensor:
+        """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
 
 
-def valid_text(texts) -> tf.Tensor:
-    """Texts with a space for each byte that is not UTF-8 and each control character."""
+def valid_text(texts: Any) -> tf.Tensor:
+    """Texts in which each byte that is not UTF-8, and each control character, is a space."""
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
     )
 
 
-def durable_tokenizer(model: bytes, out_type=tf.int32) -> tensorflow_text.SentencepieceTokenizer:
+def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text.SentencepieceTokenizer:
     """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
 
     Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
@@ -189,7 +193,7 @@ def durable_tokenizer(model: bytes, out_type=tf.int32) -> tensorflow_text.Senten
     tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=out_type)
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
-    def create():
+    def create() -> Any:
         return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
 
     tokenizer._model_resource._create_resource = create
@@ -197,7 +201,7 @@ def durable_tokenizer(model: bytes, out_type=tf.int32) -> tensorflow_text.Senten
     return tokenizer
 
 
-def sentences(files) -> Iterator[str]:
+def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """The lines of text files, plain or .gz, one after the other."""
     for path in files:
         with open_text(path) as lines:

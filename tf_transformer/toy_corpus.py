@@ -1,13 +1,13 @@
 """The embedded corpus: English-German sentence pairs made by a small grammar.
 
-A sentence is drawn once, as a tree of neither language, and realised in both, so that every English sentence has one
-German translation. English simple past is German perfect; "you" and "her", which are ambiguous, do not occur.
+A sentence is drawn once, as a tree of neither language, and realised in both, so every English sentence has one German
+translation. English simple past is German perfect; "you" and "her", which are ambiguous, do not occur.
 
-What is held out. Two kinds of word pair count: an adjective with the noun it describes ("the red door", "the door is
-red"), and a verb with its object noun ("opens the red door", "waits for the bus"; in "gives the book to the boy" the
-object is "book"). A pair is held out if (place of the adjective or verb in its table + place of the noun) % 7 == 0.
-No sentence of train or dev contains a held-out pair, every sentence of test at least one: it cannot be translated
-from memory. All the words themselves are frequent in train.
+Some word pairs are held out. Two kinds count: an adjective with its noun ("the red door", "the door is red"), and a
+verb with its object noun ("opens the red door", "waits for the bus"; in "gives the book to the boy" the object is
+"book"). A pair is held out if (place of the adjective or verb in its table + place of the noun) % 7 == 0. No sentence
+of train or dev contains a held-out pair; every sentence of test contains at least one, so it cannot be translated from
+memory. The single words are all frequent in train.
 """
 
 import os
@@ -15,6 +15,7 @@ import random
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tf_transformer.files import write_text
 
@@ -270,7 +271,9 @@ def realise(sentence: Sentence) -> tuple[str, str]:
     return en[0].upper() + en[1:] + mark, de[0].upper() + de[1:] + mark
 
 
-def _nominal(rng: random.Random, nouns: Sequence[Noun], dets: Sequence[str], pronouns=(), bare=0.6) -> Phrase | Pronoun:
+def _nominal(
+    rng: random.Random, nouns: Sequence[Noun], dets: Sequence[str], pronouns: Sequence[Pronoun] = (), bare: float = 0.6
+) -> Phrase | Pronoun:
     if pronouns and rng.random() < 0.25:
         return rng.choice(pronouns)
     noun, det, number = rng.choice(nouns), rng.choice(dets), ("", "")
@@ -314,7 +317,7 @@ def _w_question(rng: random.Random) -> Sentence:
     clause = _clause(rng)._replace(fronted=False)
     verb, denied = clause.verb, clause.negated or getattr(clause.subject, "det", "") == "no"
     words = W_WORDS[: 1 if denied or verb.en in STATIVE else 3 if verb.frame == "acc" else 2]
-    changes: list[dict] = [{"adverb": word, "fronted": True} for word in words]
+    changes: list[dict[str, Any]] = [{"adverb": word, "fronted": True} for word in words]
     for field, pronoun in (("subject", WHO), ("object", WHAT))[: 2 if verb.frame in ("acc", "dat acc") else 1]:
         phrase = getattr(clause, field)
         if isinstance(phrase, Phrase) and not denied:
@@ -368,8 +371,10 @@ def translate_pair(rng: random.Random, split: str = "train") -> tuple[str, str]:
 def corpus(train: int = 25_000, dev: int = 500, test: int = 500, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Lists of (English, German) pairs, {"train": [...], "dev": [...], "test": [...]}, no sentence twice.
 
-    A function of the seed; dev and test do not depend on the size of train. Raises ValueError for a negative count and
-    for more distinct sentences than come up in 20 times as many tries.
+    The pairs depend on the seed alone; dev and test do not depend on the size of train.
+
+    Raises:
+        ValueError: a count is negative, or 20 times as many tries do not give as many distinct sentences.
     """
     pairs: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}
     for split, size in (("test", test), ("dev", dev), ("train", train)):
@@ -389,7 +394,7 @@ def corpus(train: int = 25_000, dev: int = 500, test: int = 500, seed: int = 0) 
 def write_corpus(
     directory: str | os.PathLike[str], train: int = 25_000, dev: int = 500, test: int = 500, seed: int = 0
 ) -> dict[str, tuple[Path, Path]]:
-    """Writes corpus(...) as train.en, train.de, dev.en, ... (UTF-8, a sentence a line) and returns their paths."""
+    """Write corpus(...) as train.en, train.de, dev.en, ... (UTF-8, a sentence a line), and return their paths."""
     splits, paths = corpus(train, dev, test, seed), {}
     Path(directory).mkdir(parents=True, exist_ok=True)
     for split, pairs in splits.items():

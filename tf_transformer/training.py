@@ -1,5 +1,7 @@
 """Training (section 5): schedule, optimizer, loss, metrics, and averaged weights (section 6.1)."""
 
+import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -11,7 +13,7 @@ from tf_transformer.masks import padding_mask
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5), equation (3).
+    """The paper's learning rate, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5).
 
     Args:
         d_model: width of the model.
@@ -19,17 +21,17 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         factor: multiplies the rate; the paper's is 1.
     """
 
-    def __init__(self, d_model, warmup_steps=4000, factor=1.0):
+    def __init__(self, d_model: int, warmup_steps: int = 4000, factor: float = 1.0) -> None:
         self.d_model = d_model
         self.warmup_steps = warmup_steps
         self.factor = factor
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
         rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
         return self.factor * self.d_model**-0.5 * rate
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "factor": self.factor}
 
 
@@ -43,45 +45,45 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
         train_steps: all steps, these included.
 
     Raises:
-        ValueError: there are fewer steps than are to be the last.
+        ValueError: cooldown_steps is not between 1 and train_steps.
     """
 
-    def __init__(self, schedule, cooldown_steps, train_steps):
+    def __init__(self, schedule: Any, cooldown_steps: int, train_steps: int) -> None:
         if not 0 < cooldown_steps <= train_steps:
             raise ValueError(f"expected 1 to train_steps={train_steps} for cooldown_steps, got {cooldown_steps}")
         self.schedule = schedule
         self.cooldown_steps = cooldown_steps
         self.train_steps = train_steps
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         left = self.train_steps - ops.cast(step, "float32")
         return self.schedule(step) * ops.clip(left / self.cooldown_steps, 0.0, 1.0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         schedule = keras.optimizers.schedules.serialize(self.schedule)
         return {"schedule": schedule, "cooldown_steps": self.cooldown_steps, "train_steps": self.train_steps}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "Cooldown":
         return cls(**(config | {"schedule": keras.optimizers.schedules.deserialize(config["schedule"])}))
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Adam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam` (section 5.3 has its settings), with TensorFlow's one kernel for the whole update.
+    """`keras.optimizers.Adam` with TensorFlow's fused kernel (section 5.3 has the paper's settings).
 
-    Keras goes over every weight a dozen times. Without TensorFlow, and with amsgrad, it is Keras's own.
+    Keras's own update passes over every weight a dozen times. It is used on other backends, and with amsgrad.
 
     Attributes:
-        sums_gradients: over the replicas of a `tf.distribute` strategy; `Transformer` does it itself.
+        sums_gradients: sum gradients over the replicas of a `tf.distribute` strategy; `Transformer` does so itself.
     """
 
     sums_gradients = True
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
         return super()._all_reduce_sum_gradients(grads_and_vars) if self.sums_gradients else grads_and_vars
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if keras.backend.backend() != "tensorflow" or self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
         import tensorflow as tf
@@ -106,7 +108,7 @@ class Adam(keras.optimizers.Adam):
 
 
 class _Statistics(NamedTuple):
-    """What loss and metrics need to know of logits [B, T, V]; an optimizing compiler makes it once for all of them."""
+    """What loss and metrics need of logits [B, T, V]; an optimizing compiler computes it once for all of them."""
 
     probabilities: Any  # [B, T, V]
     log_denominator: Any  # [B, T], of the softmax
@@ -114,7 +116,7 @@ class _Statistics(NamedTuple):
     target: Any  # [B, T], the target's logit
 
 
-def _statistics(targets, logits) -> _Statistics:
+def _statistics(targets: Any, logits: Any) -> _Statistics:
     probabilities = ops.softmax(logits)
     highest = ops.max(logits, axis=-1)
     log_denominator = highest - ops.log(ops.max(probabilities, axis=-1))
@@ -122,11 +124,11 @@ def _statistics(targets, logits) -> _Statistics:
     return _Statistics(probabilities, log_denominator, highest, target)
 
 
-def smoothed_cross_entropy(targets, logits, epsilon):
+def smoothed_cross_entropy(targets: Any, logits: Any, epsilon: float) -> Any:
     """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
 
-    The gradient, softmax(logits) minus that distribution, is written out: the automatic one goes over arrays of the
-    logits' size many times more.
+    The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
+    arrays of the logits' size many more times.
 
     Args:
         targets: int32 [B, T].
@@ -139,11 +141,11 @@ def smoothed_cross_entropy(targets, logits, epsilon):
     V = logits.shape[-1]
 
     @ops.custom_gradient
-    def losses_of(logits):
+    def losses_of(logits: Any) -> Any:
         found = _statistics(targets, logits)
         smoothed = (1.0 - epsilon) * found.target + epsilon * ops.mean(logits, axis=-1)
 
-        def gradient(*args, upstream=None):
+        def gradient(*args: Any, upstream: Any = None) -> Any:
             if upstream is None:  # PyTorch gives the logits as `args` and this by name
                 (upstream,) = args
             upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
@@ -170,35 +172,35 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Args:
         epsilon: epsilon_ls.
 
-    Call arguments: int targets [B, T], logits [B, T, V], and by choice weights of the sentences [B] or of the tokens
-    [B, T], by which losses are multiplied; the mean is still over the number of real tokens, as in Keras's own losses.
-    The result is a scalar in nats.
+    Call arguments: int targets [B, T], logits [B, T, V], and optional weights of sentences [B] or of tokens [B, T].
+    Weights multiply the losses; the mean is still over the number of real tokens, as in Keras's own losses. The result
+    is a scalar in nats.
     """
 
-    def __init__(self, epsilon=0.1, name="smoothed_cross_entropy", **kwargs):
+    def __init__(self, epsilon: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any) -> None:
         super().__init__(name=name, **({"reduction": "sum"} | kwargs))
         self.epsilon = epsilon
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return super().__call__(y_true, y_pred, None if sample_weight is None else _of_tokens(sample_weight))
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         targets = ops.cast(y_true, "int32")
         weights = ops.cast(padding_mask(targets), "float32")
         losses = smoothed_cross_entropy(targets, ops.cast(y_pred, "float32"), self.epsilon) * weights
         return losses / ops.maximum(_over_replicas(ops.sum(weights)), 1.0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"epsilon": self.epsilon}
 
 
-def _of_tokens(sample_weight):
-    """Weights [B] or [B, T] as what multiplies [B, T]; Keras itself takes only the latter for sequences."""
+def _of_tokens(sample_weight: Any) -> Any:
+    """Weights [B] or [B, T] as factors of [B, T]; Keras itself takes only the latter for sequences."""
     sample_weight = ops.cast(sample_weight, "float32")
     return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
 
 
-def _over_replicas(count):
+def _over_replicas(count: Any) -> Any:
     """The sum of `count` over all replicas of a `tf.distribute` strategy, if there is one."""
     if keras.backend.backend() != "tensorflow":
         return count
@@ -208,18 +210,18 @@ def _over_replicas(count):
 
 
 class _TokenMean(keras.metrics.Metric):
-    """A mean over real target tokens: targets int [B, T], logits [B, T, V], by choice weights [B] or [B, T]."""
+    """A mean over real target tokens: targets int [B, T], logits [B, T, V], optional weights [B] or [B, T]."""
 
-    def __init__(self, name, **kwargs):
+    def __init__(self, name: str, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.total = self.add_variable((), initializer="zeros", name="total")
         self.count = self.add_variable((), initializer="zeros", name="count")
 
-    def values(self, targets, logits):
-        """What the mean is of, [B, T]: each metric says."""
+    def values(self, targets: Any, logits: Any) -> Any:
+        """The values to average, [B, T], which each metric defines."""
         raise NotImplementedError
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         targets = ops.cast(y_true, "int32")
         weights = ops.cast(padding_mask(targets), "float32")
         if sample_weight is not None:
@@ -227,7 +229,7 @@ class _TokenMean(keras.metrics.Metric):
         self.total.assign_add(ops.sum(weights * self.values(targets, y_pred)))
         self.count.assign_add(ops.sum(weights))
 
-    def result(self):
+    def result(self) -> Any:
         return ops.divide_no_nan(self.total, self.count)
 
 
@@ -235,10 +237,10 @@ class _TokenMean(keras.metrics.Metric):
 class TokenAccuracy(_TokenMean):
     """The share of real target tokens that get the highest logit."""
 
-    def __init__(self, name="accuracy", **kwargs):
+    def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets, logits):
+    def values(self, targets: Any, logits: Any) -> Any:
         found = _statistics(targets, ops.cast(logits, "float32"))
         return ops.cast(found.target >= found.highest, "float32")
 
@@ -247,33 +249,33 @@ class TokenAccuracy(_TokenMean):
 class Perplexity(_TokenMean):
     """exp of the mean cross-entropy of a real target token, without label smoothing (Table 3's PPL)."""
 
-    def __init__(self, name="perplexity", **kwargs):
+    def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets, logits):
+    def values(self, targets: Any, logits: Any) -> Any:
         found = _statistics(targets, ops.cast(logits, "float32"))
         return found.log_denominator - found.target
 
-    def result(self):
+    def result(self) -> Any:
         return ops.exp(super().result())
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenCount(_TokenMean):
-    """How many real target tokens were seen since the last reset, which is what makes a rate of tokens/s."""
+    """The number of real target tokens since the last reset, for a rate in tokens/s."""
 
-    def __init__(self, name="tokens", **kwargs):
+    def __init__(self, name: str = "tokens", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets, logits):
+    def values(self, targets: Any, logits: Any) -> Any:
         return 0.0
 
-    def result(self):
+    def result(self) -> Any:
         return self.count + 0.0  # the value, not the variable
 
 
-def average_weights(model, paths):
-    """Load into `model` the mean of the weights saved in several checkpoints (section 6.1).
+def average_weights(model: keras.Model, paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Load the mean weights of several checkpoints into `model` (section 6.1).
 
     Args:
         model: a built model.

@@ -1,6 +1,8 @@
 """Text in, text out: tokenizer, model and search as one function, in Python and as a SavedModel."""
 
 import math
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,25 +41,25 @@ class Translation(NamedTuple):
 
 
 class Translator:
-    """translator(["Hello world."]) -> ["Hallo Welt."], the very function that `save` puts into a SavedModel.
+    """Translates texts: translator(["Hello world."]) gives ["Hallo Welt."]. `save` exports the same function.
 
     Args:
         model: a built `Transformer`; its weights are read at every call, so it may go on training. Or an `Ensemble`.
         tokenizer: the one it was trained with.
         batch_size: sentences a batch when called from Python.
-        options: of the search, each an attribute, too; `serving.options` says what each is and its default. Among them:
+        options: of the search, listed in `serving.options` with their defaults; each is also an attribute. Among them:
             beam_size: K of section 6.1 (4).
             length_penalty: its exponent, the paper's α (0.6).
             min_length: the least number of tokens of an output, its end symbol included (0).
             patience: a search ends when this many times beam_size outputs have ended (2); `math.inf` makes it exact.
-            extra_length: the most tokens that an output has more than its source, its end symbol included (50).
-            max_source_length: tokens of a source that are read; the rest is cut, with a warning in Python (256).
+            extra_length: an output has at most this many tokens more than its source, its end symbol included (50).
+            max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
 
     Attributes:
-        export_options: what `export` gives if not told otherwise; of a pretrained model its origin and its licence.
+        export_options: default arguments of `export`, such as the origin and the licence of a pretrained model.
 
     Raises:
-        BadInput: an option is out of range, or the tokenizer is of another size than the model's vocabulary.
+        BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
     beam_size: int
@@ -67,7 +69,9 @@ class Translator:
     extra_length: int
     max_source_length: int
 
-    def __init__(self, model: Transformer | Ensemble, tokenizer: Tokenizer, *, batch_size: int = 64, **options):
+    def __init__(
+        self, model: Transformer | Ensemble, tokenizer: Tokenizer, *, batch_size: int = 64, **options: Any
+    ) -> None:
         if tokenizer.vocab_size != model.config.vocab_size:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={model.config.vocab_size}, got {tokenizer.vocab_size}"
@@ -86,7 +90,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.export_options: dict[str, Any] = {}
-        self._functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}
+        self._functions: dict[tuple[Any, ...], tf.types.experimental.PolymorphicFunction] = {}
         self._search = tf.function(self.search, reduce_retracing=True, autograph=False)
 
     @property
@@ -95,16 +99,16 @@ class Translator:
         return {name: getattr(self, name) for name, option in SEARCH_OPTIONS.items() if option.translator}
 
     @classmethod
-    def from_run(cls, path, average_last: int = 5, **options) -> "Translator":
-        """Of what a run of trainers.translation has learned, in float32.
+    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Translator":
+        """Load a run of trainers.translation, in float32.
 
         Args:
             path: the run's folder; or a list of several, for an `Ensemble`.
-            average_last: the mean of so many checkpoints of a run, the last ones (section 6.1).
+            average_last: how many of a run's last checkpoints to average (section 6.1).
             options: of `Translator`.
 
         Raises:
-            BadInput: a folder holds something else, or no checkpoint; several differ in configuration or tokenizer.
+            BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
         """
         runs = [Run(each) for each in (path if isinstance(path, list | tuple) else [path])]
         models, tokenizers = [], {}
@@ -126,9 +130,10 @@ class Translator:
         return translator
 
     @classmethod
-    def from_saved_model(cls, path, **options) -> "Translator":
-        """Of what `save` wrote: its weights, in the dtype they are stored in, its tokenizer and its defaults. That of a
-        `Parser` has symbols in its tokenizer.
+    def from_saved_model(cls, path: str | os.PathLike[str], **options: Any) -> "Translator":
+        """Load what `save` wrote: weights in their stored dtype, tokenizer and defaults.
+
+        A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
 
         Args:
             path: <name>/<integer version>.
@@ -155,8 +160,8 @@ class Translator:
         return translator
 
     @classmethod
-    def from_marian(cls, name, **options) -> "Translator":
-        """Of a checkpoint of MarianMT, for example of OPUS-MT.
+    def from_marian(cls, name: str | Path, **options: Any) -> "Translator":
+        """Load a MarianMT checkpoint, for example one of OPUS-MT.
 
         Args:
             name: its folder, as Hugging Face's `transformers` or Marian itself writes it, with source.spm, target.spm
@@ -164,7 +169,7 @@ class Translator:
             options: of `Translator`; the default beam size is the checkpoint's.
 
         Raises:
-            BadInput: there is no such checkpoint, or it is of a kind that this does not know.
+            BadInput: there is no such checkpoint, or its kind is not supported.
         """
         folder = hub.folder_of(name)
         tokenizer = MarianTokenizer.from_checkpoint(folder)
@@ -178,13 +183,13 @@ class Translator:
         return translator
 
     def astype(self, dtype: str) -> "Translator":
-        """This translator with weights kept, and products made, in float32, bfloat16, float16 or int8.
+        """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits after their product, search and scores stay float32. In int8 (`layers.int8`) only
-        products with weights are, and a model keeps the weights that it first multiplied with.
+        Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is for
+        products with weights alone. With int8, a change of the weights after the first product has no effect.
 
         Raises:
-            BadInput: another dtype, or in int8 a machine whose TensorFlow cannot multiply 8-bit integers.
+            BadInput: the dtype is another one, or int8 where TensorFlow cannot multiply 8-bit integers.
         """
         if dtype not in DTYPES:
             raise BadInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -194,22 +199,22 @@ class Translator:
         other.export_options = self.export_options
         return other
 
-    def __call__(self, texts):
+    def __call__(self, texts: str | list[str]) -> Any:
         """The best translation of each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
         return [best[0].text if best else "" for best in self.n_best(texts, 1)]
 
     def n_best(self, texts: list[str], n: int, prefixes: list[str] | None = None) -> list[list[Translation]]:
-        """The n best translations of each text, best first; of n > beam_size, beam_size.
+        """The n best translations of each text, best first; at most beam_size.
 
         Args:
             texts: sentences.
             n: how many.
-            prefixes: what the translations of each text begin with, whole words; "" for anything.
+            prefixes: whole words that the translations of each text begin with; "" means anything.
         """
 
-        def search(text, prefix_text=None):
+        def search(text: Any, prefix_text: Any = None) -> Any:
             source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor(PAD_ID)
             return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
@@ -221,11 +226,11 @@ class Translator:
         ]
 
     def sample(self, texts: list[str], temperature: float = 1.0, k: int | None = None, seed: int = 0) -> list[str]:
-        """A translation of each text drawn by chance; see `sampling.sample`."""
+        """A random translation of each text; see `sampling.sample`."""
         if temperature <= 0 or (k or 1) < 1:
             raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
 
-        def draw(text, temperature, seed):
+        def draw(text: Any, temperature: Any, seed: Any) -> Any:
             source, source_length, truncated = self.source(text)
             start = self.start(source, source_length, tf.int32.max)
             return truncated, sample(start, seed, temperature, k, self.min_length)
@@ -233,15 +238,17 @@ class Translator:
         options = tf.constant(temperature, tf.float32), tf.constant(seed)
         return [rows[0][1] for rows in self._by_batch(("sample", k), draw, [texts], *options)]
 
-    def _by_batch(self, key, function, columns, *options):
-        """Call `function`, columns of texts [B] and options -> bool [B], `Hypotheses`, on batches of similar length.
+    def _by_batch(self, key: Any, function: Any, columns: Any, *options: Any) -> Any:
+        """Call a function on batches of texts of similar length.
+
+        It takes columns of texts [B] and options, and returns which texts are truncated, bool [B], and `Hypotheses`.
 
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
         """
         if key not in self._functions:
 
-            def texts_and_more(*arguments):
+            def texts_and_more(*arguments: Any) -> Any:
                 truncated, found = function(*arguments)
                 return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
@@ -255,41 +262,50 @@ class Translator:
             for _, lengths, texts, *others in rows
         ]
 
-    def source(self, text):
-        """Texts [B] as the encoder reads them.
+    def source(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Tokenize texts [B] for the encoder.
 
         Returns:
-            ids int32 [B, S] that end with EOS, cut to max_source_length tokens; the number of tokens before that, int32
-            [B]; whether it was more, bool [B].
+            ids int32 [B, S], at most max_source_length and EOS; the number of tokens before the cut, int32 [B]; whether
+            the text was cut, bool [B].
         """
         return self.with_end(self.tokenizer.tokenize(text))
 
-    def with_end(self, tokens):
-        """Ragged ids [B, None] as what `source` returns."""
+    def with_end(self, tokens: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `source`, from ragged ids [B, None]."""
         length = tf.cast(tokens.row_lengths(), tf.int32)
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
-    def search(self, source, source_length, *, n_best: int = 1, wanted=None, prefix=None, **options) -> Hypotheses:
+    def search(
+        self,
+        source: Any,
+        source_length: Any,
+        *,
+        n_best: int = 1,
+        wanted: Any = None,
+        prefix: Any = None,
+        **options: Any,
+    ) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
             source: from `source`.
             source_length: int32 [B]; where it is 0 the output is empty.
             n_best: N.
-            wanted: int32 scalar, how many of them have to be the best; `None` means all.
+            wanted: int32 scalar, how many of the N must be the best; `None` means all.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
-            options: what a request may give, one number or [B]: beam_size, length_penalty and so on, which otherwise
-                are the translator's own, and max_length, which otherwise is no limit.
+            options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
+                translator's own, and max_length, by default no limit.
         """
         options = {name: getattr(self, name) for name in OPTIONS} | options
         start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
 
-    def start(self, source, source_length, max_length) -> Start:
-        """What a search begins with; the arguments are those of `search`."""
+    def start(self, source: Any, source_length: Any, max_length: Any) -> Start:
+        """The `Start` of a search; the arguments are as in `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
@@ -302,8 +318,8 @@ class Translator:
             end_id=EOS_ID,
         )
 
-    def force(self, source, target):
-        """Decode a given target: what the model thinks of each of its symbols.
+    def force(self, source: Any, target: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Score each symbol of a given target.
 
         Args:
             source: ids [B, S].
@@ -319,7 +335,7 @@ class Translator:
         return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
 
     def attention(self, source: str, target: str | None = None) -> Attention:
-        """What attends to what while a sentence is translated.
+        """The attention weights of a sentence and its translation, with their tokens.
 
         Args:
             source: a sentence.
@@ -336,22 +352,22 @@ class Translator:
         return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize_target([target])))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
-        """The attention weights of one pair of sentences, of a long source's first max_source_length tokens."""
+        """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
         ids, *_ = self.source(tf.constant([source]))
         return self.attention_of(ids, _ended(self.tokenizer.tokenize_target([target]))).scores
 
-    def attention_of(self, source, output) -> Attention:
-        """What attends to what while ids [1, S] are decoded to ids [1, T], both with EOS if they have one."""
+    def attention_of(self, source: Any, output: Any) -> Attention:
+        """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
         shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
         scores = self.model((source, shifted), return_attention_scores=True)[1]
         tokens = _tokens(self.tokenizer.source_pieces(source))
         return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
 
-    def ended(self, name: str, ids) -> tf.Tensor:
+    def ended(self, name: str, ids: Any) -> tf.Tensor:
         """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
 
         Raises:
-            BadInput: there are none, or more than the longest source may have; `name` says what they are.
+            BadInput: there are none, or more than the longest output has; the message calls them `name`.
         """
         most = self.max_source_length + self.extra_length
         if self.model.config.positions == "learned":
@@ -359,23 +375,23 @@ class Translator:
         check_length(name, ids.flat_values.shape[0], most - 1)
         return _ended(ids)
 
-    def texts(self, ids) -> tf.Tensor:
+    def texts(self, ids: Any) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
         shape = tf.shape(ids)
         flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
         return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
 
-    def save(self, path, **options) -> None:
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), whole or not at all.
 
         Args:
             path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-            options: as of `export`.
+            options: arguments of `export`.
         """
         save_export(self.export(**options), path)
 
-    def export(self, **options) -> Export:
-        """What `save` writes; `options` are those of `serving.export.Export`."""
+    def export(self, **options: Any) -> Export:
+        """The export that `save` writes; `serving.export.Export` has the options."""
         return Export(self, **(self.export_options | options))
 
 
@@ -383,10 +399,10 @@ def _together(models: list[Transformer]) -> Transformer | Ensemble:
     return Ensemble(models) if len(models) > 1 else models[0]
 
 
-def _tokens(pieces) -> list[str]:
+def _tokens(pieces: Any) -> list[str]:
     """Pieces [1, N] as tokens; the names of symbols without their space."""
     return [piece.decode().strip() for piece in pieces.numpy()[0]]
 
 
-def _ended(ids):
+def _ended(ids: Any) -> tf.Tensor:
     return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)

@@ -1,7 +1,7 @@
-"""Draw what attends to what while a model translates: a page to open in a browser, and figures.
+"""Draw a model's attention weights: a page to open in a browser, and figures.
 
-For each sentence the encoder's and the decoder's self-attention and the cross-attention, by layer and head. Without
-sentences they are read from standard input, one a line.
+The page shows each sentence's encoder self-attention, decoder self-attention and cross-attention, by layer and head.
+Without arguments, sentences come from standard input, one a line.
 """
 
 import io
@@ -17,23 +17,33 @@ PAGE = Path("attention.html")
 def main(argv: list[str] | None = None) -> None:
     parser = options("attention", __doc__, "Layers and heads are counted from 1. Figures need matplotlib.")
     add = parser.add_argument
-    add("sentences", nargs="*", metavar="SENTENCE", help="what to translate, or to parse")
+    add("sentences", nargs="*", metavar="SENTENCE", help="a sentence to translate or to parse")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="DIR", help="a SavedModel of this package, e.g. savedmodels/demo/1")
     what.add_argument("--run", metavar="DIR", help="or a run, e.g. runs/demo: the average of its last checkpoints")
-    add("--target", action="append", metavar="TEXT", help="a translation, or tree, to use instead; once a sentence")
-    add("--html", type=Path, metavar="FILE", help=f"where the page goes ({PAGE}, without --png)")
-    add("--png", type=Path, metavar="FILE", help="where a figure goes; of several sentences FILE-1, FILE-2, ...")
-    add("--kind", default="cross", choices=["encoder", "decoder", "cross"], help="of attention in the figure (cross)")
-    add("--layer", type=int, metavar="N", help="in the figure (the last one)")
-    add("--head", type=int, nargs="+", metavar="N", help="in the figure, one or several (all)")
+    add(
+        "--target",
+        action="append",
+        metavar="TEXT",
+        help="a translation or tree to use instead of the model's; once for each sentence",
+    )
+    add("--html", type=Path, metavar="FILE", help=f"where the page goes ({PAGE} without --png)")
+    add("--png", type=Path, metavar="FILE", help="where a figure goes; for several sentences FILE-1, FILE-2, ...")
+    add(
+        "--kind",
+        default="cross",
+        choices=["encoder", "decoder", "cross"],
+        help="kind of attention in the figure (cross)",
+    )
+    add("--layer", type=int, metavar="N", help="layer in the figure (the last one)")
+    add("--head", type=int, nargs="+", metavar="N", help="heads in the figure (all)")
     args = parser.parse_args(argv)
     for name, numbers in (("layer", [args.layer]), ("head", args.head or [])):
         for number in numbers:
             if number is not None and number < 1:
                 parser.error(f"--{name}: expected a positive number, got {number}")
     if not args.png and (args.layer or args.head or args.kind != "cross"):
-        parser.error("--kind, --layer and --head: expected --png FILE beside them; the page has them all")
+        parser.error("--kind, --layer and --head: expected --png FILE with them; the page has them all")
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or sys.stdin.read().splitlines()
     load_tensorflow()

@@ -1,4 +1,4 @@
-"""What the programs have in common: how they begin, how they end, and the options of those that train."""
+"""Code that the programs share: start, end, and the options of training."""
 
 import argparse
 import contextlib
@@ -20,44 +20,50 @@ def options(
     def formatter(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
-    prog, described = f"python -m {package}.{program}", (description or "").strip()
-    return argparse.ArgumentParser(prog, f"{prog} [options]", described, epilog, formatter_class=formatter)
+    prog, text = f"python -m {package}.{program}", (description or "").strip()
+    return argparse.ArgumentParser(prog, f"{prog} [options]", text, epilog, formatter_class=formatter)
 
 
-def add_tfds_options(add: Callable) -> None:
-    """A corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
+def add_tfds_options(add: Callable[..., Any]) -> None:
+    """Add the options of a corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
     add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
-    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target (en de)")
+    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target language (en de)")
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
 
 
-def add_training_options(add: Callable) -> None:
-    """The options of every program that trains: a `Recipe`'s fields under their names, and some more."""
-    add("--run", type=Path, metavar="DIR", help="the run's folder; one that was stopped goes on (runs/PRESET)")
-    add("--steps", type=int, metavar="N", help="updates (the preset's)")
+def add_training_options(add: Callable[..., Any]) -> None:
+    """Add the options of every program that trains: a `Recipe`'s fields under their names, and some more."""
+    add("--run", type=Path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
+    add("--steps", type=int, metavar="N", help="training steps (the preset's)")
     add("--epochs", type=int, metavar="N", help="passes over the training text, instead of --steps")
     add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
-    add("--vocab-size", type=int, metavar="N", help="of the vocabulary that both sides share (the preset's)")
-    add("--tokenizer", metavar="KIND", help="bpe or unigram (bpe)")
-    add("--warmup-steps", type=int, metavar="N", help="steps in which the learning rate grows (the preset's)")
+    add("--vocab-size", type=int, metavar="N", help="size of the shared vocabulary (the preset's)")
+    add("--tokenizer", metavar="KIND", help="kind of vocabulary, bpe or unigram (bpe)")
+    add("--warmup-steps", type=int, metavar="N", help="first steps, in which the learning rate rises (the preset's)")
     add("--cooldown-steps", type=int, metavar="N", help="last steps, in which it falls to 0 (the preset's)")
-    add("--factor", type=float, metavar="X", help="multiplies equation (3)'s learning rate (the preset's)")
-    add("--learning-rate", type=float, metavar="X", help="constant after the warm-up, instead of equation (3)")
-    add("--dropout", type=float, metavar="P", help="P_drop (the preset's)")
-    add("--eval-every", type=int, metavar="N", help="steps between checkpoints and looks at the dev text")
+    add("--factor", type=float, metavar="X", help="factor of equation (3)'s learning rate (the preset's)")
+    add("--learning-rate", type=float, metavar="X", help="constant rate after the warm-up, instead of equation (3)")
+    add("--dropout", type=float, metavar="P", help="dropout rate P_drop (the preset's)")
+    add("--eval-every", type=int, metavar="N", help="steps between checkpoints, each with a dev score (the preset's)")
     add("--average-last", type=int, metavar="N", help="checkpoints to keep, and to average at the end (5)")
-    add("--mixed-precision", metavar="DTYPE", help="bfloat16 or float16 to compute in, with weights in float32")
-    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 to try it (one device; TF_CONFIG's workers)")
+    add("--mixed-precision", metavar="DTYPE", help="compute in bfloat16 or float16, with weights in float32 (float32)")
+    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
     add("--parts", type=int, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
-    add("--clip-norm", type=float, metavar="NORM", help="the largest norm of a gradient (no limit)")
-    add("--on-nan", metavar="DO", help="stop, or skip the update (stop)")
-    add("--seed", type=int, metavar="N", help="of weights, dropout and the order of the text (1)")
-    add("--dry-run", nargs="?", const="8xP100", metavar="DEVICES", help="say what it would take on 8xP100, and stop")
+    add("--clip-norm", type=float, metavar="NORM", help="largest norm of a gradient (no limit)")
+    add("--on-nan", metavar="DO", help="at a loss or gradient that is not finite, stop, or skip the update (stop)")
+    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text (1)")
+    add(
+        "--dry-run",
+        nargs="?",
+        const="8xP100",
+        metavar="DEVICES",
+        help="print an estimate of the cost, and stop (8xP100)",
+    )
     add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
 
 
-def add_search_options(add: Callable, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
-    """The options of a `Translator`, and `more` of those of a search, from their table, which needs no TensorFlow."""
+def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+    """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow."""
     table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "serving" / "options.py"))
     for option in table["SEARCH_OPTIONS"].values():
         if (option.translator or option.name in more) and option.name not in without:
@@ -72,7 +78,7 @@ def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drop what C++ libraries write to standard error meanwhile; Python's own exceptions are still seen."""
+    """Drop what C++ libraries write to standard error inside this block; Python's exceptions still appear."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
@@ -85,15 +91,15 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def load_tensorflow() -> None:
-    """Import the package quietly: TensorFlow says much about drivers and instruction sets, whatever its log level."""
+    """Import the package quietly: TensorFlow logs drivers and instruction sets, whatever its log level."""
     with quiet_stderr():
         import tensorflow  # noqa: F401
 
         import tf_transformer  # noqa: F401
 
 
-def in_chunks(translator: Callable, texts: Sequence, size: int = 2_000) -> Iterator[str]:
-    """Translations as they come, chunk after chunk; of more than one, standard error says how far it is."""
+def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:
+    """Translations as they come, chunk after chunk. With several chunks, progress goes to standard error."""
     began = time.monotonic()
     for start in range(0, len(texts), size):
         yield from translator(texts[start : start + size])
@@ -121,14 +127,14 @@ def run_program(main: Callable[[], None]) -> None:
 
         if isinstance(error, Stopped):
             print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
-            sys.exit(128 + error.number)  # as the shell says of a process that the signal ended
+            sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
         lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.CancelledError
         lost |= tf.errors.DeadlineExceededError | tf.errors.InternalError
         if "TF_CONFIG" in os.environ and isinstance(error, lost):
             print(f"\nerror: another worker has gone, or cannot be reached: {error.message}", file=sys.stderr)
             print("start all workers again with the same options to go on from the last checkpoint", file=sys.stderr)
             sys.stderr.flush()
-            os._exit(3)  # at once: what is left waits for the others
+            os._exit(3)  # at once: a normal exit waits for the other workers
         if not isinstance(error, BadInput | OSError):
             raise
         print(f"error: {error}", file=sys.stderr)

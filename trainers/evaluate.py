@@ -1,6 +1,6 @@
-"""Score translations against references: BLEU in its flavours and chrF, each with its sacreBLEU signature.
+"""Score translations against references: BLEU in several flavours and chrF, each with its sacreBLEU signature.
 
-Of several, each after the first is compared with the first by paired bootstrap.
+Several translations are compared with the first one by paired bootstrap.
 """
 
 from pathlib import Path
@@ -16,12 +16,12 @@ def main(argv: list[str] | None = None) -> None:
     add("--model", nargs="+", default=[], metavar="DIR", help="SavedModels to translate --source with")
     add("--source", help="the text to translate, with --model")
     add("--output", metavar="FILE", help="where to write the translations of one model")
-    add("--samples", type=int, default=1_000, metavar="N", help="for the confidence intervals (1000)")
+    add("--samples", type=int, default=1_000, metavar="N", help="bootstrap samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
     if not (args.model or args.translations):
         parser.error("expected --translations or --model")
     if args.model and not args.source:
-        parser.error("expected --source beside --model")
+        parser.error("expected --source with --model")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not Path(args.output).parent.is_dir():

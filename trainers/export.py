@@ -1,8 +1,8 @@
 """Export a run: average its last checkpoints, convert the weights, write, check, and publish as the next version.
 
-Several runs become an ensemble: the mean of their probabilities. A run of trainers.parsing becomes a parser. Or
-export a pretrained checkpoint of MarianMT. What fails a check is not published: a server that watches the folder sees
-nothing of it.
+Several runs become an ensemble, the mean of their probabilities. A run of trainers.parsing becomes a parser. --marian
+exports a pretrained MarianMT checkpoint instead. An export that fails a check is not published, so a server that
+watches the folder never sees it.
 """
 
 import json
@@ -16,24 +16,32 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("export", __doc__)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
-    runs = "the run's folder, e.g. runs/demo; those of several, to translate as an ensemble"
+    runs = "the run's folder, e.g. runs/demo; several folders make an ensemble"
     what.add_argument("--run", nargs="+", type=Path, metavar="DIR", help=runs)
-    marian = "a checkpoint of MarianMT instead: its folder, or its name on the Hugging Face hub, e.g. opus-mt-en-de"
+    marian = "a MarianMT checkpoint instead: its folder, or its name on the Hugging Face hub, e.g. opus-mt-en-de"
     what.add_argument("--marian", metavar="NAME", help=marian)
-    add("--name", required=True, help="what the server will call the model")
-    add("--base", type=Path, metavar="DIR", help="where models lie (savedmodels; ctranslate2 for that format)")
-    add("--version", type=int, metavar="N", help="the version's number (the next one)")
-    add("--average-last", type=int, metavar="N", help="checkpoints to average, the last ones (the recipe's)")
+    add("--name", required=True, help="the model's name on the server")
+    add("--base", type=Path, metavar="DIR", help="the folder of all models (savedmodels; ctranslate2 for that format)")
+    add("--version", type=int, metavar="N", help="version number (the next one)")
+    add("--average-last", type=int, metavar="N", help="number of last checkpoints to average (the recipe's)")
     add(
-        "--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16, float16 or int8 to compute in (float32)"
+        "--dtype",
+        default="float32",
+        metavar="DTYPE",
+        help="of weights and products: float32, bfloat16, float16 or int8 (float32)",
     )
-    add("--format", default="savedmodel", choices=["savedmodel", "ctranslate2"], help="or a folder of CTranslate2")
-    kinds = "int8, int16, float16 or bfloat16 weights, with --format ctranslate2 (float32)"
+    add(
+        "--format",
+        default="savedmodel",
+        choices=["savedmodel", "ctranslate2"],
+        help="a SavedModel, or a folder for CTranslate2 (savedmodel)",
+    )
+    kinds = "weights of --format ctranslate2: int8, int16, float16 or bfloat16 (float32)"
     add("--quantization", metavar="KIND", help=kinds)
     add_search_options(add, more=("max_length", "n_best"))
-    add("--max-beam-size", type=int, metavar="K", help="most beams that a request may ask for (16)")
-    add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET for BLEU, or trees for F1, in float32 and in --dtype")
-    add("--languages", nargs=2, metavar="XX", help="source and target (as the training files' names end)")
+    add("--max-beam-size", type=int, metavar="K", help="greatest beam size that a request may ask for (16)")
+    add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
+    add("--languages", nargs=2, metavar="XX", help="source and target language (the training files' suffixes)")
     args = parser.parse_args(argv)
     for name in ("version", "average_last"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -41,13 +49,13 @@ def main(argv: list[str] | None = None) -> None:
     if Path(args.name).name != args.name:
         parser.error(f"--name: expected a name without slashes, got {args.name!r}")
     if args.format == "ctranslate2" and (args.dtype != "float32" or args.dev):
-        parser.error("--format ctranslate2: expected neither --dtype nor --dev; it has --quantization")
+        parser.error("--format ctranslate2: expected neither --dtype nor --dev; use --quantization")
     if args.marian and args.average_last:
-        parser.error("--average-last: expected --run beside it, got --marian, which has no checkpoints to average")
+        parser.error("--average-last: expected --run with it, got --marian, which has no checkpoints to average")
     if args.format == "ctranslate2" and len(args.run or ()) > 1:
         parser.error(f"--format ctranslate2: expected one --run, since it has no ensembles, got {len(args.run)}")
     if args.format != "ctranslate2" and args.quantization:
-        parser.error("--quantization: expected --format ctranslate2 beside it")
+        parser.error("--quantization: expected --format ctranslate2 with it")
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
@@ -55,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.serving.export import ParserExport
     from trainers.publishing import measured, read_dev, scores_of, search_of
 
-    # Everything a user gave is looked at before anything is computed.
+    # All input is checked before anything is computed.
     folder = (args.base or Path("savedmodels" if args.format == "savedmodel" else "ctranslate2")) / args.name
     unused = serving.next_version(folder)
     path = folder / str(args.version) if args.version else unused

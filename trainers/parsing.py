@@ -1,6 +1,6 @@
 """Train a Transformer to parse English (section 6.3), score it as EVALB does, and export it as a SavedModel.
 
-Its input is a sentence a line, words and punctuation with spaces between them; `trainers.translate` parses with it.
+The parser takes a sentence a line, words and punctuation separated by spaces; `trainers.translate` runs it.
 """
 
 import itertools
@@ -17,18 +17,18 @@ def main(argv: list[str] | None = None) -> None:
     add("--train", nargs="+", metavar="FILE", help="bracketed trees")
     add("--dev", nargs="+", metavar="FILE", help="trees to watch the training with")
     add("--test", nargs="+", metavar="FILE", help="trees to score the result with (the dev trees)")
-    add("--wsj", metavar="DIR", help="instead: wsj_NNNN.mrg, sections 2-21 to train, 22 as dev, 23 as test")
-    add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on besides")
-    add("--extra-ratio", type=float, default=1.0, metavar="R", help="how many of them for each of --train (1.0)")
+    add("--wsj", metavar="DIR", help="folder of wsj_NNNN.mrg instead: sections 2-21 to train, 22 as dev, 23 as test")
+    add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on, too")
+    add("--extra-ratio", type=float, default=1.0, metavar="R", help="how many of them for each tree of --train (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
-    add("--tune", action="store_true", help="choose beams and length penalty by the dev trees, before the test")
+    add("--tune", action="store_true", help="choose beam size and length penalty on the dev trees, before the test")
     add_training_options(add)
     add_search_options(add, without=["min_length", "patience"])  # a tree says how long it is; the search is exact
     args = parser.parse_args(argv)
     if bool(args.wsj) == bool(args.train):
         parser.error("expected either --wsj DIR or --train FILE")
     if args.train and not args.dev:
-        parser.error("expected --dev FILE beside --train")
+        parser.error("expected --dev FILE with --train")
     if args.wsj and (args.dev or args.test):
         parser.error("--wsj: expected neither --dev nor --test, which are sections 22 and 23")
     if args.extra_ratio <= 0:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         return show_plan(config, recipe, args.dry_run)
 
-    # Everything a user gave is looked at before anything is written.
+    # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
     root = args.export or Path("savedmodels") / folder.name
     if tt.distribution.is_chief(strategy):

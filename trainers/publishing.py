@@ -1,4 +1,4 @@
-"""What the programs that train do before and after training: plans, averages, SavedModels."""
+"""The work of the training programs before and after training: plans, averages, SavedModels."""
 
 import dataclasses
 import json
@@ -23,11 +23,11 @@ from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.translator import Translator
 from trainers.command import chosen
 
-CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # who scores a kind of run
+CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # the class that scores a kind of run
 
 
 def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
-    """The configuration and the recipe of a preset, or of a translator to start from, with what `given` changes."""
+    """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
     fields, start = [field.name for field in dataclasses.fields(Recipe)], given.get("start")
     recipe = RECIPES["finetune"] if start else recipe_of(given["preset"], kind)
     changes = chosen(given, fields)
@@ -48,17 +48,17 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
 
 
 def is_complete(trainer: Trainer) -> bool:
-    """Whether there was nothing left to do in the last `fit`, since a run before had done and scored all; says so."""
+    """Whether the run was complete, and scored, before the last `fit`; if so, print its scores."""
     metrics = trainer.run.path / "metrics.json"
     if trainer.began < trainer.steps or not metrics.exists():
         return False
-    print(f"this run is complete: {metrics} says\n{metrics.read_text()}")
+    print(f"this run is complete; {metrics}:\n{metrics.read_text()}")
     print(f"Give more --steps to train on, or another --run to start anew (this one did {trainer.began:,}).")
     return True
 
 
 def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = ()) -> Any:
-    """What a run has learned, or an ensemble of it with those in other folders."""
+    """The average of a run's last checkpoints, or an ensemble of several runs' averages."""
     count, paths = len(trainer.run.checkpoints()[-trainer.recipe.average_last :]), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
     print(f"averaging the last {count} checkpoints{of_each}", flush=True)
@@ -66,7 +66,7 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
 
 
 def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> Path:
-    """Print a translator's scores of the test text, and publish it with them. Returns the folder of the version."""
+    """Print a translator's scores on the test text, publish it with them, and return the version's folder."""
     scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
     for name, score in scores.items():
         print(f"{name} {score.value:.2f}  {score.signature}")
@@ -78,14 +78,14 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> P
 
 
 def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
-    """Write the SavedModel, checked, and metrics.json, with what the last checkpoint says; show that it answers.
+    """Write the SavedModel, checked, and metrics.json, with figures of the last checkpoint; show that it answers.
 
     Args:
-        run: what was trained.
-        export: what to write.
+        run: the trained run.
+        export: the export to write.
         root: the folder of the SavedModel's versions.
-        metrics: what was measured.
-        examples: texts for a fresh process to give to the SavedModel.
+        metrics: measured scores.
+        examples: texts that a fresh process gives to the SavedModel.
 
     Returns:
         the folder of the version.
@@ -107,7 +107,7 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
 
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a search that were given, each in its range."""
+    """The given options of a search, checked against their ranges."""
     found = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
     if wrong := problem(found, {"beam_size": math.inf}):
         raise BadInput(wrong)
@@ -115,7 +115,7 @@ def search_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
-    """What a run can be scored with: the files given, or the toy corpus's dev text; `None` if there is none."""
+    """The dev text of a run: the given files, or the toy corpus's; `None` if there is neither."""
     if files:
         return CORPORA[settings["kind"]].read(files)
     if settings["corpus"].get("train") == "grammar":
@@ -127,7 +127,7 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
     """Score a model in each dtype, and print it.
 
     Returns:
-        what an export says of the last one's score.
+        the last one's score, as facts of an export.
     """
     metric, facts = CORPORA[kind].metric, dict[str, Any]()
     for dtype, translator in learned.items():
@@ -138,12 +138,12 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(metric: str, score: Any) -> dict[str, Any]:
-    """A score as an export and metrics.json say it."""
+    """A score as facts for an export and metrics.json."""
     return {metric.lower(): round(score.value, 2), f"{metric.lower()}_signature": score.signature}
 
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
-    """The score that was measured at the end of training, if it was that of these weights, not of an ensemble's."""
+    """The score at the end of training, if it is the score of these weights and not of an ensemble."""
     file, metric = run.path / "metrics.json", CORPORA[run.settings()["kind"]].metric
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters):

@@ -1,4 +1,7 @@
-"""Train a Transformer to translate, score it, and export it: in minutes, without arguments, on a small grammar."""
+"""Train a Transformer to translate, score it, and export it.
+
+Without arguments it learns English to German from a small grammar, in minutes.
+"""
 
 import time
 from pathlib import Path
@@ -17,31 +20,31 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
     add("--preset", metavar="NAME", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
-    pretrained = "fine-tune a run, a SavedModel or a MarianMT checkpoint instead: its folder, or the last's name"
+    pretrained = "fine-tune this run, SavedModel or MarianMT checkpoint: a folder, or a checkpoint's name on the hub"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
-    add("--prepared", type=Path, metavar="DIR", help="records that trainers.prepare wrote, instead: for large corpora")
+    add("--prepared", type=Path, metavar="DIR", help="train on records of trainers.prepare instead, for large corpora")
     add_tfds_options(add)
     add_training_options(add)
     add_search_options(add)
     args = parser.parse_args(argv)
     if args.start and (args.preset or args.prepared or args.vocab_size or args.tokenizer or args.dry_run):
         not_so = "--preset, --vocab-size, --tokenizer, --prepared and --dry-run"
-        parser.error(f"--from: expected none of {not_so} beside it, since the model has its own sizes and tokenizer")
+        parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
     args.preset = args.preset or "tiny"
     if args.train and (args.tfds or args.prepared):
-        parser.error("expected --train, or --tfds, or --prepared; got --train and another")
+        parser.error("expected one of --train, --tfds and --prepared, got --train and another")
     if args.tfds and args.dev:
         parser.error("expected --dev or --tfds, which has a dev text, got both")
     if (args.train or args.prepared) and not (args.dev or args.tfds):
-        parser.error("expected --dev SOURCE TARGET, or --tfds beside --prepared")
+        parser.error("expected --dev SOURCE TARGET, or --tfds with --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
-        parser.error("expected --train SOURCE TARGET beside --dev and --test")
+        parser.error("expected --train SOURCE TARGET with --dev and --test")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
-        parser.error("expected --vocab-size and --skip-bad-lines at trainers.prepare, not beside --prepared")
+        parser.error("--prepared: expected no --vocab-size or --skip-bad-lines with it; give them to trainers.prepare")
     if args.dry_run and args.epochs:
         parser.error("--dry-run: expected --steps, got --epochs, which depend on the text")
     began = time.perf_counter()
@@ -61,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         return show_plan(config, recipe, args.dry_run)
 
-    # Everything a user gave is looked at before anything is written.
+    # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
     root = args.export or Path("savedmodels") / folder.name

@@ -1,6 +1,6 @@
-"""Train the rows of Table 3 under one budget, and write them as a table and a picture beside the paper's figures.
+"""Train the rows of Table 3 with equal budgets, and write a table and a picture with the paper's figures beside them.
 
-A row's run lies in RUN/ROW; rows that are complete are not trained again.
+The run of a row is RUN/ROW; complete rows are not trained again.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ def main(argv: list[str] | None = None) -> None:
     add_search_options(add)
     args = parser.parse_args(argv)
     if args.dropout is not None:
-        parser.error("--dropout: expected none, since the rows say it")
+        parser.error("--dropout: expected none, since each row sets it")
     if args.dry_run or args.export:
-        parser.error("--dry-run, --export: expected at trainers.translation --preset ROW, not here")
+        parser.error("--dry-run, --export: expected none; give them to trainers.translation --preset ROW")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import keras
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, search = tt.Recipe(**given), search_of(vars(args))
     folder = args.run or Path("runs") / f"variations-{args.scale}"
     corpus = tt.TextCorpus(args.train, args.dev)
-    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # type: ignore[method-assign]  # one for all rows
+    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # one for all rows
     lines = []
     for row in rows:
         print(f"\n{row}: {table3.difference(row, args.scale) or 'as the paper has it'}")

@@ -1,1 +1,1 @@
-"""Methods for small corpora that are not the paper's, on the package's public interface. README.md says which."""
+"""Methods for small corpora beyond the paper, built on the package's public interface; README.md describes them."""

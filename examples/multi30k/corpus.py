@@ -1,4 +1,4 @@
-"""A training text that changes: in both directions at first, then in one, with translations and with hidden words."""
+"""A training text that changes: first both directions, then one, with translations and word dropout."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID
 
 @dataclasses.dataclass(frozen=True)
 class Methods:
-    """What a run does beyond the paper. The defaults are those of the published scores.
+    """Methods of a run beyond the paper. The defaults gave the published scores.
 
     Attributes:
         dropout_steps: first steps, in which P_drop grows from 0 by thirds (Morerio et al. 2017).
         bidirectional_steps: first steps, which learn from every pair in both directions (Ding et al. 2021).
-        word_dropout: share of the words that the model does not see in the steps after them (Bowman et al. 2016; in
-            source and target, Sennrich and Zhang 2019).
-        student_dropout: P_drop in the steps after them, for a run that has teachers.
+        word_dropout: share of the words that are hidden after the bidirectional steps (Bowman et al. 2016; in source
+            and target, Sennrich and Zhang 2019).
+        student_dropout: P_drop after the bidirectional steps, for a run with teachers.
 
     Raises:
         BadInput: a value is out of range.
@@ -41,12 +41,12 @@ class Methods:
 
 
 class StagedCorpus(PairCorpus):
-    """A text in both directions for the first steps; then as it is, beside what teachers make of it.
+    """A text in both directions for the first steps, then in one direction, with the teachers' translations of it.
 
     Args:
         text: the training text, with its dev and test text.
-        methods: how it changes.
-        teachers: folders of the runs whose translations of the text are learned from, too.
+        methods: how the text changes.
+        teachers: folders of runs; the corpus includes their translations of the text.
     """
 
     def __init__(self, text: PairCorpus, methods: Methods, teachers: Sequence[str | Path] = ()):
@@ -55,11 +55,11 @@ class StagedCorpus(PairCorpus):
         self.dev, self.test, self.languages = text.dev, text.test, text.languages
 
     def describe(self) -> dict[str, Any]:
-        described = self.text.describe() | dataclasses.asdict(self.methods)
+        settings = self.text.describe() | dataclasses.asdict(self.methods)
         if self.teachers:
-            return described | {"teachers": [str(folder) for folder in self.teachers]}
-        del described["student_dropout"]
-        return described
+            return settings | {"teachers": [str(folder) for folder in self.teachers]}
+        del settings["student_dropout"]
+        return settings
 
     def sentences(self) -> Iterator[str]:
         return self.text.sentences()
@@ -75,12 +75,12 @@ class StagedCorpus(PairCorpus):
         both_ways = self.batched(both_directions(pairs), batching, repeat=True)
         one_way = self.batched(with_translations(pairs, self.teachers), batching, repeat=True)
         steps = self.methods.bidirectional_steps
-        done = min(first, steps)  # where these are all, no batch is made only to be skipped
+        done = min(first, steps)  # if these are all, no batch is made only to be skipped
         batches = both_ways.skip(done).take(steps - done).concatenate(one_way.skip(first - done))
         return self._hide_words(batches, batching.seed, first) if self.methods.word_dropout else batches
 
     def _hide_words(self, batches: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
-        """Some ids that the model sees become unknown, by seed and step; those that it is to predict all stay."""
+        """Replace some input ids by the unknown id, by seed and step; labels stay as they are."""
 
         def hide(number: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Any, ...]:
             rate = tf.where(number < self.methods.bidirectional_steps, 0.0, self.methods.word_dropout)
@@ -94,12 +94,12 @@ class StagedCorpus(PairCorpus):
 
 
 def translations_of(folder: Path) -> tuple[Path, Path]:
-    """Where a run's translations stand, of every source and of every target; a sentence a line."""
+    """The files of a run's translations, of every source and of every target, a sentence a line."""
     return folder / "forward.txt", folder / "backward.txt"
 
 
 def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
-    """Each pair as it is and then with its sides exchanged; its number, if it has one, goes with both."""
+    """Each pair, then the same pair with its sides exchanged; both have its number, if it has one."""
 
     def twice(source: tf.Tensor, target: tf.Tensor, *more: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return tf.stack([source, target]), tf.stack([target, source]), *(tf.stack([item, item]) for item in more)
@@ -108,10 +108,10 @@ def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def with_translations(pairs: tf.data.Dataset, teachers: Sequence[Path]) -> tf.data.Dataset:
-    """Beside each pair what each teacher made of its source and of its target: (source, made), (made, target).
+    """Each pair, with two more pairs from each teacher: (source, its translation), (translation of target, target).
 
     Args:
-        pairs: of strings; the number of one, if it has one, goes with all.
+        pairs: of strings; the new pairs have the number of their pair, if it has one.
         teachers: folders with translations of these pairs, line by line.
     """
 

@@ -1,4 +1,4 @@
-"""A run in stages, each with a text, a dropout and a learning rate of its own."""
+"""A run in stages; each stage has its own text, dropout and learning rate."""
 
 import dataclasses
 from typing import Any
@@ -12,8 +12,8 @@ class StagedTrainer(Trainer):
     """Trains a run with dropout that grows from 0; each stage is a trainer of its own.
 
     Attributes:
-        corpus: what it learns from, and by which methods.
-        whole: of a stage, the trainer of the whole run, which is what config.json describes.
+        corpus: the texts, and the methods.
+        whole: in a stage, the trainer of the whole run, whose settings config.json has.
     """
 
     corpus: StagedCorpus
@@ -25,18 +25,18 @@ class StagedTrainer(Trainer):
 
     @property
     def step(self) -> int:
-        """That of the newest checkpoint; 0 if there is none."""
+        """The step of the newest checkpoint; 0 if there is none."""
         newest = self.run.newest()
         return newest[1]["step"] if newest else 0
 
     def learn_both_directions(self) -> "StagedTrainer":
-        """Train, or go on, for the bidirectional steps alone and without cooldown. Returns the last stage."""
+        """Train or resume for the bidirectional steps alone, without cooldown, and return the last stage."""
         corpus = StagedCorpus(self.corpus.text, self.corpus.methods)
         recipe = dataclasses.replace(self.recipe, steps=corpus.methods.bidirectional_steps, cooldown_steps=0)
         return dataclasses.replace(self, corpus=corpus, recipe=recipe, whole=self)._learn(self.config.dropout)
 
     def learn(self) -> "StagedTrainer":
-        """Train, or go on, to the end, from what the teachers say if there are any. Returns the last stage."""
+        """Train or resume to the end, with the teachers' translations if there are any, and return the last stage."""
         return self._learn(self.corpus.methods.student_dropout if self.corpus.teachers else self.config.dropout)
 
     def _learn(self, dropout: float) -> "StagedTrainer":
@@ -52,13 +52,13 @@ class StagedTrainer(Trainer):
 
 
 def dropout_stages(rate: float, over: int, interval: int, steps: int) -> dict[int, float]:
-    """How dropout grows: by a third of its rate after each third of `over` steps, from none.
+    """The stages of dropout: it grows from 0 by a third of its rate after each third of `over` steps.
 
     Args:
         rate: P_drop at the end.
-        over: steps in which it grows; a third ends at the checkpoint that follows.
+        over: steps in which it grows; a third ends at the next checkpoint.
         interval: steps from one checkpoint to the next.
-        steps: all of them.
+        steps: all steps of the training.
 
     Returns:
         P_drop of each stage, by the stage's last step.

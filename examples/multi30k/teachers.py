@@ -1,4 +1,5 @@
-"""Data diversification (Nguyen et al. 2020): a model learns also from what others, its teachers, make of its text."""
+"""Data diversification (Nguyen et al. 2020): a model also learns from translations of its text by other models, its
+teachers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ from trainers.publishing import averaged
 def learn_from_teachers(
     model: StagedTrainer, folders: Sequence[Path], ensemble: bool, search: dict[str, Any]
 ) -> StagedTrainer:
-    """Train the teachers of a run, have them translate every source and every target of its text, and train the run.
+    """Train the teachers of a run, let them translate every source and every target of its text, and train the run.
 
-    A teacher is a run with another seed that is trained for the bidirectional steps. What is there is not done again.
-    In an ensemble all translate at that step, the model, too, and all go on: each folder teaches the one before it, the
-    first the model, and the model the last.
+    A teacher is a run with another seed, trained for the bidirectional steps. Finished work is not repeated. In an
+    ensemble, all runs translate at that step, the model included, and all go on. Each folder teaches the one before it;
+    the first teaches the model, and the model teaches the last.
 
     Args:
         model: the run, of a `StagedCorpus` without teachers.
@@ -35,8 +36,8 @@ def learn_from_teachers(
         the last stage of the model's run.
 
     Raises:
-        BadInput: there are too few steps; or a folder is given twice, or holds another run, translations of another
-            text, or a run that has gone on without translations.
+        BadInput: there are too few steps; a folder is given twice; or a folder holds another run, translations of
+            another text, or a run that went on without translations.
     """
     steps, both = model.recipe.steps or model.config.train_steps, model.corpus.methods.bidirectional_steps
     if not 0 < both < steps:
@@ -51,8 +52,8 @@ def learn_from_teachers(
     else:
         runs[0] = _taught(model, folders)
     model, *others = runs
-    sides, pending = data.to_lists(model.corpus.text.pairs()), []  # pending: who is to translate, and has not
-    for one in [*others, model]:  # all are looked at before the first is trained
+    sides, pending = data.to_lists(model.corpus.text.pairs()), []  # pending: runs that have yet to translate
+    for one in [*others, model]:  # all are checked before the first is trained
         is_there = one.run.exists(one.settings)
         if (one is not model or ensemble) and not (is_there and _has_translated(one, len(sides[0]))):
             pending.append(one)
@@ -76,7 +77,7 @@ def _taught(one: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
 
 
 def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) -> StagedTrainer:
-    """A run as the model's, but for its seed. Its later steps, if it takes none here, may be others, too."""
+    """A run like the model's, with another seed. If it is not trained further here, its later steps may differ, too."""
     recipe: dict[str, Any] = {"seed": model.recipe.seed + number}
     methods, teachers = dict[str, Any](), []
     if (folder / "config.json").exists():
@@ -94,14 +95,14 @@ def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) ->
 
 
 def _has_translated(one: StagedTrainer, pairs: int) -> bool:
-    """Whether a run has translated its text, which it does after the bidirectional steps; `BadInput` if it cannot."""
+    """Whether a run has translated its text. It raises `BadInput` if the run is past the bidirectional steps."""
     (forward, backward), step = translations_of(one.run.path), one.corpus.methods.bidirectional_steps
     if forward.exists() and backward.exists():
         lines = data.check_text_pairs(forward, backward, empty_lines=True)
         if lines == pairs:
             return True
-        expected = f"expected as many translations as there are pairs to learn from, {pairs:,}, got {lines:,}"
-        raise BadInput(f"{one.path}: {expected}; without {forward.name} and {backward.name} they are made again")
+        expected = f"expected a translation for each of {pairs:,} training pairs, got {lines:,}"
+        raise BadInput(f"{one.path}: {expected}; remove {forward.name} and {backward.name} to make them again")
     if one.step > step:
         expected = f"expected {forward.name} and {backward.name}, made at step {step:,}"
         raise BadInput(f"{one.path}: {expected}, found a run that has gone on to step {one.step:,} without them")
@@ -109,9 +110,10 @@ def _has_translated(one: StagedTrainer, pairs: int) -> bool:
 
 
 def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: dict[str, Any]) -> None:
-    """Write what the run's averaged checkpoints (section 6.1) make of every source, and of every target.
+    """Write translations of every source and of every target, by the average of the run's checkpoints (section 6.1).
 
-    An output is longer than its source by no more than the sides of some pair differ, which ends searches sooner.
+    The greatest difference in length within a pair limits how much longer an output may be than its source, which ends
+    searches sooner.
     """
     translator = averaged(one, search)
     if one.recipe.mixed_precision:

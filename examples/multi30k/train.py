@@ -1,6 +1,6 @@
-"""Train a Transformer on a small corpus with methods that are not the paper's, score it, and export it (see README.md).
+"""Train a Transformer on a small corpus with methods beyond the paper, score it, and export it (see README.md).
 
-The configuration and the recipe are those of the preset small.
+Configuration and recipe are the preset small's.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ def main(argv: list[str] | None = None) -> None:
     add("--test", **files, help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
     add("--dropout-steps", type=int, metavar="N", help="P_drop grows from 0, by a third at a time, in N steps (4500)")
-    add("--bidirectional-steps", type=int, metavar="N", help="learn both directions for N first steps (6000)")
-    add("--word-dropout", type=float, metavar="P", help="share of the words that are hidden after them (0.1)")
-    teachers = "train others for the bidirectional steps, in these runs; learn from what they say"
+    add("--bidirectional-steps", type=int, metavar="N", help="learn both directions in the first N steps (6000)")
+    add("--word-dropout", type=float, metavar="P", help="share of the words hidden after these steps (0.1)")
+    teachers = "train teachers in these runs, for the bidirectional steps; learn from their translations"
     add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="P", help="P_drop while learning from teachers (0.1)")
-    ensemble = "the teachers learn as the model does, each from the next, and translate with it"
+    ensemble = "train the teachers to the end, each taught by the next, and translate with all"
     add("--ensemble", action="store_true", help=ensemble)
     add_training_options(add)
     add_search_options(add)
     args = parser.parse_args(argv)
     for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
         if given and not args.teachers:
-            parser.error(f"--{option}: expected --teachers beside it, got none")
+            parser.error(f"--{option}: expected --teachers with it, got none")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"and {more} for each of {len(args.teachers)} teachers")
         return
 
-    # Everything a user gave is looked at before anything is written.
+    # All input is checked before anything is written.
     folder = args.run or Path("runs/small")
     root = args.export or Path("savedmodels") / folder.name
     if tt.distribution.is_chief(strategy):

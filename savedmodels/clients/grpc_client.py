@@ -1,7 +1,7 @@
 """Translate with a server's gRPC API. Needs tensorflow-serving-api.
 
-Each text, or each line of standard input, gives lines of its number, score and translation, best first. Options that
-are left out take the model's defaults.
+For each text, or each line of standard input, it prints lines of number, score and translation, best first. Missing
+options take the model's defaults.
 """
 
 import argparse
@@ -11,17 +11,17 @@ import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
+OPTIONS = {  # of `search`; this program imports nothing of the package, so it has its own list
     "beam_size": tf.int32,
     "length_penalty": tf.float32,
     "min_length": tf.int32,
     "max_length": tf.int32,
 }
-FIRST = {"beam_size", "length_penalty", "max_length"}  # what `translate` takes, which older exports have alone
+FIRST = {"beam_size", "length_penalty", "max_length"}  # the options of `translate`; older exports have no others
 
 
 def translate_request(name, text, version=None, **options):
-    """One text; a server that batches puts such requests together by itself."""
+    """A request for one text; a server with batching merges such requests by itself."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = name
     request.model_spec.signature_name = "translate" if options.keys() <= FIRST else "search"
@@ -32,7 +32,7 @@ def translate_request(name, text, version=None, **options):
     request.inputs["text"].CopyFrom(tf.make_tensor_proto([text], tf.string))
     for key, value in options.items():  # [1] each
         request.inputs[key].CopyFrom(tf.make_tensor_proto([value], OPTIONS[key]))
-    request.output_filter.extend(["translations", "scores"])  # nothing else is fetched and sent
+    request.output_filter.extend(["translations", "scores"])  # the server computes and sends nothing else
     return request
 
 
@@ -46,7 +46,7 @@ def main(argv=None):
     for key, dtype in OPTIONS.items():
         kind = float if dtype.is_floating else int
         parser.add_argument(f"--{key.replace('_', '-')}", type=kind, help="(the model's)")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer: the deadline (30)")
+    parser.add_argument("--timeout", type=float, default=30, help="deadline of an answer in seconds (30)")
     args = parser.parse_args(argv)
 
     options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}

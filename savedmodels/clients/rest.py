@@ -1,7 +1,7 @@
-"""Translate with a server's REST API; Python's standard library is all it needs.
+"""Translate with a server's REST API. Needs Python's standard library alone.
 
-Each text, or each line of standard input, gives a line: its translation. With an option, or --n-best, each gives lines
-of its number, score and translation, best first.
+It prints the translation of each text, or of each line of standard input. With an option or --n-best it prints lines of
+number, score and translation, best first.
 """
 
 import argparse
@@ -13,14 +13,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-BUSY = (429, 503)  # the queue is full, or no version is ready: worth another try
-OPTIONS = {  # what `search` takes; this program stands alone, so the list is its own
+BUSY = (429, 503)  # the queue is full, or no version is ready: try again
+OPTIONS = {  # of `search`; this program imports nothing of the package, so it has its own list
     "beam_size": int,
     "length_penalty": float,
     "min_length": int,
     "max_length": int,
 }
-FIRST = ("beam_size", "length_penalty", "max_length")  # what `translate` takes, which older exports have alone
+FIRST = ("beam_size", "length_penalty", "max_length")  # the options of `translate`; older exports have no others
 
 
 class Client:
@@ -29,7 +29,7 @@ class Client:
     Args:
         host: HOST:PORT, or a URL.
         name: of the model.
-        version: a number, a label, or None: the newest.
+        version: a number or a label; `None` means the newest.
         timeout: seconds for an answer.
         retries: how often to ask again when the server is busy.
     """
@@ -43,7 +43,7 @@ class Client:
         self.retries = retries
 
     def predict(self, instances, signature="serving_default"):
-        """The predictions for a list of rows: values for a single input, else {input: value} with every input."""
+        """The predictions for a list of rows: values for a single input, else {input: value} with all inputs."""
         body = json.dumps({"signature_name": signature, "instances": instances}).encode()
         request = urllib.request.Request(f"{self.url}:predict", body, {"Content-Type": "application/json"})
         for attempt in range(self.retries + 1):
@@ -56,7 +56,7 @@ class Client:
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
     def defaults(self, options=FIRST):
-        """The options' defaults, which the model itself knows: over REST every input has to be sent."""
+        """The options' defaults, from the model itself; over REST every input must be sent."""
         values = self.predict(list(options), "model_info")
         missing = [key for key, value in zip(options, values, strict=True) if not value]
         if missing:

@@ -1,7 +1,7 @@
 """Try a SavedModel in the browser: a sentence, its n best translations with scores, and their alignment.
 
-The same port speaks TensorFlow Serving's REST API, and --grpc-port its gRPC API, so that clients can be tried without
-the server. Only programs on this machine can reach it. For trying, not for production.
+The same port serves TensorFlow Serving's REST API, and --grpc-port its gRPC API, so you can try clients without the
+server. Only programs on this machine can reach it. For trials, not for production.
 """
 
 import argparse
@@ -19,10 +19,12 @@ def main(argv=None) -> None:
         description=__doc__.strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", help="NAME/VERSION of a SavedModel, or NAME: then its newest version")
-    parser.add_argument("--name", help="what requests call the model (the folder's NAME)")
-    parser.add_argument("--port", type=int, default=8501, help="of the page and the REST API; 0 is any (8501)")
-    parser.add_argument("--grpc-port", type=int, help="of the gRPC API, if any; needs tensorflow-serving-api")
+    parser.add_argument("folder", help="NAME/VERSION of a SavedModel, or NAME for its newest version")
+    parser.add_argument("--name", help="the model's name in requests (the folder's NAME)")
+    parser.add_argument(
+        "--port", type=int, default=8501, help="port of the page and the REST API; 0 is any free port (8501)"
+    )
+    parser.add_argument("--grpc-port", type=int, help="port of the gRPC API (none); needs tensorflow-serving-api")
     args = parser.parse_args(argv)
     for name, port in (("--port", args.port), ("--grpc-port", args.grpc_port)):
         if port is not None and not 0 <= port < 65536:
@@ -40,7 +42,7 @@ def main(argv=None) -> None:
         from savedmodels.playground.model import ServedModel, find_version
 
     folder = find_version(args.folder)
-    # The ports first: that one is taken should not be learned after the model has loaded.
+    # The ports first: a taken port should fail before the model loads.
     with socket.create_server(("127.0.0.1", args.port)) as listening:
         print(f"loading {folder} ...", flush=True)
         with quiet_stderr():

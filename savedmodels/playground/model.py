@@ -1,4 +1,4 @@
-"""One SavedModel and its signatures, behind the rules that TensorFlow Serving has for requests in any form."""
+"""One SavedModel and its signatures, with TensorFlow Serving's rules for requests of any form."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.serving.publish import check_saved_model, is_saved_model
 
 DEFAULT_SIGNATURE = "serving_default"
-# What TensorFlow's Python side writes around the message of a graph, and a server does not.
+# Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 
 
@@ -21,7 +21,7 @@ class ServingError(Exception):
 
     Args:
         code: name of a gRPC status, such as "INVALID_ARGUMENT".
-        message: what the server would say, in its words where it has some.
+        message: the server's message, in its words if possible.
     """
 
     def __init__(self, code: str, message: str):
@@ -31,7 +31,7 @@ class ServingError(Exception):
 
 
 def find_version(folder) -> Path:
-    """The folder NAME/VERSION of a SavedModel: `folder`, or its greatest integer."""
+    """The folder NAME/VERSION of a SavedModel: `folder` itself, or its subfolder with the greatest integer."""
     folder = Path(folder).resolve()
     versions = [path for path in folder.glob("*") if path.name.isdigit() and is_saved_model(path)]
     if versions:
@@ -46,8 +46,8 @@ class ServedModel:
     """A SavedModel under a name.
 
     Args:
-        folder: NAME/VERSION, or NAME: then the newest version.
-        name: what requests call it; by default the folder's NAME.
+        folder: NAME/VERSION, or NAME for the newest version.
+        name: its name in requests; by default the folder's NAME.
     """
 
     def __init__(self, folder, name: str | None = None):
@@ -59,7 +59,7 @@ class ServedModel:
         self._loaded = tf.saved_model.load(str(folder))
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
-        """Raise NOT_FOUND unless this is the model that a request means."""
+        """Raise NOT_FOUND unless a request names this model."""
         if label:
             raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         if name != self.name or version not in (None, self.version):
@@ -67,7 +67,7 @@ class ServedModel:
             raise ServingError("NOT_FOUND", f"Servable not found for request: {request}")
 
     def status(self, name: str, version: int | None = None) -> dict:
-        """What GetModelStatus answers, as JSON."""
+        """The answer of GetModelStatus, as JSON."""
         if name != self.name:
             raise ServingError("NOT_FOUND", f"Could not find any versions of model {name}")
         if version not in (None, self.version):
@@ -80,8 +80,8 @@ class ServedModel:
 
         Args:
             signature_name: "" is serving_default.
-            inputs: tensors by name; what is missing takes the signature's default, if it has one.
-            output_filter: names of the outputs wanted; none is all.
+            inputs: tensors by name; a missing input takes the signature's default, if it has one.
+            output_filter: names of the outputs to return; empty means all.
         """
         name = signature_name or DEFAULT_SIGNATURE
         if name not in self.signatures:

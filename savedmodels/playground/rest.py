@@ -1,7 +1,7 @@
 """TensorFlow Serving's REST API, JSON for JSON, and the page that uses it.
 
-The rules and the words of errors are those of the server's json_tensor.cc and http_rest_api_handler.cc; the JSON that
-an error quotes may be laid out differently.
+Rules and error messages follow the server's json_tensor.cc and http_rest_api_handler.cc. The layout of JSON that an
+error quotes may differ.
 """
 
 import base64
@@ -27,14 +27,14 @@ HTTP = {
 }
 NAMES = {tf.float32: "float", tf.float64: "double"}
 LOCAL = ["localhost", "127.0.0.1"]
-# The page holds its own style and script, and speaks to nobody but us.
+# The page contains its style and script, and connects to this server alone.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
 def app(model: ServedModel) -> Flask:
     """The page at /, the API under /v1/."""
     flask = Flask(__name__, template_folder=".")
-    flask.config["TRUSTED_HOSTS"] = LOCAL  # of another name, a page elsewhere could make a browser speak to us
+    flask.config["TRUSTED_HOSTS"] = LOCAL  # under other names, a foreign page could make a browser send requests here
 
     @flask.get("/")
     def page():
@@ -89,7 +89,7 @@ def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict:
 
 
 def metadata(model: ServedModel) -> dict:
-    """What GetModelMetadata answers; the server leaves the inputs' defaults out."""
+    """The answer of GetModelMetadata; like the server, it leaves out the defaults of inputs."""
     signatures = {}
     for name, signature in model.signatures.items():
         shown = type(signature)()
@@ -109,7 +109,7 @@ def read_request(model: ServedModel, body: bytes):
     """JSON to tensors.
 
     Returns:
-        the signature's name, or ""; tensors by name; whether they came, and the answer goes, row by row.
+        the signature's name, or ""; tensors by name; whether request and answer are row by row.
     """
     if not body:
         _invalid("JSON Parse error: The document is empty")
@@ -146,7 +146,7 @@ def read_request(model: ServedModel, body: bytes):
 
 
 def _from_rows(given: list, dtypes: dict) -> dict:
-    """[{input: value}, ...], or [value, ...] for a single input; every row's values have the same shape."""
+    """[{input: value}, ...], or [value, ...] for a single input; the values of all rows have the same shape."""
     if len(dtypes) > 1 and not isinstance(given[0], dict):
         _invalid(
             "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
@@ -178,7 +178,7 @@ def _from_rows(given: list, dtypes: dict) -> dict:
 
 
 def _from_columns(given, dtypes: dict) -> dict:
-    """{input: [value, ...]}, or [value, ...] for a single input; other keys are not looked at."""
+    """{input: [value, ...]}, or [value, ...] for a single input; other keys are ignored."""
     if not _is_object(given):
         if len(dtypes) > 1:
             _invalid(
@@ -258,7 +258,7 @@ def _float(item) -> float:
 
 
 def rows(outputs: dict[str, np.ndarray]) -> dict:
-    """{"predictions": [row, ...]}: a row is the value of the only output, or an object of all."""
+    """{"predictions": [row, ...]}, where a row is the value of the only output, or an object with all outputs."""
     sizes = {name: value.shape[0] if value.ndim else None for name, value in outputs.items()}
     size = next(iter(sizes.values()))
     for name, other in sizes.items():
@@ -273,13 +273,13 @@ def rows(outputs: dict[str, np.ndarray]) -> dict:
 
 
 def columns(outputs: dict[str, np.ndarray]) -> dict:
-    """{"outputs": value}, or an object of all of them."""
+    """{"outputs": value} for a single output, or {"outputs": {output: value}}."""
     lists = {name: written(name, value) for name, value in outputs.items()}
     return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
 
 
 def written(name: str, value: np.ndarray):
-    """An output as lists that JSON can hold."""
+    """An output as lists for JSON."""
     if value.dtype == object:
 
         def text(item):
@@ -300,7 +300,7 @@ def _is_object(item) -> bool:
 
 
 def _shown(item) -> str:
-    """JSON for an error: not more than 256 characters, and nothing that cannot be sent."""
+    """JSON for an error message: at most 256 characters, all of which can be sent."""
     return json.dumps(item, separators=(",", ":"))[:256]
 
 

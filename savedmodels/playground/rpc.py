@@ -21,7 +21,7 @@ FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val",
 
 
 class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_service_pb2_grpc.ModelServiceServicer):
-    """Both of the server's services around one model."""
+    """The server's two services for one model."""
 
     def __init__(self, model: ServedModel):
         self.model = model
@@ -75,7 +75,7 @@ class _errors:
 
 
 def _proto(value: np.ndarray):
-    """A tensor with its values in their own field, as the server sends it."""
+    """A tensor whose values are in their typed field, as the server sends it."""
     dtype = tf.dtypes.as_dtype(value.dtype if value.dtype != object else tf.string)
     proto = tf.make_tensor_proto([], dtype, [0])
     proto.tensor_shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
@@ -84,7 +84,7 @@ def _proto(value: np.ndarray):
 
 
 def serve(model: ServedModel, port: int) -> tuple[grpc.Server, int]:
-    """Start a server on this machine's own address; returns it and its port."""
+    """Start a server on the local address, and return it with its port."""
     server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
     services = Services(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)

@@ -1,1 +1,1 @@
-"""How good a model is, what it costs, what it looks at."""
+"""Scores, training costs and pictures of attention."""

@@ -12,23 +12,23 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 
 class Score(NamedTuple):
-    """A figure and what it takes to compare it."""
+    """A score, with its signature and statistics."""
 
     value: float
     signature: str
     interval: float | None = None  # value ± this is the 95 % confidence interval, by bootstrap
-    p_value: float | None = None  # that a difference from the first system as large as this one is chance
+    p_value: float | None = None  # probability that chance makes so large a difference from the first system
 
 
 def bleu(translations: list[str], references: list[str]) -> Score:
-    """Cased BLEU on detokenised text, 0 to 100; tokenised by 13a, or as a script without spaces between words needs."""
+    """Cased BLEU on detokenised text, 0 to 100. Tokenised by 13a, or as a script without spaces needs it."""
     return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
 
 
 def paper_bleu(translations: list[str], references: list[str]) -> Score:
-    """The paper's flavour for English-German: tokenised, compounds split at their hyphens: 0 to 100.
+    """The paper's BLEU for English-German, tokenised and with compounds split at hyphens, 0 to 100.
 
-    On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses, this does with 13a.
+    On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses; this function uses 13a.
     """
     return _score(_paper_metric(), translations, references)
 
@@ -39,7 +39,7 @@ def chrf(translations: list[str], references: list[str]) -> Score:
 
 
 def flavours(references: list[str]) -> dict[str, Metric]:
-    """The metrics that people report for such a text, by name; BLEU is cased if nothing else is said."""
+    """The usual metrics for such a text, by name; BLEU is cased unless the name says otherwise."""
     metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
     if "BLEU 13a" in metrics:  # there are spaces between words
         metrics |= {
@@ -51,15 +51,15 @@ def flavours(references: list[str]) -> dict[str, Metric]:
 
 
 def compare(systems: dict[str, list[str]], references: list[str], samples: int = 1_000) -> dict[str, dict[str, Score]]:
-    """Every flavour of every system, with confidence intervals; beside the first one by paired bootstrap (Koehn 2004).
+    """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
 
     Args:
-        systems: translations of the same sentences by name.
-        references: their translations.
-        samples: drawn from the sentences, with SACREBLEU_SEED or 12345 as the seed.
+        systems: translations of the same sentences, by the system's name.
+        references: reference translations.
+        samples: bootstrap samples, with SACREBLEU_SEED or 12345 as the seed.
 
     Returns:
-        Scores by flavour and by name; those of the systems after the first have a p-value.
+        Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
     """
     scores = {}
     for flavour, metric in flavours(references).items():
@@ -71,10 +71,10 @@ def compare(systems: dict[str, list[str]], references: list[str], samples: int =
 
 
 class _CompoundsSplit(Tokenizer13a):
-    def __call__(self, line):  # type: ignore[override]
+    def __call__(self, line: str) -> str:  # type: ignore[override]
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", super().__call__(line))
 
-    def signature(self):
+    def signature(self) -> str:
         return "13a+compounds-split"
 
 
@@ -86,7 +86,7 @@ def _paper_metric() -> BLEU:
 
 
 def _tokenizers(references: list[str]) -> list[str]:
-    """Names of tokenizers for a text, the usual one first; Japanese, Chinese and Korean are told by their scripts."""
+    """Names of tokenizers for a text, the usual one first. Japanese, Chinese and Korean are known by their scripts."""
     text = "".join(references)
     kana, han, hangul = (
         len(re.findall(script, text)) > len(text) / 10
@@ -97,5 +97,5 @@ def _tokenizers(references: list[str]) -> list[str]:
     return ["zh", "char"] if han else ["char"] if hangul else ["13a"]
 
 
-def _score(metric, translations: list[str], references: list[str]) -> Score:
+def _score(metric: Metric, translations: list[str], references: list[str]) -> Score:
     return Score(metric.corpus_score(translations, [references]).score, str(metric.get_signature()))

@@ -1,4 +1,4 @@
-"""What training costs in floating point operations (section 6.1, Table 2): by the paper's method, and by counting.
+"""The cost of training in floating point operations (section 6.1, Table 2): by the paper's method, and by counting.
 
 `python -m tf_transformer.evaluation.costs` prints both for the paper's two models.
 """
@@ -16,8 +16,8 @@ class Device(NamedTuple):
     half: float | None = None  # in bfloat16 or float16, products by matrix units
 
 
-# The first four are the paper's estimates of what is sustained (footnote 5). The others are the most there can be, by
-# their makers' data sheets: SXM where there are several forms, without sparsity; TPUs by chip.
+# The first four are sustained rates, as the paper estimates them (footnote 5). The others are peaks from data sheets:
+# SXM where there are several forms, without sparsity; TPUs by chip.
 DEVICES = {
     "K80": Device(2.8),
     "K40": Device(3.7),
@@ -37,16 +37,16 @@ DEVICES = {
     "TPUv6e": Device(0, 918),
 }
 HOURS = {"base": 12, "big": 3.5 * 24}  # on 8 P100 (section 5.2)
-LENGTH = 32  # tokens a sentence, where nothing is known; WMT 2014 has about as many
+LENGTH = 32  # assumed tokens a sentence; WMT 2014 has about as many
 
 
 def training_cost(hours: float, devices: int, tflops: float) -> float:
-    """Floating point operations by the paper's method: time x devices x what each sustains."""
+    """Floating point operations by the paper's method: time x devices x sustained TFLOP/s."""
     return hours * 3600 * devices * tflops * 1e12
 
 
 def parameters(config: TransformerConfig) -> int:
-    """How many a `Transformer` has."""
+    """The number of parameters of a `Transformer`."""
     embeddings = config.vocab_size * config.d_model
     if config.positions == "learned":
         embeddings += config.max_length * config.d_model
@@ -57,23 +57,23 @@ def parameters(config: TransformerConfig) -> int:
     return embeddings + config.num_layers * (encoder + decoder)
 
 
-def _heads(config) -> int:
+def _heads(config: TransformerConfig) -> int:
     """h (d_k + d_v)."""
     d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
     return config.num_heads * (d_k + d_v)
 
 
-def _attention(config) -> int:
+def _attention(config: TransformerConfig) -> int:
     """Weights of the four projections."""
     return 2 * config.d_model * _heads(config)
 
 
-def _feed_forward(config) -> int:
+def _feed_forward(config: TransformerConfig) -> int:
     return 2 * config.d_model * config.d_ff
 
 
 def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
-    """Floating point operations of one pair of sentences through the model: those of the products, two a weight.
+    """Floating point operations of a forward pass of one sentence pair: the products alone, two a weight.
 
     Args:
         source: S, tokens.
@@ -88,12 +88,12 @@ def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
 
 
 def training_flops(config: TransformerConfig, pairs: float, source: int = LENGTH, target: int = LENGTH) -> float:
-    """Floating point operations of training on so many pairs: backward takes twice what forward takes."""
+    """Floating point operations of training on N pairs; the backward pass takes twice as many as the forward pass."""
     return 3.0 * pairs * forward_flops(config, source, target)
 
 
 def activations(config: TransformerConfig, source: int, target: int) -> int:
-    """Numbers that a pair of sentences keeps for the backward pass, at least."""
+    """The least count of numbers that the forward pass of a sentence pair keeps for the backward pass."""
     d, heads = config.d_model, 2 * _heads(config)  # query, key, value, and what is joined
     scores = config.num_heads * (1 + bool(config.attention_dropout))
     encoder = source * (heads + 5 * d + config.d_ff + scores * source)
@@ -104,16 +104,16 @@ def activations(config: TransformerConfig, source: int, target: int) -> int:
 def plan(
     config: TransformerConfig, steps: int, batch_tokens: int, devices: str, half: bool = False, parts: int = 1
 ) -> str:
-    """What a training would take, in some lines for a reader.
+    """Estimate time and memory of a training, as text.
 
     Args:
         batch_tokens: source tokens, and target tokens, of a batch.
-        devices: how many of which, e.g. "8xP100".
+        devices: number and kind, e.g. "8xP100".
         half: most numbers have 16 bits.
-        parts: a replica computes a batch in so many.
+        parts: N, if a replica computes a batch in N parts.
 
     Raises:
-        BadInput: there are no such devices, or they have no products of that kind.
+        BadInput: the devices are unknown, or do not support that precision.
     """
     count, device = _devices(devices)
     speed = DEVICES[device].half if half else DEVICES[device].single
@@ -135,7 +135,7 @@ time on {count} x {device}: {hours:,.1f} hours if each did {speed:g} TFLOP/s all
 def _devices(text: str) -> tuple[int, str]:
     found = re.fullmatch(r"(?:(\d+) ?x ?)?(.+)", text.strip())
     if not found or found[2] not in DEVICES or found[1] == "0":
-        raise BadInput(f"devices: expected such as 8xP100, of {', '.join(DEVICES)}; got {text!r}")
+        raise BadInput(f"devices: expected a number and a kind, as in 8xP100, of {', '.join(DEVICES)}; got {text!r}")
     return int(found[1] or 1), found[2]
 
 

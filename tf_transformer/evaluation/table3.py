@@ -1,4 +1,4 @@
-"""Table 3: its rows, the paper's figures for them, and the table and picture of figures measured here."""
+"""Table 3: its rows, the paper's figures, and a table and a picture of figures measured here."""
 
 import csv
 import dataclasses
@@ -31,7 +31,9 @@ PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameter
     "E_learned": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SCALES: dict[str, dict] = {  # what base becomes; every row keeps its ratio to it, but for the steps: as many for all
+SCALES: dict[
+    str, dict[str, Any]
+] = {  # changes to base; rows keep their ratios to base, and all have the same number of steps
     "paper": {},
     "multi30k": {
         "num_layers": 3,
@@ -56,7 +58,7 @@ COLUMNS = {  # and how Markdown shows them
 
 
 def chosen(names: str) -> list[str]:
-    """Rows by their names, or by a group's letter, in the table's order."""
+    """The rows with these names or group letters, in the table's order."""
     given = [name.strip() for name in names.split(",")]
     unknown = [name for name in given if name not in ("all", *PAPER, *"ABCDE")]
     if unknown:
@@ -65,7 +67,7 @@ def chosen(names: str) -> list[str]:
 
 
 def scaled(row: str, scale: str) -> TransformerConfig:
-    """The configuration of a row of Table 3 whose base has another size: what differs keeps its ratio to base."""
+    """The configuration of a row of Table 3 with a base of another size; differences keep their ratio to base."""
     paper, varied = PRESETS["base"], PRESETS[row]
     base = dataclasses.replace(paper, **SCALES[scale])
     changes = {}
@@ -82,7 +84,7 @@ def scaled(row: str, scale: str) -> TransformerConfig:
 
 
 def difference(row: str, scale: str) -> str:
-    """What a row changes of base."""
+    """How a row differs from base."""
     config, base = scaled(row, scale).to_dict(), scaled("base", scale).to_dict()
     return ", ".join(
         f"{name} {value}" for name, value in config.items() if value != base[name] and name != "train_steps"
@@ -95,7 +97,7 @@ def line_of(row: str, scale: str, found: dict[str, Any]) -> dict[str, Any]:
     Args:
         row: its name.
         scale: of base.
-        found: what was measured: "steps", "dev_perplexity", "dev_bleu" and "parameters".
+        found: measurements: "steps", "dev_perplexity", "dev_bleu" and "parameters".
     """
     perplexity, bleu, millions = PAPER[row]
     here = (found["steps"], found["dev_perplexity"], found["dev_bleu"], found["parameters"])
@@ -103,14 +105,14 @@ def line_of(row: str, scale: str, found: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
 
 
-def as_markdown(results: list[dict]) -> str:
+def as_markdown(results: list[dict[str, Any]]) -> str:
     lines = [[*COLUMNS], ["---"] * len(COLUMNS)]
     lines += [[f"{line[name]:{form}}" for name, form in COLUMNS.items()] for line in results]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write(lines: list[dict], folder: Path) -> None:
-    """The table as CSV and Markdown, and its picture; each is whole at any time."""
+def write(lines: list[dict[str, Any]], folder: Path) -> None:
+    """Write the table as CSV, as Markdown and as a picture; each file is complete at any time."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -120,8 +122,8 @@ def write(lines: list[dict], folder: Path) -> None:
     draw(lines, folder / "table3.png")
 
 
-def draw(results: list[dict], path: Path) -> None:
-    """Perplexity and BLEU of each row, as distances from base, beside the paper's."""
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw the differences in perplexity and BLEU of each row from base, beside the paper's."""
     try:
         import matplotlib
     except ImportError:

@@ -1,8 +1,8 @@
-"""Attention weights as pictures, as in the paper's appendix: an interactive HTML page, and figures of matplotlib.
+"""Pictures of attention weights, as in the paper's appendix: an interactive HTML page, and figures of matplotlib.
 
-Tokens and weights come as arguments, one pair of sentences as (source, target, scores): S source tokens, T target
-tokens, and the `AttentionScores` of this pair alone, B = 1. `Translator.attention` gives such. A row of the decoder's
-weights belongs to the token that is written then; what self-attention reads are those before it.
+A pair of sentences is (source, target, scores): S source tokens, T target tokens, and the `AttentionScores` of this
+pair alone, B = 1. `Translator.attention` returns such pairs. A row of the decoder's weights belongs to the token that
+the decoder writes; its self-attention reads the tokens before that one.
 """
 
 import json
@@ -32,7 +32,7 @@ FONT = 7.0  # points
 
 
 class Attention(NamedTuple):
-    """What attends to what in one pair of sentences, as it can be drawn."""
+    """The attention weights of one pair of sentences, with the tokens to draw them by."""
 
     source: list[str]  # S tokens as the encoder reads them, the end symbol last
     target: list[str]  # T tokens as the decoder writes them, one a row of its weights
@@ -40,38 +40,38 @@ class Attention(NamedTuple):
 
 
 def attention_page(pairs: Iterable[Pair]) -> str:
-    """One HTML page in which to choose a pair, the kind of attention, the layer and heads, and to point at tokens.
+    """An HTML page in which a reader chooses pair, kind of attention, layer and heads, and points at tokens.
 
-    It stands alone: style, program and data are inside, and it asks the network for nothing. Weights are written in
-    thousandths, about 2.5 bytes each: 0.1 MB for `base` and 30 tokens a side, 10 MB for 200.
+    Style, program and data are inside the page; it loads nothing from the network. Weights are written in thousandths,
+    about 2.5 bytes each: 0.1 MB for `base` and 30 tokens a side, 10 MB for 200.
 
     Args:
-        pairs: see above, at least one.
+        pairs: (source, target, scores), at least one pair.
 
     Raises:
-        BadInput: there is none, or the weights of one are not those of its tokens.
+        BadInput: there is no pair, or the weights of one do not fit its tokens.
     """
     data = [{kind: _written(*parts) for kind, parts in _parts(pair).items()} for pair in pairs]
     if not data:
         raise BadInput("expected a pair of sentences to draw, got none")
     text = json.dumps({"kinds": KINDS, "pairs": data}, separators=(",", ":"))
-    # Inside a script element only "<" can end or begin something; the other two are for those who read it otherwise.
+    # Inside a script element only "<" needs escaping; the other two are for other parsers.
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Path(__file__).with_name("attention.html").read_text(encoding="utf-8").replace(MARKER, text)
 
 
 def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: Iterable[int] | None = None) -> Any:
-    """A `matplotlib.figure.Figure`, one matrix a head: rows attend, columns are attended to. It grows with the tokens.
+    """A `matplotlib.figure.Figure` with one matrix a head: rows attend to columns. It grows with the tokens.
 
     Args:
-        pair: see above.
+        pair: (source, target, scores).
         kind: "encoder", "decoder" or "cross".
         layer: from 0, or from the last, -1.
         heads: from 0; `None` for all.
 
     Raises:
-        BadInput: there is no such kind, layer or head; the weights are not those of the tokens; matplotlib is missing.
+        BadInput: there is no such kind, layer or head; the weights do not fit the tokens; matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: It
 
 
 def _parts(pair: Pair) -> dict[str, tuple[list[str], list[str], list[np.ndarray]]]:
-    """For each kind the tokens that attend, those they attend to, and the weights by layer [h, rows, columns]."""
+    """For each kind: the tokens that attend, the tokens they attend to, and each layer's weights [h, rows, columns]."""
     source, target = ([token.translate(CONTROLS) for token in tokens] for tokens in pair[:2])
     sides = {"encoder": (source, source), "decoder": (target, [BEGIN, *target[:-1]]), "cross": (target, source)}
     parts = {}
@@ -128,7 +128,7 @@ def _parts(pair: Pair) -> dict[str, tuple[list[str], list[str], list[np.ndarray]
 
 
 def _written(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
-    """As the page reads it: weights in thousandths, zeros at the end of a row left out."""
+    """The page's data: weights in thousandths, without zeros at the end of a row."""
     return {
         "rows": rows,
         "columns": columns,

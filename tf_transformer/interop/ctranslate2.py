@@ -1,12 +1,16 @@
-"""A trained model as a folder of CTranslate2 (https://opennmt.net/CTranslate2), an inference engine of its own for CPUs
-and GPUs, with 8-bit and 16-bit weights. Needs `pip install tf-transformer[ctranslate2]`.
+"""Export to CTranslate2 (https://opennmt.net/CTranslate2), an inference engine for CPUs and GPUs with 8-bit and 16-bit
+weights. Needs `pip install tf-transformer[ctranslate2]`.
 
-Its search differs from ours (section 6.1) in what it divides log-probabilities by, length^length_penalty where the end
-symbol is not counted, ours being ((5 + length) / 6)^length_penalty where it is, and in when it stops; with
-`length_penalty=0`, and an infinite patience here, both find the same. Two of its defaults are not ours:
-`min_decoding_length=1` forbids the empty output (our `min_length=2`, which counts the end symbol), and
-`max_decoding_length=256` holds for every sentence, ours being its source's length + 50.
+Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
+the end symbol; ours divides by ((5 + length) / 6)^length_penalty, with it. And it stops by another rule. With
+`length_penalty=0`, and infinite patience here, both find the same outputs.
+
+Two of its defaults differ, too. `min_decoding_length=1` forbids the empty output; here that is `min_length=2`, which
+counts the end symbol. `max_decoding_length=256` holds for every sentence; here the limit is the source's length + 50.
 """
+
+import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,37 +37,37 @@ RULED_OUT = -1e4  # a logit; finite in 16 bits, too
 MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
 
 
-def save(translator, path, quantization: str | None = None) -> None:
+def save(translator: Any, path: str | os.PathLike[str], quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
-    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model; of a
-    checkpoint of MarianMT, source.spm and target.spm, and a code such as ">>fra<<" is a piece before those of the text;
-    of one with two vocabularies, source_vocabulary.json and target_vocabulary.json. Sources go in as SentencePiece's
-    pieces; CTranslate2 adds the end symbol:
+    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model. A
+    MarianMT checkpoint gives source.spm and target.spm instead, and a code such as ">>fra<<" is a piece of its own
+    before the text's pieces. With two vocabularies there are source_vocabulary.json and target_vocabulary.json. Sources
+    are lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
         sp.decode(result[0].hypotheses[0])
 
-    For a model of learned positions, say `max_input_length` and `max_decoding_length` of at most its max_length, too:
-    beyond that CTranslate2 raises RuntimeError.
+    For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
+    max_length: beyond it CTranslate2 raises RuntimeError.
 
     Args:
-        translator: a `Translator`; only its model and tokenizer are written: beam size and length penalty are arguments
-            of `translate_batch`.
+        translator: a `Translator`; only its model and tokenizer are written, since beam size and length penalty are
+            arguments of `translate_batch`.
         path: must not exist.
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: another quantization, an `Ensemble`, weights in int8, a model that CTranslate2 cannot run, or it is
-            not installed.
+        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8, or computes what
+            CTranslate2 cannot; or CTranslate2 is not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
         count = len(translator.model.models)
         raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
     if is_int8(translator.model):
-        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization makes 8 of, got int8")
+        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
@@ -85,12 +89,12 @@ def save(translator, path, quantization: str | None = None) -> None:
             (folder / name).write_bytes(content)
 
 
-def transformer_spec(model, dtype: str = "float32"):
-    """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without vocabulary.
+def transformer_spec(model: Any, dtype: str = "float32") -> Any:
+    """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without a vocabulary.
 
     Args:
         model: the model; its weights are copied.
-        dtype: of the arrays, "float32" or "bfloat16", which CTranslate2 itself converts to only where there is PyTorch.
+        dtype: of the arrays, "float32" or "bfloat16". CTranslate2 itself converts to bfloat16 only with PyTorch.
 
     Raises:
         BadInput: the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
@@ -107,27 +111,27 @@ def transformer_spec(model, dtype: str = "float32"):
 
         dtype = ml_dtypes.bfloat16
 
-    def array(x):
+    def array(x: Any) -> Any:
         return np.array(ops.convert_to_numpy(x), dtype)  # a copy: CTranslate2 quantizes in place
 
-    def linear(spec, layer):
+    def linear(spec: Any, layer: Any) -> None:
         spec.weight = array(layer.kernel).T
         if layer.use_bias:
             spec.bias = array(layer.bias)
 
-    def norm(spec, layer):
+    def norm(spec: Any, layer: Any) -> None:
         spec.gamma, spec.beta = array(layer.norm.gamma), array(layer.norm.beta)
 
-    def attention(spec, layer, residual):
+    def attention(spec: Any, layer: Any, residual: Any) -> Any:
         """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
         query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
         d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
 
-        def widened(weight):
-            # One width for all heads: zeros beside the narrower change neither products of queries and keys nor output.
+        def widened(weight: Any) -> Any:
+            # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
             return _widen(weight, layer.num_heads, max(d_k, d_v))
 
-        def together(spec, *denses):
+        def together(spec: Any, *denses: Any) -> None:
             spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
             if any(dense.use_bias for dense in denses):
                 biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
@@ -143,7 +147,7 @@ def transformer_spec(model, dtype: str = "float32"):
         spec.queries_scale = d_k**-0.5
         norm(spec.layer_norm, residual)
 
-    def feed_forward(spec, layer, residual):
+    def feed_forward(spec: Any, layer: Any, residual: Any) -> None:
         linear(spec.linear_0, layer.hidden)
         linear(spec.linear_1, layer.output_projection)
         norm(spec.layer_norm, residual)
@@ -154,7 +158,7 @@ def transformer_spec(model, dtype: str = "float32"):
         keras.activations.silu: common_spec.Activation.SWISH,
     }
 
-    def stack(kind, layers, **options):
+    def stack(kind: Any, layers: list[Any], **options: Any) -> Any:
         activation = _only("activation", [layer.feed_forward.hidden.activation for layer in layers])
         if activation not in activations:
             expected = ", ".join(known.__name__ for known in activations)
@@ -194,19 +198,19 @@ def transformer_spec(model, dtype: str = "float32"):
     return spec
 
 
-def _attentions(layer) -> list:
+def _attentions(layer: Any) -> list[Any]:
     return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
 
 
-def _norms(layer) -> list:
+def _norms(layer: Any) -> list[Any]:
     names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
     return [getattr(layer, name) for name in names if hasattr(layer, name)]
 
 
-def _check_parts(model) -> None:
-    """That every part computes what the paper's does, whatever its class; sizes, biases and activations may differ."""
+def _check_parts(model: Any) -> None:
+    """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
 
-    def check(part, kind, *methods):
+    def check(part: Any, kind: type, *methods: str) -> None:
         kinds = (kind, MarianTransformer, MarianEmbedding, MarianSourceEmbedding)
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
@@ -224,7 +228,7 @@ def _check_parts(model) -> None:
             check(layer, kind, "call")
             if layer.attention_window:
                 raise BadInput(
-                    f"attention_window: expected None, since CTranslate2 has it not, got {layer.attention_window}"
+                    f"attention_window: expected None, since CTranslate2 has no window, got {layer.attention_window}"
                 )
             for attention in _attentions(layer):
                 check(attention, MultiHeadAttention, "project", "attend")
@@ -233,15 +237,15 @@ def _check_parts(model) -> None:
                 check(norm, AddAndNorm, "call")
 
 
-def _only(name: str, values: list):
-    """The one value that all layers of a stack, or of the model, have."""
+def _only(name: str, values: list[Any]) -> Any:
+    """The value that all layers of a stack, or of the model, share."""
     if len(set(values)) > 1:
         got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
-        raise BadInput(f"{name}: expected one for all layers, since CTranslate2 has one, got {got}")
+        raise BadInput(f"{name}: expected the same value in all layers, since CTranslate2 has one, got {got}")
     return values[0]
 
 
-def _widen(weight, num_heads: int, width: int):
+def _widen(weight: Any, num_heads: int, width: int) -> Any:
     """Weights [h * d_k, d] as [h * width, d], each head followed by zeros."""
     heads = weight.reshape(num_heads, -1, weight.shape[-1])
     lacking = width - heads.shape[1]

@@ -1,4 +1,4 @@
-"""Where a pretrained checkpoint comes from: a folder, or the Hugging Face hub; and what it says of its origin."""
+"""Finds a pretrained checkpoint, in a folder or on the Hugging Face hub, and reads where it comes from."""
 
 import json
 import re
@@ -7,22 +7,22 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 
-OWNER = "Helsinki-NLP"  # of a name without one: it has the models of OPUS-MT
+OWNER = "Helsinki-NLP"  # the default owner, which has OPUS-MT's models
 WEIGHTS = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")  # one of them is enough
 FACTS = ("origin", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "README.md")
 
 
-def folder_of(name) -> Path:
+def folder_of(name: str | Path) -> Path:
     """The folder of a checkpoint.
 
     Args:
         name: a folder; or, with the package huggingface_hub, a model's name on the Hugging Face hub, for example
-            "Helsinki-NLP/opus-mt-en-de". A name without an owner is one of Helsinki-NLP. The files that are needed are
-            downloaded once; they lie where that package keeps its files. HF_HUB_OFFLINE=1 takes them from there.
+            "Helsinki-NLP/opus-mt-en-de". A name without an owner is one of Helsinki-NLP. The needed files are
+            downloaded once, into that package's cache. HF_HUB_OFFLINE=1 reads the cache alone.
 
     Raises:
-        BadInput: there is no such folder, and no such model on the hub, or it cannot be reached.
+        BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -41,7 +41,7 @@ def folder_of(name) -> Path:
             folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*OTHERS, weights]))
             if (folder / weights).is_file():
                 return folder
-    except Exception as error:  # the package has its own, and those of what it is made with
+    except Exception as error:  # the package raises its own errors and those of its dependencies
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise BadInput(
             f"expected a checkpoint's folder or a model on the Hugging Face hub, found no folder {name} and got no "
@@ -50,14 +50,15 @@ def folder_of(name) -> Path:
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
 
-def origin_of(name, folder: Path) -> dict[str, str]:
-    """What is known of a checkpoint's origin, for `model_info` and tf_transformer.json: "origin", its name, and what
-    its tokenizer_config.json and the head of its README.md say: "license", "languages", "source_language" and
-    "target_language".
+def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
+    """The origin of a checkpoint, for `model_info` and tf_transformer.json.
+
+    "origin" is its name. "license", "languages", "source_language" and "target_language" come from its
+    tokenizer_config.json and the head of its README.md, as far as these have them.
 
     Args:
-        name: what the user called it.
-        folder: where it lies.
+        name: the name that the user gave.
+        folder: the checkpoint's folder.
     """
     path = Path(name)
     facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
@@ -89,7 +90,7 @@ def _front_matter(file: Path) -> dict[str, Any]:
     except ImportError as error:
         raise BadInput(f"{file}: reading it takes the package pyyaml: pip install tf-transformer[marian]") from error
     try:
-        said = yaml.load(found[1], yaml.BaseLoader)  # strings alone: Norwegian is no, not False
+        said = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
     except yaml.YAMLError:
-        return {}  # what a person wrote; no reason not to load the model
+        return {}  # a person wrote it; a mistake there must not keep the model from loading
     return said if isinstance(said, dict) else {}

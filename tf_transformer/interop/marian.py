@@ -1,15 +1,16 @@
-"""Checkpoints of MarianMT, such as OPUS-MT's, as Hugging Face's `transformers` saves them, in our layers.
+"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install tf-transformer[marian]`.
 
-Not from the paper, and therefore here and not in the layers: biases in the projections of attention, swish for ReLU,
-layer normalization's epsilon 1e-5, all sines before all cosines, a bias on the logits, decoders of another depth than
-their encoders, embeddings of sources of their own. Needs `pip install tf-transformer[marian]`.
+It differs from the paper in biases in the projections of attention, swish instead of ReLU, layer normalization's
+epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in depth, and
+source and target may have their own embeddings.
 
-Marian's padding is its last id and also what a target starts with; its end symbol is 0. Here the ids are ours, so that
-nothing else need know of Marian: the vocabulary is put in another order as it is read. The padding's row of the
-embeddings is there twice, since the start symbol is one of its own.
+In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary
+to our ids, so no other file need know of Marian. The padding's row of the embeddings is stored twice, since our start
+symbol is a symbol of its own.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 from keras import ops
@@ -29,12 +30,12 @@ from tf_transformer.model import Transformer
 
 EPSILON = 1e-5
 ACTIVATIONS = ("swish", "silu", "relu", "gelu")
-CONTROLS = 2  # the first ids, padding's and the start symbol's, which are never an output
+CONTROLS = 2  # the first ids, padding and start symbol, are never an output
 
 
 @dataclass(frozen=True)
 class MarianConfig(TransformerConfig):
-    """What Marian adds; the sizes of `TransformerConfig` are the encoder's.
+    """The configuration of a MarianMT model; the sizes of `TransformerConfig` are the encoder's.
 
     Attributes:
         num_decoder_layers: layers in the decoder.
@@ -42,7 +43,7 @@ class MarianConfig(TransformerConfig):
         decoder_d_ff: width of its feed-forward hidden layers.
         activation: in feed-forward networks: "swish" or its other name "silu", "relu", "gelu".
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_vocab_size: of a vocabulary of sources, whose embeddings are then their own; `None` if it is shared.
+        source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
     """
 
     num_decoder_layers: int = 6
@@ -66,32 +67,32 @@ class MarianConfig(TransformerConfig):
 class MarianAttention(MultiHeadAttention):
     """Multi-head attention whose four projections have biases."""
 
-    def make_projection(self, name, units, scale):
+    def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
         return dense(units, dtype=self.dtype_policy, name=name)
 
 
 class _MarianParts(keras.layers.Layer):
-    """What encoder and decoder layers are made of."""
+    """The parts of encoder and decoder layers."""
 
     num_heads: int
     d_ff: int
     dropout: float
     attention_dropout: float
 
-    def __init__(self, *args, activation="swish", **kwargs):
+    def __init__(self, *args: Any, activation: str = "swish", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def make_attention(self, name):
+    def make_attention(self, name: str) -> keras.layers.Layer:
         return MarianAttention(self.num_heads, dropout=self.attention_dropout, name=name, dtype=self.dtype_policy)
 
-    def make_feed_forward(self, name):
+    def make_feed_forward(self, name: str) -> keras.layers.Layer:
         return FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
 
-    def make_norm(self, name):
+    def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, EPSILON, name=name, dtype=self.dtype_policy)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"activation": self.activation}
 
 
@@ -109,43 +110,43 @@ class MarianDecoderLayer(_MarianParts, DecoderLayer):
 class MarianSourceEmbedding(PositionalEmbedding):
     """Embeddings and sinusoids, all sines before all cosines."""
 
-    def __init__(self, *args, scale=True, **kwargs):
+    def __init__(self, *args: Any, scale: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.scale = scale
 
-    def scaled(self, ids):
+    def scaled(self, ids: Any) -> Any:
         return super().scaled(ids) if self.scale else self.rows(ids)
 
-    def encoding(self, position):
+    def encoding(self, position: Any) -> Any:
         pairs = sinusoids(position, self.d_model)
         return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"scale": self.scale}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianEmbedding(MarianSourceEmbedding):
-    """The same, and a bias on the logits."""
+    """`MarianSourceEmbedding` with a bias on the logits."""
 
-    def build(self, ids_shape):
+    def build(self, ids_shape: Any) -> None:
         super().build(ids_shape)
         self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias")
 
-    def logits(self, x, *args):
+    def logits(self, x: Any, *args: Any) -> Any:
         return super().logits(x, *args) + self.logits_bias
 
     @property
-    def variable_serialization_spec(self):
+    def variable_serialization_spec(self) -> Any:
         return {mode: [*names, "logits_bias"] for mode, names in super().variable_serialization_spec.items()}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianTransformer(Transformer):
-    """logits = model((source, target)): a `Transformer` of Marian's parts.
+    """A `Transformer` of Marian's parts: logits = model((source, target)).
 
-    As in Marian, padding and the start symbol have no share of the probability. `transformers` has it so in a search,
-    where the checkpoint's generation_config.json says "renormalize_logits", as those of OPUS-MT do.
+    As in Marian, padding and start symbol have no share of the probability. In `transformers` this holds in a search if
+    generation_config.json has "renormalize_logits", as OPUS-MT's has.
 
     Args:
         config: a `MarianConfig`.
@@ -153,29 +154,29 @@ class MarianTransformer(Transformer):
 
     config: MarianConfig
 
-    def __init__(self, config, **kwargs):
+    def __init__(self, config: MarianConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.source_embedding = None if config.source_vocab_size is None else self.make_source_embedding()
 
-    def make_embedding(self):
+    def make_embedding(self) -> PositionalEmbedding:
         return MarianEmbedding(self.config.vocab_size, **self.embedding_options(), name="embedding")
 
-    def make_source_embedding(self):
+    def make_source_embedding(self) -> PositionalEmbedding:
         return MarianSourceEmbedding(self.config.source_vocab_size, **self.embedding_options(), name="source_embedding")
 
-    def embedding_options(self):
+    def embedding_options(self) -> dict[str, Any]:
         config = self.config
         options = {"d_model": config.d_model, "dropout": config.dropout, "scale": config.scale_embedding}
         return options | {"dtype": self.dtype_policy}
 
-    def make_encoder_layers(self):
+    def make_encoder_layers(self) -> list[EncoderLayer]:
         config, sizes = self.config, self.layer_options()
         return [
             MarianEncoderLayer(**sizes, activation=config.activation, name=f"encoder_{i}")
             for i in range(config.num_layers)
         ]
 
-    def make_decoder_layers(self):
+    def make_decoder_layers(self) -> list[DecoderLayer]:
         config = self.config
         sizes = self.layer_options() | {"num_heads": config.num_decoder_heads, "d_ff": config.decoder_d_ff}
         return [
@@ -183,19 +184,19 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         super().build(input_shape)
         if self.source_embedding is not None:
             self.source_embedding.build((None, None))
 
-    def embed_source(self, source):
+    def embed_source(self, source: Any) -> Any:
         return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
 
-    def decode_step(self, *args, **kwargs):
-        """As `Transformer.decode_step`, for a search that can choose neither padding nor the start symbol."""
+    def decode_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
         logits, cache = super().decode_step(*args, **kwargs)
         return ops.where(ops.arange(self.config.vocab_size) < CONTROLS, -1e9, logits), cache
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MarianTransformer":
         return cls(**(config | {"config": MarianConfig(**config["config"])}))

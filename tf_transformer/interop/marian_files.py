@@ -1,4 +1,4 @@
-"""The files of a MarianMT checkpoint, as Hugging Face's `transformers` or Marian itself (`marian_native`) writes them:
+"""Reads a MarianMT checkpoint, written by Hugging Face's `transformers` or by Marian itself (`marian_native`):
 vocabulary, settings, weights."""
 
 import json
@@ -13,16 +13,17 @@ from tf_transformer.config import BadInput
 from tf_transformer.interop import marian_native
 from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 
-NO_SHARE = -30.0  # their bias: a share of e^-30 is nothing in float32, and its logarithm little to label smoothing
+NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 
 
-def load_marian(directory) -> MarianTransformer:
-    """Read a checkpoint of MarianMT from a folder with Hugging Face's config.json, vocab.json and one of
-    model.safetensors, tf_model.h5 and pytorch_model.bin; or with what Marian itself writes: decoder.yml, a vocabulary
-    and the weights as .npz.
+def load_marian(directory: str | Path) -> MarianTransformer:
+    """Load a MarianMT checkpoint from its folder.
+
+    Hugging Face's folders have config.json, vocab.json and one of model.safetensors, tf_model.h5 and pytorch_model.bin.
+    Marian's own folders have decoder.yml, a vocabulary and the weights as .npz.
 
     Raises:
-        BadInput: the folder holds something else, or a kind of MarianMT that this does not know.
+        BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
     directory = Path(directory)
     file, said = _read_settings(directory)
@@ -49,15 +50,15 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # by our id, the checkpoint's own
 
 
-def read_vocabulary(directory, side: str = "target") -> Vocabulary:
-    """Padding, start, end, unknown, as everywhere here, then the other ids of the checkpoint in their order.
+def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
+    """Read a vocabulary in our order: padding, start, end, unknown, then the checkpoint's other ids in their order.
 
     Args:
-        directory: the checkpoint's.
+        directory: the checkpoint's folder.
         side: "source" or "target"; most checkpoints have one vocabulary for both.
 
     Raises:
-        BadInput: there is none in the folder, or it is no vocabulary.
+        BadInput: the folder has no vocabulary, or the file holds something else.
     """
     directory = Path(directory)
     (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
@@ -86,9 +87,9 @@ def read_vocabulary(directory, side: str = "target") -> Vocabulary:
     return Vocabulary(pieces, rows)
 
 
-def search_options(directory) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json, config.json or decoder.yml says of the search that means the same:
-    beam_size and max_length, which there counts the start symbol as well."""
+def search_options(directory: str | Path) -> dict[str, Any]:
+    """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
+    decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
     _, said = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
@@ -98,7 +99,7 @@ def search_options(directory) -> dict[str, Any]:
 
 
 def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file of the settings and what it says, by the names that Hugging Face gives them."""
+    """The file of the settings, and the settings by Hugging Face's names."""
     if marian_native.is_native(directory):
         return marian_native.read_settings(directory)
     if not (directory / "config.json").is_file():
@@ -107,17 +108,17 @@ def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _shared(said: dict[str, Any]) -> bool:
-    """Whether source and target have one matrix of embeddings."""
+    """Whether source and target share one matrix of embeddings."""
     return said.get("share_encoder_decoder_embeddings", True)
 
 
-def has_two_vocabularies(directory) -> bool:
-    """Whether a checkpoint's source and target have vocabularies, or only embeddings, of their own."""
+def has_two_vocabularies(directory: str | Path) -> bool:
+    """Whether source and target have separate vocabularies, or only separate embeddings."""
     return not _shared(_read_settings(Path(directory))[1])
 
 
 def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
-    """The file of a side's vocabulary and what it says, ids by piece."""
+    """The file of a side's vocabulary, and its ids by piece."""
     if marian_native.is_native(directory):
         return marian_native.read_ids(directory, side)
     name = "vocab.json"
@@ -129,7 +130,7 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     return directory / name, _read_json(directory, name)
 
 
-def _read_json(directory: Path, name: str) -> dict:
+def _read_json(directory: Path, name: str) -> dict[str, Any]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
     try:
@@ -142,10 +143,10 @@ def _read_json(directory: Path, name: str) -> dict:
 
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """The file of the weights and what is in it, by the names that PyTorch gives them."""
+    """The file of the weights, and the weights by PyTorch's names."""
     if marian_native.is_native(directory):
         return marian_native.read_tensors(directory)
-    readers: dict[str, Callable] = {
+    readers: dict[str, Callable[..., Any]] = {
         "model.safetensors": _read_safetensors,
         "tf_model.h5": _read_h5,
         "pytorch_model.bin": _read_torch,
@@ -156,7 +157,7 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
                 return directory / name, read(directory / name)
             except BadInput:
                 raise
-            except Exception as error:  # each of these packages has its own
+            except Exception as error:  # each of these packages raises its own
                 raise BadInput(f"{directory / name}: cannot be read: {error}") from error
     raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(readers)} in {directory}")
 
@@ -184,13 +185,13 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_h5(path: Path) -> dict[str, np.ndarray]:
-    """What TFMarianMTModel saved: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
+    """Weights of TFMarianMTModel: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
     import h5py
 
     leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
     tensors = {}
 
-    def take(name, item):
+    def take(name: str, item: Any) -> None:
         found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
         if found and isinstance(item, h5py.Dataset):
             *place, leaf = found[1].replace("model.shared", "shared").split("/")
@@ -202,7 +203,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianConfig:
+def _config_of(said: dict[str, Any], source_vocab_size: int, vocab_size: int) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -212,7 +213,7 @@ def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianCon
         "static_position_embeddings": (True,),
         "tie_word_embeddings": (True,),
     }
-    # What a file does not say is as in transformers.MarianConfig, which writes only what differs.
+    # Missing values are the defaults of transformers.MarianConfig, which writes only what differs.
     said = {"activation_function": "gelu"} | said
     for name, values in wanted.items():
         if said.get(name, values[0] if name != "model_type" else None) not in values:
@@ -235,16 +236,16 @@ def _config_of(said: dict, source_vocab_size: int, vocab_size: int) -> MarianCon
 
 
 def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_rows: list[int], rows: list[int]) -> None:
-    """Put every tensor into its place, those of the vocabularies in the order of their rows, and leave none over."""
+    """Assign every tensor, with the vocabularies' rows in our order, and leave none over."""
     left = dict(tensors)
 
-    def in_order(x, rows=rows):
+    def in_order(x: Any, rows: Any = rows) -> Any:
         size = max(rows) + 1
         if len(x) != size:
             raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
         return x[rows]
 
-    def assign(variable, name, change=lambda x: x):
+    def assign(variable: Any, name: Any, change: Any = lambda x: x) -> None:
         if name not in left:
             raise BadInput(f"expected a tensor {name}, found none")
         value = change(left.pop(name))
@@ -252,21 +253,21 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
             raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
         variable.assign(value.astype("float32"))
 
-    def linear(layer, name):
+    def linear(layer: Any, name: str) -> None:
         assign(layer.kernel, f"{name}.weight", np.transpose)
         assign(layer.bias, f"{name}.bias")
 
-    def norm(layer, name):
+    def norm(layer: Any, name: str) -> None:
         assign(layer.norm.gamma, f"{name}.weight")
         assign(layer.norm.beta, f"{name}.bias")
 
-    def attention(layer, name):
+    def attention(layer: Any, name: str) -> None:
         linear(layer.query_projection, f"{name}.q_proj")
         linear(layer.key_projection, f"{name}.k_proj")
         linear(layer.value_projection, f"{name}.v_proj")
         linear(layer.output_projection, f"{name}.out_proj")
 
-    stacks: dict[str, list] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+    stacks: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
     for side, layers in stacks.items():
         for i, layer in enumerate(layers):
             name = f"model.{side}.layers.{i}"
@@ -278,7 +279,7 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
             linear(layer.feed_forward.hidden, f"{name}.fc1")
             linear(layer.feed_forward.output_projection, f"{name}.fc2")
             norm(layer.feed_forward_norm, f"{name}.final_layer_norm")
-    # One matrix, whose name in the file is any of these, or several.
+    # One matrix; the file has it under one of these names, or under several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     if model.source_embedding is not None:
         assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))
@@ -296,4 +297,4 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
     for side in ("encoder", "decoder"):
         left.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids: nothing learned
     if left:
-        raise BadInput(f"expected the tensors of MarianMT, found {', '.join(sorted(left)[:3])} besides")
+        raise BadInput(f"expected the tensors of MarianMT, found also {', '.join(sorted(left)[:3])}")

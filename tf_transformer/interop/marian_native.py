@@ -1,10 +1,11 @@
-"""The files of a model as Marian itself (https://marian-nmt.github.io) writes it, which is how OPUS-MT and the Tatoeba
-Challenge publish: decoder.yml, which names the others; the weights, with the model's options beside them; vocabularies;
-source.spm and target.spm.
+"""Reads models as Marian itself (https://marian-nmt.github.io) writes them. Needs PyYAML.
 
-Read as what Hugging Face's files of the same model say, so that all that follows is one path. Needs PyYAML. As in
-`transformers` and CTranslate2, positions are the paper's: Marian has frequencies 10000^(-2i / (d_model - 2)), not
-10000^(-2i / d_model), and in layer normalization another epsilon.
+OPUS-MT and the Tatoeba Challenge publish this format: decoder.yml, which names the other files; the weights, which
+include the model's options; vocabularies; source.spm and target.spm. The functions return what Hugging Face's files of
+the same model contain, so one loader serves both.
+
+As in `transformers` and CTranslate2, positions are the paper's. Marian's own frequencies are
+10000^(-2i / (d_model - 2)), not 10000^(-2i / d_model), and its layer normalization has another epsilon.
 """
 
 import re
@@ -17,9 +18,9 @@ from tf_transformer.config import BadInput
 
 DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
-# What the options have to be; where a file says nothing, it is the first. Options that are not here, such as those of
-# recurrent or average attention, do nothing in such a model.
-EXPECTED: dict[str, tuple] = {
+# The values that each option may have; the first is the default. Options that are not listed, such as the options of
+# recurrent or average attention, have no effect in these models.
+EXPECTED: dict[str, tuple[Any, ...]] = {
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-preprocess": ("",),
     "transformer-postprocess": ("dan",),
@@ -48,7 +49,7 @@ EMBEDDINGS = {
 }
 KINDS = (("W", "weight"), ("b", "bias"))
 ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
-# The names inside a layer, and those of `transformers`.
+# The names inside a layer, and the names that `transformers` has for them.
 LAYER = {f"ffn_{kind}{number}": f"fc{number}.{theirs}" for kind, theirs in KINDS for number in "12"}
 LAYER |= {
     f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{theirs}"
@@ -64,15 +65,15 @@ LAYER |= {
 
 
 def is_native(directory: Path) -> bool:
-    """Whether a folder is Marian's, and not made to one of Hugging Face's."""
+    """Whether a folder is in Marian's format, and not converted to Hugging Face's."""
     return (directory / DECODER).is_file() and not (directory / "config.json").is_file()
 
 
 def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that holds the options, and what config.json would say of them.
+    """The file that holds the options, and the options as a config.json of Hugging Face would have them.
 
     Raises:
-        BadInput: a file is missing or damaged, or an option is something that cannot be expressed.
+        BadInput: a file is missing or damaged, or an option has a value that is not supported.
     """
     file, decoder = _weights_file(directory), _read_yaml(directory / DECODER)
     try:
@@ -85,7 +86,7 @@ def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
-    """The file of a side's vocabulary, and ids by piece, the padding's, which Marian has not, included.
+    """The file of a side's vocabulary, and its ids by piece, with an id for padding, which Marian lacks.
 
     Raises:
         BadInput: it is missing or damaged, or there are two for one matrix of embeddings.
@@ -110,7 +111,7 @@ def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
 
 
 def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """The file of the weights, and what `MarianMTModel` of `transformers` calls them; the padding has zeros.
+    """The file of the weights, and the weights by the names of `transformers.MarianMTModel`; padding has zeros.
 
     Raises:
         BadInput: it is missing or damaged, or holds no floating-point numbers.
@@ -133,19 +134,19 @@ def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
 
 
 def _name_of(name: str) -> str:
-    """ "encoder_l1_self_Wq" as "model.encoder.layers.0.self_attn.q_proj.weight"; what is in no layer as it is."""
+    """ "encoder_l1_self_Wq" as "model.encoder.layers.0.self_attn.q_proj.weight"; names outside layers stay."""
     found = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
     if not found or found[3] not in LAYER:
         return name
     return f"model.{found[1]}.layers.{int(found[2]) - 1}.{LAYER[found[3]]}"
 
 
-def _settings_of(options: dict) -> dict[str, Any]:
-    def check(name, expected, got):
+def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    def check(name: str, expected: Any, got: Any) -> Any:
         if got not in expected:
             raise BadInput(f"{name}: expected {' or '.join(map(repr, expected))}, got {got!r}")
 
-    def number(name, got=None):
+    def number(name: str, got: Any = None) -> Any:
         got = options.get(name) if got is None else got
         if not str(got).isdecimal():
             raise BadInput(f"{name}: expected a number, got {got!r}")
@@ -169,7 +170,7 @@ def _settings_of(options: dict) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": shared,
         "vocab_size": source_size + 1,
         "decoder_vocab_size": size + 1,
-        "pad_token_id": size,  # a row that Marian has not: it starts a target with zeros
+        "pad_token_id": size,  # a row that Marian lacks: it starts a target with zeros
         "d_model": number("dim-emb"),
         "encoder_layers": number("enc-depth"),
         "decoder_layers": number("dec-depth"),
@@ -182,8 +183,8 @@ def _settings_of(options: dict) -> dict[str, Any]:
     }
 
 
-def _names(decoder: dict, key: str) -> list[str]:
-    """The names of files in decoder.yml, without their folders, which were those of the training."""
+def _names(decoder: dict[str, Any], key: str) -> list[str]:
+    """The names of files in decoder.yml, without the folders of the training machine."""
     names = decoder.get(key)
     names = names if isinstance(names, list) else [names]
     return [str(name).rsplit("/", 1)[-1] for name in names]
@@ -214,7 +215,7 @@ def _arrays(file: Path, names: list[str] | None = None) -> dict[str, np.ndarray]
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:
-    """Ids by piece; of a file without YAML's suffix each line is a piece, and the first has the id 0."""
+    """Ids by piece. In a file without YAML's suffix each line is a piece, and the first has id 0."""
     if file.suffix == ".spm":
         raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
     if file.suffix in (".yml", ".yaml", ".json"):
@@ -226,15 +227,15 @@ def _read_vocabulary(file: Path) -> dict[str, Any]:
     return {piece: id for id, piece in enumerate(lines)}
 
 
-def _read_yaml(file: Path) -> dict:
+def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         return _parsed(file.read_bytes())
     except (OSError, BadInput) as error:
         raise BadInput(f"{file}: {error}") from error
 
 
-def _parsed(text: bytes) -> dict:
-    """A YAML mapping whose scalars are strings: neither a number nor "null", "~" and "yes" is anything else."""
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A YAML mapping whose scalars are all strings, numbers, "null", "~" and "yes" included."""
     try:
         import yaml
     except ImportError as error:

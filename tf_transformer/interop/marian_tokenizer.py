@@ -1,9 +1,10 @@
-"""The tokenizer of a checkpoint of MarianMT: source.spm, target.spm and vocabulary as one, in TensorFlow's graph."""
+"""The tokenizer of a MarianMT checkpoint: source.spm, target.spm and vocabulary as one, in TensorFlow's graph."""
 
 import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tensorflow as tf
@@ -13,24 +14,27 @@ from tf_transformer.interop.marian_files import has_two_vocabularies, read_vocab
 from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
-SOURCE_VOCABULARY = "source_vocabulary.json"  # if it is another
-# What begins a text for a model of several target languages, as in ">>fra<< Good morning."; up to the first "<<".
+SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
+# The code at the start of a text for a model of several target languages, as in ">>fra<< Good morning."; it ends at the
+# first "<<".
 CODE = "(?s)>>.*?<<"
 
 
 class MarianTokenizer(Tokenizer):
-    """A `Tokenizer` of two SentencePiece models, of sources and of targets, and one table of the pieces of both; or, of
-    a checkpoint with two vocabularies, two tables. Then `pieces`, `ids` and `detokenize` are the target's.
+    """A `Tokenizer` with two SentencePiece models, for sources and for targets, and one vocabulary for both.
 
-    Its pieces, ids (in our order: `read_vocabulary`) and texts are those of `transformers.MarianTokenizer` with
-    `split_special_tokens=True`: a control symbol that is written in a text is text. What is no UTF-8 counts as a space.
+    A checkpoint with two vocabularies has two tables; `pieces`, `ids` and `detokenize` then use the target's.
+
+    Pieces, ids (in our order: `read_vocabulary`) and texts equal those of `transformers.MarianTokenizer` with
+    `split_special_tokens=True`: a control symbol written in a text is plain text. Bytes that are not UTF-8 count as
+    spaces.
 
     Args:
-        model: what `model` of another one holds, a zip archive of source.spm, target.spm and vocabulary.json: the
-            pieces in the order of their ids; and maybe source_vocabulary.json.
+        model: the attribute `model` of another one, a zip archive of source.spm, target.spm, vocabulary.json (the
+            pieces in the order of their ids) and, with two vocabularies, source_vocabulary.json.
     """
 
-    def __init__(self, model: bytes):
+    def __init__(self, model: bytes) -> None:
         try:
             with zipfile.ZipFile(io.BytesIO(model)) as archive:
                 source, target, vocabulary = (archive.read(name) for name in FILES)
@@ -50,11 +54,11 @@ class MarianTokenizer(Tokenizer):
         self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
 
     @classmethod
-    def from_checkpoint(cls, directory) -> "MarianTokenizer":
-        """Of the folder of a checkpoint, as `load_marian` reads it, with source.spm and target.spm.
+    def from_checkpoint(cls, directory: str | Path) -> "MarianTokenizer":
+        """Read the tokenizer from a checkpoint's folder, which has source.spm and target.spm; see `load_marian`.
 
         Raises:
-            BadInput: one is missing, or holds something else.
+            BadInput: a file is missing, or holds something else.
         """
         directory, written = Path(directory), io.BytesIO()
         contents: dict[str, bytes | str] = {
@@ -79,35 +83,35 @@ class MarianTokenizer(Tokenizer):
     def files(self) -> dict[str, bytes]:
         return self._files
 
-    def tokenize(self, texts) -> tf.RaggedTensor:
+    def tokenize(self, texts: Any) -> tf.RaggedTensor:
         return self.op.source.tokenize(texts)
 
-    def tokenize_target(self, texts) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Any) -> tf.RaggedTensor:
         return self.op.target.tokenize(texts)
 
-    def detokenize(self, ids) -> tf.Tensor:
-        """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown one are dropped."""
+    def detokenize(self, ids: Any) -> tf.Tensor:
+        """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown symbol are dropped."""
         return self.op.detokenize(ids)
 
-    def pieces(self, ids) -> tf.RaggedTensor:
+    def pieces(self, ids: Any) -> tf.RaggedTensor:
         return tf.gather(self.op.target.pieces, ids)
 
-    def source_pieces(self, ids) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Any) -> tf.RaggedTensor:
         return tf.gather(self.op.source.pieces, ids)
 
-    def ids(self, pieces) -> tf.RaggedTensor:
+    def ids(self, pieces: Any) -> tf.RaggedTensor:
         return self.op.target.table.lookup(pieces)
 
 
 class _Side(tf.Module):
-    """The pieces of sources or of targets.
+    """The tokenizer of one side, sources or targets.
 
     Args:
         model: a serialized SentencePiece model.
         pieces: by id.
     """
 
-    def __init__(self, model: bytes, pieces: list[str]):
+    def __init__(self, model: bytes, pieces: list[str]) -> None:
         super().__init__()
         self.engine = durable_tokenizer(model, tf.string)
         ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
@@ -115,7 +119,7 @@ class _Side(tf.Module):
         self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
         self.pieces = tf.constant(pieces)
 
-    def tokenize(self, texts) -> tf.RaggedTensor:
+    def tokenize(self, texts: Any) -> tf.RaggedTensor:
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
@@ -125,24 +129,24 @@ class _Side(tf.Module):
 
 
 class _Graph(tf.Module):
-    """What a SavedModel has to keep.
+    """The resources that a SavedModel must keep.
 
     Args:
         source, target: the two sides.
-        texts: by id, what detokenizing writes.
+        texts: the text of each id.
     """
 
-    def __init__(self, source: _Side, target: _Side, texts: list[bytes]):
+    def __init__(self, source: _Side, target: _Side, texts: list[bytes]) -> None:
         super().__init__()
         self.source, self.target, self.texts = source, target, tf.constant(texts)
 
-    def detokenize(self, ids) -> tf.Tensor:
+    def detokenize(self, ids: Any) -> tf.Tensor:
         joined = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)
         return tf.strings.strip(tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace"))
 
 
-def _text(piece: str, engine) -> bytes:
-    """What a piece is in a text: nothing, if it is a control symbol; a byte, if it spells what no other piece can."""
+def _text(piece: str, engine: Any) -> bytes:
+    """The text of a piece: empty for a control symbol, and one byte for a byte piece."""
     id = engine.piece_to_id(piece)
     if engine.is_byte(id):
         return bytes([int(piece[1:-1], 16)])

@@ -1,4 +1,4 @@
-"""The layers of Figure 1, each at home in any Keras model."""
+"""The layers of Figure 1, for use in any Keras model."""
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer

@@ -6,9 +6,9 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Dropout(keras.layers.Dropout):
-    """Keras' own draws a number for every component, which takes two to four times as long on a CPU.
+    """Dropout that draws 16 random bits per component; the rate is rounded to a multiple of 2^-16.
 
-    Here a component takes 16 bits: the rate is a multiple of 2^-16, and what is kept is scaled to that.
+    Keras's own draws a whole number per component, which takes two to four times as long on a CPU.
     """
 
     def call(self, inputs, training=False):

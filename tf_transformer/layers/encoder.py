@@ -1,6 +1,7 @@
 """The encoder's layer: the left half of Figure 1 (section 3.1)."""
 
 import functools
+from typing import Any
 
 import keras
 from keras import ops
@@ -27,15 +28,15 @@ class EncoderLayer(KeepsQuantized):
 
     def __init__(
         self,
-        num_heads=8,
-        d_ff=2048,
-        d_k=None,
-        d_v=None,
-        dropout=0.1,
-        attention_dropout=0.0,
-        attention_window=None,
-        **kwargs,
-    ):
+        num_heads: int = 8,
+        d_ff: int = 2048,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+        attention_window: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_ff = d_ff
@@ -46,7 +47,7 @@ class EncoderLayer(KeepsQuantized):
         self.attention_window = attention_window
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: Any) -> None:
         self.self_attention = self.make_attention("self_attention")
         self.self_attention_norm = self.make_norm("self_attention_norm")
         self.feed_forward = self.make_feed_forward("feed_forward")
@@ -54,19 +55,19 @@ class EncoderLayer(KeepsQuantized):
         for layer in (self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(x_shape)
 
-    # What a variant overrides, to be made of other parts.
+    # A variant overrides these methods to use other parts.
 
-    def make_attention(self, name):
+    def make_attention(self, name: str) -> keras.layers.Layer:
         heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
         return MultiHeadAttention(*heads, name=name, dtype=self.dtype_policy)
 
-    def make_feed_forward(self, name):
+    def make_feed_forward(self, name: str) -> keras.layers.Layer:
         return FeedForward(self.d_ff, name=name, dtype=self.dtype_policy)
 
-    def make_norm(self, name):
+    def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
-    def call(self, x, mask=None, return_attention_scores=False):
+    def call(self, x: Any, mask: Any = None, return_attention_scores: bool = False) -> Any:
         """Encode x [B, S, d] under its padding mask [B, S].
 
         Returns:
@@ -74,7 +75,7 @@ class EncoderLayer(KeepsQuantized):
         """
         kv = self.self_attention.project(x)
         mask, attend = over_queries(mask), attention
-        if self.attention_window and return_attention_scores:  # which take n * n, so that blocks would save nothing
+        if self.attention_window and return_attention_scores:  # scores take n * n, so blocks would save nothing
             mask = both(mask, near_mask(ops.shape(x)[1], self.attention_window))
         elif self.attention_window:
             attend = functools.partial(restricted_attention, window=self.attention_window)
@@ -83,12 +84,12 @@ class EncoderLayer(KeepsQuantized):
         x = self.feed_forward_norm(x, self.feed_forward(x))
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: Any) -> Any:
         return x_shape
 
-    def compute_output_spec(self, *args, **kwargs):
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return super().get_config() | {name: getattr(self, name) for name in names}

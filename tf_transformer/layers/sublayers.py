@@ -1,4 +1,6 @@
-"""What surrounds attention in a layer: the feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
+"""The feed-forward network (section 3.3) and Add & Norm (sections 3.1, 5.4)."""
+
+from typing import Any
 
 import keras
 
@@ -17,53 +19,55 @@ class FeedForward(keras.layers.Layer):
         activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
     """
 
-    def __init__(self, d_ff=2048, activation="relu", **kwargs):
+    def __init__(self, d_ff: int = 2048, activation: Any = "relu", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.d_ff = d_ff
         self.activation = activation
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: Any) -> None:
         self.hidden = dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
         self.hidden.build(x_shape)
         self.output_projection = dense(x_shape[-1], dtype=self.dtype_policy, name="output")
         self.output_projection.build((*x_shape[:-1], self.d_ff))
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         return by_row(lambda rows: self.output_projection(self.hidden(rows)), x)
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: Any) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"d_ff": self.d_ff, "activation": self.activation}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class AddAndNorm(keras.layers.Layer):
-    """LayerNorm(x + Dropout(Sublayer(x))): the residual connection around each sub-layer. [B, T, d] twice -> [B, T, d].
+    """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
+
+    It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d].
 
     Args:
         dropout: P_drop, on the sub-layer's output (section 5.4).
         epsilon: added to the variance.
     """
 
-    def __init__(self, dropout=0.1, epsilon=1e-6, **kwargs):
+    def __init__(self, dropout: float = 0.1, epsilon: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dropout = dropout
         self.epsilon = epsilon
         self.supports_masking = True
 
-    def build(self, x_shape, sublayer_output_shape=None):
+    def build(self, x_shape: Any, sublayer_output_shape: Any = None) -> None:
         self.output_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
         self.norm = LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 
-    def call(self, x, sublayer_output):
+    def call(self, x: Any, sublayer_output: Any) -> Any:
         return self.norm(x + self.output_dropout(sublayer_output))
 
-    def compute_output_shape(self, x_shape, sublayer_output_shape=None):
+    def compute_output_shape(self, x_shape: Any, sublayer_output_shape: Any = None) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"dropout": self.dropout, "epsilon": self.epsilon}

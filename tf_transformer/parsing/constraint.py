@@ -1,6 +1,7 @@
-"""Which symbols may follow the beginning of a tree: the constraint inside the parser's search (section 6.3)."""
+"""The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,18 +13,18 @@ OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
 class Grammar:
-    """Which lines of ids are trees over given words: it knows what may follow the beginning of one.
+    """Restricts lines of ids to trees over given words.
 
-    A word comes, as its first piece, at the beginning and after the symbol of the word before; a closing bracket closes
-    the innermost open constituent, which is not empty and has its label; nothing is open at the end, and there is
-    always room to reach it.
+    A word's first piece comes at the beginning, or after the symbol of the word before. A closing bracket closes the
+    innermost open constituent, which has its label and is not empty. At the end nothing is open, and there is always
+    room to close what is open.
 
     Args:
         symbols: of the tokenizer.
         vocab_size: V.
     """
 
-    def __init__(self, symbols: list[str], vocab_size: int):
+    def __init__(self, symbols: list[str], vocab_size: int) -> None:
         ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
         kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
         closing = [-1] * vocab_size  # by opening bracket
@@ -36,17 +37,17 @@ class Grammar:
             raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
         self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
 
-    def allowed(self, firsts, count, max_length) -> Callable:
+    def allowed(self, firsts: Any, count: Any, max_length: Any) -> Callable[..., Any]:
         """For `search.beam_search(allowed=...)`.
 
         Args:
             firsts: int32 [B, N], the first piece of each word.
             count: int32 [B], how many words there are in each row.
-            max_length: int32 [B], more than twice the number of words where there are any.
+            max_length: int32 [B], more than twice the number of words, if there are words.
         """
         firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
-        def allowed(ids, position, row):
+        def allowed(ids: Any, position: Any, row: Any) -> Any:
             kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
@@ -60,7 +61,7 @@ class Grammar:
             closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
             room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
-            least = 2 * total - words - leaves + depth + 2  # that must come after an opening bracket
+            least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
             never = tf.zeros_like(now)
             may = {
                 OTHER: never,
@@ -73,7 +74,7 @@ class Grammar:
             may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
             first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
 
-            def only(id, condition):
+            def only(id: Any, condition: Any) -> Any:
                 return condition[:, :, tf.newaxis] & (
                     tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
                 )  # [B, K, V]
@@ -83,11 +84,11 @@ class Grammar:
         return allowed
 
 
-def _count(condition):
+def _count(condition: Any) -> Any:
     return tf.cast(condition, tf.int32)
 
 
-def _last(condition):
+def _last(condition: Any) -> Any:
     """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
     places = tf.range(tf.shape(condition)[2])
     return tf.reduce_max(tf.where(condition, places, -1), axis=2)

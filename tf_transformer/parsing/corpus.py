@@ -17,7 +17,7 @@ WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
 
 class TreebankCorpus(PairCorpus):
-    """Bracketed trees, read when the corpus is made; sources are their words.
+    """A corpus of bracketed trees, read when it is made; sources are their words.
 
     Args:
         train: files of trees.
@@ -50,7 +50,7 @@ class TreebankCorpus(PairCorpus):
         return corpus
 
     def add(self, extra: Files, ratio: float = 1.0) -> None:
-        """Train on trees of another parser besides, `ratio` of them for each gold tree."""
+        """Also train on trees that another parser made, `ratio` of them for each gold tree."""
         self._said |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
 
@@ -91,7 +91,7 @@ class TreebankCorpus(PairCorpus):
         return {"F1": evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))}
 
 
-def _texts(trees: list) -> Texts:
+def _texts(trees: list[Any]) -> Texts:
     return [words_of(tree) for tree in trees], [treebank.as_line(tree) for tree in trees]
 
 
@@ -100,13 +100,13 @@ def words_of(tree: Any) -> str:
     return " ".join(treebank.words_of(tree))
 
 
-def mixed(gold: list, extra: list, ratio: float) -> list:
-    """Gold trees, as often as it takes, and `ratio` times as many others."""
+def mixed(gold: list[Any], extra: list[Any], ratio: float) -> list[Any]:
+    """Gold trees, repeated as needed, and `ratio` times as many other trees."""
     times = max(1, round(len(extra) / (ratio * len(gold))))
     return gold * times + extra[: round(ratio * len(gold) * times)]
 
 
-def _trees(name: str, files: Files) -> list:
+def _trees(name: str, files: Files) -> list[Any]:
     trees = treebank.read_trees(files)
     if not trees:
         raise BadInput(f"expected trees with words in the {name} files, got none")

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.parsing.treebank import ROOTS, base_label
@@ -17,7 +17,7 @@ EQUAL = {"PRT": "ADVP"}  # labels that count as another
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of brackets, of one sentence or, added, of many."""
+    """Counts of brackets in one sentence; the sum of scores counts many sentences."""
 
     matched: int = 0
     gold: int = 0
@@ -31,7 +31,7 @@ class Score:
 
     @property
     def value(self) -> float:
-        """F1, under the name that other scores have for theirs."""
+        """F1, under the name that all scores have."""
         return self.f1
 
     @property
@@ -69,9 +69,9 @@ class Score:
 def score(gold: "Tree", test: "Tree") -> Score:
     """One sentence's brackets.
 
-    A bracket is a constituent's label and the first and last of its words; roots, punctuation and constituents of
-    punctuation alone do not count. Which words are punctuation the gold tags say, for both trees: EVALB takes each
-    tree's own tags, and passes over the sentences where that leaves different words.
+    A bracket is a constituent's label with its first and its last word. Roots, punctuation and constituents of nothing
+    but punctuation do not count. The gold tags decide for both trees which words are punctuation; EVALB takes each
+    tree's own tags, and skips sentences where the remaining words then differ.
 
     Raises:
         BadInput: the trees are not over the same words.
@@ -93,12 +93,12 @@ def score(gold: "Tree", test: "Tree") -> Score:
     )
 
 
-def brackets(tree: "Tree", counts: list[bool]) -> Counter:
-    """How often there is a constituent (label, first word, word after the last), of the words that count."""
-    found: Counter = Counter()
+def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
+    """The number of times that each constituent (label, first word, word after the last) occurs."""
+    found: Counter[Any] = Counter()
     places = iter(counts)
 
-    def end_of(node, start: int) -> int:
+    def end_of(node: Any, start: int) -> int:
         if isinstance(node[0], str):
             return start + next(places)
         end = start

@@ -1,14 +1,14 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
-The target is the tree as a line of symbols (`treebank.linearised`); these are the tokenizer's `symbols`, which no text
-is made of. Before what there is to say of a word, brackets and then its symbol, comes the word's first piece: so the
-decoder knows which word it has reached, which it would otherwise have to count, and what it is. Words are what white
-space separates in the text; "(" and "-LRB-" are the same word there.
+The target is the tree as a line of symbols (`treebank.linearised`), the control symbols of the tokenizer. Each word's
+first piece comes before its brackets and its symbol. It tells the decoder which word comes next, so the decoder need
+not count words. White space separates the words of a text; "(" and "-LRB-" are the same word.
 """
 
 import math
+import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ from tf_transformer.translator import Translator
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
 
-def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+def word_pieces(tokenizer: Tokenizer, texts: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
     """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
     # White space and control characters of all kinds separate words, as they do where trees are read.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
@@ -38,16 +38,16 @@ def word_pieces(tokenizer: Tokenizer, texts) -> tuple[tf.RaggedTensor, tf.Ragged
 
 
 def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Of the pieces of words, ids [B, None, None], the first of each, or the unknown id: [B, None]."""
+    """The first piece of each word, or the unknown id: ids [B, None, None] to [B, None]."""
     by_word = pieces.values
     unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
     return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
 
 
-def pair_ids(tokenizer: Tokenizer) -> Callable:
-    """For `data.token_batches`: texts [B] and their linearised trees [B], symbols with spaces between them."""
+def pair_ids(tokenizer: Tokenizer) -> Callable[..., Any]:
+    """For `data.token_batches`: ids of texts [B] and of linearised trees [B], symbols with spaces between them."""
 
-    def ids(texts, lines):
+    def ids(texts: Any, lines: Any) -> Any:
         _, pieces = word_pieces(tokenizer, texts)
         symbols = tf.strings.split(lines)
         is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
@@ -64,18 +64,18 @@ def pair_ids(tokenizer: Tokenizer) -> Callable:
     return ids
 
 
-EXTRA_LENGTH = 300  # section 6.3: so many symbols more than the source at most
+EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
 
 
 class Source(NamedTuple):
-    """Texts as words, and as the encoder reads them."""
+    """Texts as words and as ids for the encoder."""
 
     words: tf.RaggedTensor  # string [B, None], all of them
     count: tf.Tensor  # int32 [B], the words that are parsed, the first ones
     firsts: tf.Tensor  # int32 [B, N], the first piece of each word
     ids: tf.Tensor  # int32 [B, S], of these words, EOS at the end
     length: tf.Tensor  # int32 [B], how many ids, without EOS; at least one a word
-    truncated: tf.Tensor  # bool [B], there are more words
+    truncated: tf.Tensor  # bool [B], the text has more words
 
 
 class Parsed(NamedTuple):
@@ -87,15 +87,17 @@ class Parsed(NamedTuple):
 
 
 class Parser:
-    """parser(["The cat slept ."]) -> ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
+    """Parses English sentences.
+
+    parser(["The cat slept ."]) gives ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
     Args:
-        translator: of texts to linearised trees; its batch_size and its options of the search hold.
+        translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
 
-    def __init__(self, translator: Translator):
+    def __init__(self, translator: Translator) -> None:
         if translator.min_length:
-            raise BadInput(f"min_length: expected 0, since a tree says how long it is, got {translator.min_length}")
+            raise BadInput(f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}")
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config
@@ -110,9 +112,9 @@ class Parser:
         self._free = tf.function(self._search_freely, input_signature=[texts], autograph=False)
 
     @classmethod
-    def from_run(cls, path, average_last: int = 5, **options) -> "Parser":
-        """Of what a run of trainers.parsing has learned, with length_penalty (α) and extra_length of section 6.3 and an
-        exact search, if not given; see `Translator.from_run`."""
+    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Parser":
+        """Load a run of trainers.parsing; see `Translator.from_run`. By default length_penalty (α) and extra_length are
+        section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
         return cls(Translator.from_run(path, average_last, **options))
 
@@ -120,7 +122,7 @@ class Parser:
         """As `Translator.astype`."""
         return Parser(self.translator.astype(dtype))
 
-    def __call__(self, texts):
+    def __call__(self, texts: str | list[str]) -> Any:
         """The tree of each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
@@ -132,12 +134,12 @@ class Parser:
         return [Parsed(tree.decode(), score, truncated) for tree, score, truncated in rows]
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
-        """What is found for each text without the grammar: a line of symbols that may be no tree."""
+        """The best line of symbols for each text without the grammar; it may be no tree."""
         rows = by_batch(self._free, [texts], self.translator.batch_size)
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
-    def _line(self, ids, firsts) -> list[str]:
-        """The symbols of ids; where a word is missing, wrong or too much, also a bracket that closes nothing."""
+    def _line(self, ids: Any, firsts: Any) -> list[str]:
+        """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
         line, words, now = [], 0, len(firsts) > 0
         for id in ids:
@@ -151,20 +153,20 @@ class Parser:
                 now = names[id][0] not in "()" and words < len(firsts)
         return line
 
-    def _search_freely(self, text):
+    def _search_freely(self, text: Any) -> Any:
         source, start = self._start(text)
         found = self._search(start)
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
 
     def attention(self, source: str, target: str | None = None) -> Attention:
-        """What attends to what while a text is parsed.
+        """The attention weights of a text and its tree, with their tokens.
 
         Args:
             source: words.
-            target: a tree in brackets; `None` for the one that the search finds.
+            target: a tree in brackets; `None` means the tree that the search finds.
 
         Raises:
-            BadInput: there are no words, or too many; or the tree has symbols that are not the tokenizer's.
+            BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
         read, start = self._start(tf.constant([source]))
         if read.truncated[0]:
@@ -187,8 +189,8 @@ class Parser:
         _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
-    def source(self, text) -> Source:
-        """Texts [B] as words and as the encoder reads them. Words whose pieces are too many in all are left out."""
+    def source(self, text: Any) -> Source:
+        """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
         words, pieces = word_pieces(self.tokenizer, text)
         sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
         before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
@@ -205,26 +207,27 @@ class Parser:
             truncated=count < tf.cast(words.row_lengths(), tf.int32),
         )
 
-    def parse(self, text):
-        """Texts [B] to trees string [B], scores float32 [B] and truncated bool [B]; of no words, "" and 0."""
+    def parse(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
+        and 0."""
         source, start = self._start(text)
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text) -> tuple[Source, Start]:
+    def _start(self, text: Any) -> tuple[Source, Start]:
         source = self.source(text)
         start = self.translator.start(source.ids, source.length, tf.int32.max)
         most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
         return source, start._replace(max_length=most)
 
     def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
-        """By the grammar, if the source is given."""
+        """Search; with a source, under the grammar."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
         translator = self.translator
         return beam_search(start, allowed=allowed, **{name: getattr(translator, name) for name in OPTIONS})
 
-    def trees(self, ids, source: Source) -> tf.Tensor:
-        """Ids of well-formed lines of symbols [B, L] as trees [B]."""
+    def trees(self, ids: Any, source: Source) -> tf.Tensor:
+        """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
         words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
         place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
@@ -237,6 +240,6 @@ class Parser:
         tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
         return tf.where(source.count > 0, tree, "")
 
-    def save(self, path, checked: bool = False, **facts) -> None:
+    def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.publish.save_export` does."""
         save_export(ParserExport(self, **facts), path, checked)

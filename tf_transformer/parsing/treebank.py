@@ -1,15 +1,16 @@
-"""Bracketed trees: reading them, their normal form, and as a line of symbols and back (Vinyals et al. 2015).
+"""Reads bracketed trees, brings them to a normal form, and converts them to lines of symbols and back (Vinyals et al.
+2015).
 
-A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). In the normal form, the convention for the Wall
-Street Journal's, its root is TOP, function labels (NP-SBJ, PP=2) are cut, traces and other null elements (-NONE-) are
-removed with whatever they leave empty, every word stands alone under its tag, and brackets in it are -LRB- and -RRB-.
+A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
+Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
+with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
     from nltk import Tree
 
 ROOT = "TOP"
-ROOTS = ("", "TOP", "ROOT", "S1")  # as treebanks name it
+ROOTS = ("", "TOP", "ROOT", "S1")  # treebanks' names of the root
 NO_TAG = "XX"  # what stands for a word where tags are left out (section 2.1 of Vinyals et al. 2015)
 NULL = "-NONE-"
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
 
-def read_trees(paths) -> "list[Tree]":
-    """The trees of a file or of several, in the normal form: a tree a line, or over several lines.
+def read_trees(paths: Any) -> "list[Tree]":
+    """Read the trees of one or several files in the normal form; a tree may span lines.
 
     Raises:
         FileNotFoundError: a file is missing.
-        BadInput: a file is not UTF-8, or something in it is no tree; the message says where.
+        BadInput: a file is not UTF-8, or a part of it is no tree; the message says where.
     """
     return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(Path(path))]
 
@@ -62,7 +63,7 @@ def _read(path: Path) -> "Iterator[Tree]":
         )
 
 
-def wsj_files(folder, sections) -> list[Path]:
+def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
     """The .mrg files of some sections of the Penn Treebank's Wall Street Journal, e.g. range(2, 22) to train on.
 
     Args:
@@ -80,11 +81,11 @@ def wsj_files(folder, sections) -> list[Path]:
     return files
 
 
-def read_tree(text) -> "Tree":
-    """The tree of its text, in the normal form.
+def read_tree(text: str) -> "Tree":
+    """Read a tree from a text, in the normal form.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no tree.
     """
     from nltk import Tree
 
@@ -92,7 +93,7 @@ def read_tree(text) -> "Tree":
 
 
 def as_line(tree: "Tree") -> str:
-    """The other way round, in one line."""
+    """A tree as one line of text; the inverse of `read_tree`."""
     return tree.pformat(margin=sys.maxsize)
 
 
@@ -111,10 +112,10 @@ def picture(tree: "Tree") -> str:
 
 
 def normalised(tree: "Tree") -> "Tree":
-    """A tree in the normal form: see the top of this file; of a tree without words, TOP alone."""
+    """A tree in the normal form (see the top of this file). A tree without words becomes TOP alone."""
     from nltk import Tree
 
-    def parts(node) -> list[Tree]:
+    def parts(node: Any) -> list[Tree]:
         if isinstance(node, str):
             return [Tree(NO_TAG, [escaped(BRACKETS.get(node, node))])]
         if node.label() == NULL:
@@ -145,12 +146,12 @@ def escaped(word: str) -> str:
 
 
 def linearised(tree: "Tree", tags: bool = True) -> list[str]:
-    """A tree in the normal form as symbols: "(NP", ")NP", and for each word its tag, or XX. The root is left out.
+    """A tree in the normal form as symbols: "(NP", ")NP", and a tag or XX for each word. The root is left out.
 
     (TOP (S (NP (PRP He)) (VP (VBD slept)))) becomes (S (NP PRP )NP (VP VBD )VP )S.
     """
 
-    def symbols(node) -> list[str]:
+    def symbols(node: Any) -> list[str]:
         if isinstance(node[0], str):
             return [node.label() if tags else NO_TAG]
         inner = [symbol for child in node for symbol in symbols(child)]
@@ -160,7 +161,7 @@ def linearised(tree: "Tree", tags: bool = True) -> list[str]:
 
 
 def is_well_formed(symbols: list[str], count: int) -> bool:
-    """Whether symbols are a tree over so many words as they stand, without empty constituents."""
+    """Whether symbols, unchanged, are a tree over `count` words, without empty constituents."""
     stack, words, before = [], 0, ""
     for symbol in symbols:
         if symbol[0] == "(":
@@ -175,12 +176,12 @@ def is_well_formed(symbols: list[str], count: int) -> bool:
 
 
 def to_tree(symbols: list[str], words: list[str]) -> "Tree":
-    """The tree of a line of symbols over its words, in the normal form; the other way round from `linearised`.
+    """The tree of a line of symbols over its words, in the normal form; the inverse of `linearised`.
 
-    What is not well-formed is repaired, from left to right: a closing bracket closes the innermost open constituent of
-    its label and all inside it, and is left out if there is none; words more than there are are left out; at the end
-    all that is open is closed, words that are still to come are tagged XX and put under the root, and constituents
-    without words are removed.
+    Ill-formed lines are repaired from left to right. A closing bracket closes the innermost open constituent with its
+    label and everything inside; without one, the bracket is dropped. Symbols of extra words are dropped. At the end,
+    open constituents are closed, missing words are put under the root with the tag XX, and constituents without words
+    are removed.
     """
     from nltk import Tree
 

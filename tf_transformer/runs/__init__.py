@@ -1,1 +1,1 @@
-"""A training as a folder: the recipe, what it learns from, its checkpoints, and the trainer that fills it."""
+"""Training runs: the recipe, the run's folder, callbacks, and the trainer."""

@@ -1,6 +1,6 @@
-"""Keras callbacks for `fit`: checkpoints to go on from, a score of the dev text, plain lines, numbers that go wrong.
+"""Keras callbacks for `fit`: checkpoints and resuming, dev scores, plain progress lines, a check for finite numbers.
 
-`Trainer` uses them. They work in a `model.fit` of your own as well:
+`Trainer` uses them. They also work in a `model.fit` of your own:
 
     checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
     model.fit(batches, epochs=10, callbacks=[checkpoints])  # run again: goes on after the last whole epoch
@@ -27,7 +27,7 @@ from tf_transformer.runs.run import Run
 
 
 class Stopped(Exception):
-    """Training has saved where it is and stopped: told to by the signal of this `number`, or at the step asked for."""
+    """Training has saved a checkpoint and stopped, on the signal `number` or at the requested step."""
 
     def __init__(self, message: str, number: int = 0):
         super().__init__(message)
@@ -35,19 +35,18 @@ class Stopped(Exception):
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Goes on from a run's newest checkpoint; saves one, and a row of the history, at the end of every epoch.
+    """Resumes from a run's newest checkpoint; saves a checkpoint and a row of the history after every epoch.
 
-    In the logs "tokens/s" stands for the metric `TokenCount`, if the model has it. Each epoch's row has the learning
-    rate and the norm of the last gradient. A whole epoch is not trained again: `fit` begins with the first that is
-    missing. Epochs that are parts of an endless dataset go on where the last one ended with
+    In the logs, "tokens/s" replaces the metric `TokenCount`, if the model has it. Each row has the learning rate and
+    the norm of the last gradient. `fit` skips completed epochs. If epochs are parts of an endless dataset, give `fit`
     `batches.skip(checkpoints.step)`.
 
     Args:
         run: the run's folder, or a `Run`.
-        tokenizer: kept in the folder, so that `load` can make a translator of the run; not needed where it is there.
-        steps: the last step of all; an epoch ends there. `None` leaves that to `fit`.
-        until: stop at this step, having saved; `None` stops at none.
-        alone: whether this process trains by itself. Of several, none stops where the others do not.
+        tokenizer: kept in the folder, so that `load` can make a translator of the run; not needed if it is there.
+        steps: the last step of the training, where an epoch ends; `None` leaves that to `fit`.
+        until: save and stop at this step; `None` means no such stop.
+        alone: whether this process trains by itself. One of several workers stops only where the others do.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
         self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
-        self._restored: keras.Model | None = None  # by the caller, who then says where `fit` begins
+        self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
         self.told_to_stop = 0
 
@@ -77,7 +76,7 @@ class Checkpoints(keras.callbacks.Callback):
     def restore(self, model: keras.Model) -> None:
         """Load the newest checkpoint, if there is one, into a built and compiled model.
 
-        `fit` then begins where its `initial_epoch` says; without this call it begins after the last whole epoch.
+        `fit` then begins at its `initial_epoch`; without this call it begins after the last complete epoch.
         """
         self._load(model)
         self._restored = model
@@ -97,12 +96,12 @@ class Checkpoints(keras.callbacks.Callback):
             self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
 
     def _begin(self) -> None:
-        """What `Trainer` does of a new run: config.json and the tokenizer, for a model that `load` can make again."""
+        """Write config.json and the tokenizer, as `Trainer` does for a new run, if `load` can rebuild the model."""
         if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
             return
         model = {name: value for name, value in self.model.config.to_dict().items() if name != "train_steps"}
         if (self.run.path / "config.json").exists():
-            self.run.exists(self.run.settings() | {"model": model})  # or an error that says what differs
+            self.run.exists(self.run.settings() | {"model": model})  # raises if the settings differ
             return
         self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
         if self.tokenizer:
@@ -112,13 +111,14 @@ class Checkpoints(keras.callbacks.Callback):
         self.model._initial_epoch = None
         if self._locked:
             self.run.unlock()
-        if self.told_to_stop:  # while the last epoch ended, too
+        if self.told_to_stop:  # a signal during the last epoch's end counts, too
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
     @contextlib.contextmanager
     def hears_signals(self) -> Iterator[None]:
-        """Save and raise `Stopped` at SIGTERM or Ctrl-C, inside the block that calls `fit`; a second Ctrl-C does not
-        wait. Signals that are ignored stay so, as Ctrl-C is by what a script starts with &.
+        """Inside this block, SIGTERM and Ctrl-C save a checkpoint and raise `Stopped`; a second Ctrl-C stops at once.
+
+        Ignored signals stay ignored, as Ctrl-C is in a program that a script starts with &.
         """
 
         def stop(number: int, _: Any) -> None:
@@ -139,7 +139,7 @@ class Checkpoints(keras.callbacks.Callback):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if self._locked:  # `fit` was left by an exception
+            if self._locked:  # an exception ended `fit`
                 self.run.unlock()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -159,7 +159,7 @@ class Checkpoints(keras.callbacks.Callback):
         if "tokens" in logs:
             logs["tokens/s"] = logs.pop("tokens") / self.elapsed
         self.model.stop_training |= self.step == self.steps
-        ends = self.model.stop_training or batch + 1 == self.params["steps"]  # the epoch, which then saves
+        ends = self.model.stop_training or batch + 1 == self.params["steps"]  # of the epoch, whose end saves
         if (self.told_to_stop or self.step == self.until) and not ends:
             sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
@@ -188,13 +188,13 @@ class Checkpoints(keras.callbacks.Callback):
 
 @dataclass(frozen=True)
 class DevText:
-    """What a model is scored with while it trains.
+    """A dev text and its score, to watch a training with.
 
     Attributes:
         metric: the score's name, for example "BLEU".
-        score: outputs and references to a number.
+        score: a function from outputs and references to a number.
         source: sentences.
-        references: what their outputs are compared with.
+        references: the outputs wanted for them.
     """
 
     metric: str
@@ -203,22 +203,22 @@ class DevText:
     references: list[str]
 
     def thinned(self, most: int) -> "DevText":
-        """With at most this many sentences, evenly spread."""
+        """At most `most` of the sentences, evenly spread."""
         every = max(1, -(-len(self.source) // most))
         return DevText(self.metric, self.score, self.source[::every], self.references[::every])
 
 
 class DevScore(keras.callbacks.Callback):
-    """At the end of every epoch: the score of the dev text, in the logs as `dev_bleu`, and some outputs to look at.
+    """Scores the dev text at the end of every epoch, as `dev_bleu` in the logs, and shows some outputs.
 
     Args:
-        function: list of strings to list of strings, a `Translator` for example.
-        dev: what to score it with.
-        show: outputs to print.
-        logs: TensorBoard's folder, for the same outputs, and the attention of the first if `function` has it.
+        function: from a list of strings to a list of strings, for example a `Translator`.
+        dev: the text to score it with.
+        show: the number of outputs to print.
+        logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first.
     """
 
-    def __init__(self, function: Callable, dev: DevText, show: int = 2, logs: Path | None = None):
+    def __init__(self, function: Callable[..., Any], dev: DevText, show: int = 2, logs: Path | None = None):
         super().__init__()
         self.function, self.dev, self.show, self.logs = function, dev, show, logs
 
@@ -278,16 +278,16 @@ class PlainLines(keras.callbacks.Callback):
 
 
 class NumbersGoneWrong(keras.callbacks.Callback):
-    """Looks after each step for a loss or a gradient that is not finite, and stops there or says that it was left out.
+    """Checks after each step that loss and gradient are finite. If not, it stops, or reports the skipped update.
 
     Args:
         batches: `batches(number, lines=True)` gives the batches from that number on, from 0, each with the numbers of
             its lines as last element.
         first: the number of the batch that training begins with.
-        skip: go on; the model's `skip_not_finite` has left the update out.
+        skip: go on, since the model's `skip_not_finite` leaves the update out.
     """
 
-    def __init__(self, batches: Callable, first: int, skip: bool = False):
+    def __init__(self, batches: Callable[..., Any], first: int, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 
@@ -310,5 +310,5 @@ class NumbersGoneWrong(keras.callbacks.Callback):
 
 
 def progress() -> tuple[int, list[keras.callbacks.Callback]]:
-    """The `verbose` of `fit`, and callbacks: Keras's bar on a terminal, plain lines elsewhere."""
+    """The `verbose` and the callbacks of `fit` that show progress: Keras's bar on a terminal, plain lines elsewhere."""
     return (1, []) if sys.stdout.isatty() else (0, [PlainLines()])

@@ -1,4 +1,4 @@
-"""How a run is trained: every knob in one place, and what each preset is trained with."""
+"""How a run is trained: all settings in one place, and the recipe of each preset."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ FREE = (
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train a Transformer (section 5). The defaults are the paper's `base`, except where it says otherwise.
+    """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
 
     Attributes:
         steps: updates to make; `None` means the configuration's `train_steps`.
@@ -88,11 +88,11 @@ class Recipe:
 
 
 RECIPES = {
-    # To go on with a model that somebody has trained.
+    # To fine-tune a pretrained model.
     "finetune": Recipe(epochs=3, batch_tokens=2_048, warmup_steps=100, learning_rate=5e-5),
     "tiny": Recipe(batch_tokens=2_048, warmup_steps=300, eval_every=80),
     "small": Recipe(batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
-    # A learning rate of 0.005 at its highest (Wu et al. 2021).
+    # The learning rate rises to 0.005 (Wu et al. 2021).
     "multi30k": Recipe(batch_tokens=4_096, warmup_steps=2_000, factor=2.53, eval_every=250),
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": Recipe(eval_every=1_500),
@@ -104,7 +104,7 @@ RECIPES = {
 
 
 def recipe_of(preset: str, kind: str) -> Recipe:
-    """What a preset is trained with, to translate or to parse. Rows of Table 3 are trained as `base`.
+    """The recipe of a preset, to translate or to parse. Rows of Table 3 are trained as `base`.
 
     Args:
         preset: a name in `PRESETS`.

@@ -1,4 +1,4 @@
-"""A run's folder: what it was asked to do, its checkpoints, its history. Written so that a killed run loses little."""
+"""A run's folder: settings, checkpoints, history. A killed run loses only the work since its last checkpoint."""
 
 import csv
 import errno
@@ -23,22 +23,22 @@ VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
-# Options that earlier versions kept beside the recipe; they are the corpus's now.
+# Options that earlier versions kept beside the recipe; now the corpus has them.
 FORMER = ("dropout_steps", "bidirectional_steps", "word_dropout", "student_dropout")
 
 
 class Run:
-    """runs/NAME/{config.json, tokenizer.model, checkpoints/, logs/, history.csv, metrics.json}, and start.weights.h5
-    if it began with the weights of another model.
+    """The folder of a training run.
 
-    config.json says what the run was asked to do:
+    It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json; a run that began with the
+    weights of another model has start.weights.h5, too. config.json has the run's settings:
 
         version   2
         kind      "translation" or "parsing"
         model     the fields of `TransformerConfig`, without train_steps
         recipe    the fields of `Recipe`
-        corpus    what `Corpus.describe` says: "train", the training text, and what changes it
-        start     of a run that began with another model: what is known of that, "origin" and so on
+        corpus    the values of `Corpus.describe`: "train", the training text, and the options that change it
+        start     the origin of the model that the run began with, if it began with one
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
     step, the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
@@ -48,7 +48,7 @@ class Run:
     Args:
         path: the folder.
         keep: checkpoints to keep; older ones are removed.
-        writes: whether this process writes; of several that train together, one does.
+        writes: whether this process writes; of several workers, one does.
     """
 
     _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
@@ -60,10 +60,10 @@ class Run:
         self.history: list[dict[str, Any]] = []
 
     def exists(self, settings: dict[str, Any]) -> bool:
-        """Whether the folder holds a run with these settings, apart from those that may change as a run goes on.
+        """Whether the folder holds a run with these settings; some settings may change as a run goes on.
 
         Raises:
-            BadInput: it holds a run with other settings, or something else.
+            BadInput: the folder holds a run with other settings, or something else.
         """
         if not (self.path / "config.json").exists():
             own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, START, f".{START}"}
@@ -72,7 +72,7 @@ class Run:
             return False
         before = self.settings()
         if "start" not in settings:
-            before.pop("start", None)  # the run has kept what it needs of it
+            before.pop("start", None)  # the run keeps the weights that it started from
         differences = _differences(_fixed(before), _fixed(json.loads(json.dumps(settings))))
         if differences:
             raise BadInput(
@@ -82,10 +82,10 @@ class Run:
         return True
 
     def settings(self) -> dict[str, Any]:
-        """What config.json says, also that of an earlier version, as this version writes it.
+        """The contents of config.json; an earlier version's are converted to this version's form.
 
         Raises:
-            BadInput: there is none, or it is something else, or of a later version.
+            BadInput: there is no config.json, it is something else, or its version is later.
         """
         file = self.path / "config.json"
         if not file.is_file():
@@ -103,7 +103,7 @@ class Run:
         return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Make the folder the run's with these settings."""
+        """Create the folder of a new run with these settings."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "config.json", {"version": VERSION} | settings)
 
@@ -117,10 +117,10 @@ class Run:
     def lock(self) -> bool:
         """Keep other processes from training in this folder, until `unlock` or the end of this process.
 
-        It is an advisory lock on the file .lock; on a network file system it works as far as that has such locks.
+        The lock is advisory, on the file .lock; on a network file system it works only if that supports such locks.
 
         Returns:
-            whether the lock is new; not where this process holds it already, nor where another is to write.
+            whether the lock is new: false if this process holds it already, or if another worker writes.
 
         Raises:
             BadInput: another process trains there.
@@ -171,10 +171,10 @@ class Run:
         Args:
             model: a compiled model.
             step: updates made.
-            state: more to remember; `half_done` says that an epoch is not at its end.
+            state: further values to store; `half_done` marks an unfinished epoch.
 
         Raises:
-            OSError: it cannot be written, the disk is full; the checkpoints before it stay.
+            OSError: it cannot be written, for example on a full disk; earlier checkpoints stay.
         """
         name = f"step-{step:08d}{STOPPED if 'half_done' in state else ''}"
         folder = self.path / "checkpoints" / name
@@ -209,7 +209,7 @@ class Run:
         return folder
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint's folder, and what its state.json says; `None` if there is none."""
+        """The folder and the state.json of the newest undamaged checkpoint; `None` if there is none."""
         for folder in reversed(self.checkpoints()):
             try:
                 return folder, _whole(folder)
@@ -218,7 +218,7 @@ class Run:
         return None
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:
-        """Load the newest whole checkpoint into a built and compiled model; `None` if there is none."""
+        """Load the newest undamaged checkpoint into a built and compiled model; `None` if there is none."""
         newest = self.newest()
         if not newest:
             return None
@@ -244,7 +244,7 @@ class Run:
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """What the state.json of a checkpoint says, if all of it is as it was written."""
+    """The contents of a checkpoint's state.json, if the checkpoint is undamaged."""
     try:
         state = json.loads((folder / "state.json").read_text())
         if state["sha256"] != checksum(folder / "model.weights.h5"):
@@ -260,7 +260,7 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 
 def _check_room(folder: Path, model: keras.Model) -> None:
-    """HDF5 may crash where a disk fills up while it writes."""
+    """Raise if the disk has too little room; HDF5 may crash when a disk fills up."""
     variables = [*model.variables, *model.optimizer.variables]
     size = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
     free = shutil.disk_usage(folder).free
@@ -274,7 +274,7 @@ def _upgraded(former: dict[str, Any]) -> dict[str, Any]:
     recipe = {name: data.pop(name) for name in ("tokenizer", "seed", "mixed_precision") if name in data}
     corpus = data | {name: training.pop(name) for name in FORMER if training.get(name)}
     if "teachers" not in corpus:
-        corpus.pop("student_dropout", None)  # which had a value also where nobody learned from it
+        corpus.pop("student_dropout", None)  # it had a value even without teachers
     kind = "parsing" if "tags" in data else "translation"
     recipe |= {name: value for name, value in training.items() if name not in FORMER}
     return {"version": VERSION, "kind": kind, "model": former["model"], "recipe": recipe, "corpus": corpus}

@@ -1,4 +1,4 @@
-"""Train, go on, average, score and export from Python; the programs in trainers/ do no more than this."""
+"""Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ from tf_transformer.runs.run import START, Run
 from tf_transformer.translator import Translator
 
 UNKNOWN = {"origin": "another translator"}
-RATES = ("dropout", "attention_dropout", "label_smoothing", "train_steps")  # which may differ from its start's
+RATES = ("dropout", "attention_dropout", "label_smoothing", "train_steps")  # may differ from those of its start
 
 
 @dataclass
 class Trainer:
-    """A run and what it takes to go on with it.
+    """Trains a model into a run's folder, and resumes it.
 
         corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
         trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048))
@@ -34,23 +34,23 @@ class Trainer:
         trainer.evaluate(("test.en", "test.de"))
         trainer.translator().save("savedmodels/mine/1")
 
-    A run that was stopped, or killed, goes on when `fit` is called again, in any process, and ends with the weights
-    that it would have had.
+    A run that was stopped or killed goes on when `fit` is called again, in any process. It ends with the same weights
+    as a run without the interruption.
 
     Attributes:
         path: the run's folder; see `Run`.
         config: of the model.
-        corpus: what it learns from.
-        recipe: how.
-        schedule: a learning rate instead of equation (3); the recipe's cooldown follows it as well.
-        optimizer: instead of `Adam` with the paper's settings and the schedule; under a `strategy` made in its scope.
-        callbacks: more of them for `fit`; what they add to the logs of an epoch stands in the history.
+        corpus: training, dev and test text.
+        recipe: the settings of the training.
+        schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
+        optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
+        callbacks: further callbacks for `fit`; values that they add to an epoch's logs go into the history.
         strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
-        start: a translator whose weights and tokenizer a new run begins with; the run keeps both, so that it goes on
-            without. `config` is that of its model, apart from rates.
+        start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
+            without `start`. `config` is the configuration of its model, apart from rates.
 
     Raises:
-        BadInput: an optimizer beside what it has itself, or a `start` of other sizes.
+        BadInput: `optimizer` is given with settings that belong to an optimizer, or `start` has other sizes.
     """
 
     path: str | Path
@@ -67,19 +67,17 @@ class Trainer:
         if self.start:
             self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
-            raise BadInput(
-                "optimizer: expected no schedule, cooldown_steps or clip_norm beside it, which it has itself"
-            )
+            raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
         self._strategy = self.strategy or tf.distribute.get_strategy()
         self.writes = distribution.is_chief(self._strategy)
-        keep = max(2, self.recipe.average_last)  # where the newest is damaged, training goes on from the one before
+        keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
         self.run = Run(self.path, keep, self.writes)
-        self.steps = self.began = 0  # of the last `fit`: the last step of all, and the one that it began after
+        self.steps = self.began = 0  # of the last `fit`: the training's last step, and the step it began after
         self._model: Transformer | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What config.json says of this run."""
+        """The contents of this run's config.json."""
         settings = {
             "kind": self.corpus.kind,
             "model": {name: value for name, value in self.config.to_dict().items() if name != "train_steps"},
@@ -98,7 +96,7 @@ class Trainer:
         if differing := [name for name in wanted if sizes.get(name) != wanted[name]]:
             expected = ", ".join(f"{name}={wanted[name]}" for name in differing)
             got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
-            raise BadInput(f"config: expected that of the model to start from, {expected}; got {got}")
+            raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
 
     def fit(self, until: int | None = None) -> list[dict[str, Any]]:
         """Train, from the run's last checkpoint if there is one.
@@ -112,8 +110,8 @@ class Trainer:
             the history: a row for each checkpoint, as in history.csv.
 
         Raises:
-            BadInput: the folder holds another run, or another process trains there; the corpus has nothing to learn
-                from; `until` is not positive.
+            BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
+                `until` is not positive.
         """
         if until is not None and until < 1:
             raise BadInput(f"until: expected a positive number, got {until}")
@@ -132,9 +130,9 @@ class Trainer:
         """
         run, recipe = self.run, self.recipe
         if (run.path / "config.json").exists():
-            run.lock()  # at once; of a new run when it begins, so that bad input leaves no folder
+            run.lock()  # a new run is locked when it begins, so that bad input leaves no folder
         is_there = run.exists(self.settings)
-        distribution.wait_for_all(self._strategy)  # until then, what they find is the same
+        distribution.wait_for_all(self._strategy)  # until here, all workers find the same files
         is_first = self.writes and not is_there
         if is_first:
             learn = self.corpus.learn_tokenizer
@@ -156,7 +154,7 @@ class Trainer:
                 tokenizer.save(run.path / "tokenizer.model")
                 if self.start:
                     run.save_start(self.start.astype("float32").model)
-            before = run.settings() if is_there else {}  # where it began is said once
+            before = run.settings() if is_there else {}  # "start" is written once
             run.begin({name: value for name, value in before.items() if name == "start"} | self.settings)
         if is_first:
             distribution.wait_for_all(self._strategy)
@@ -177,7 +175,7 @@ class Trainer:
             print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
             start = build_model(self.config, "float32")
-            start.load_weights(self.run.path / START)  # not into a compiled model, whose optimizer is not in the file
+            start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
             model.set_weights(start.get_weights())
         checkpoints.restore(model)
 
@@ -186,7 +184,7 @@ class Trainer:
 
         while checkpoints.step < until:
             print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
-            first, done = divmod(checkpoints.step, interval)  # where it was stopped, an epoch may be partly done
+            first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = NumbersGoneWrong(batches, checkpoints.step, model.skip_not_finite)
             verbose, lines = progress()
             with checkpoints.hears_signals():
@@ -211,7 +209,7 @@ class Trainer:
         distribution.wait_for_all(self._strategy)  # for the chief to save
 
     def _watching(self, model: Transformer, batching: Batching) -> list[keras.callbacks.Callback]:
-        """What looks at the dev text and writes for TensorBoard: in one process of several."""
+        """The callbacks that score the dev text and write for TensorBoard, in one worker of several."""
         if not self.writes:
             return []
         dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
@@ -220,14 +218,14 @@ class Trainer:
         return [DevScore(decoder, dev, logs=logs), keras.callbacks.TensorBoard(str(logs), write_graph=False)]
 
     def make_model(self, steps: int) -> Transformer:
-        """A built and compiled model, to be trained for this many steps (sections 5.3 and 5.4).
+        """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
 
-        A subclass may make another, of the same weights.
+        A subclass may return another model with the same weights.
         """
         recipe = self.recipe
         keras.utils.set_random_seed(recipe.seed)
         policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
-        with self._strategy.scope():  # not around `fit`: what one process alone makes there is not to be mirrored
+        with self._strategy.scope():  # not around `fit`, where one worker alone creates variables
             model = build_model(self.config, policy)
             model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
             model.compile(
@@ -240,7 +238,7 @@ class Trainer:
     def _adam(self, steps: int) -> training.Adam:
         recipe, d_model = self.recipe, self.config.d_model
         schedule: Any = self.schedule
-        if not schedule and recipe.learning_rate:  # the cosine is no decay: it ends with the rate that it begins with
+        if not schedule and recipe.learning_rate:  # constant: the cosine ends with the rate that it begins with
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
             schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
         schedule = schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
@@ -249,33 +247,33 @@ class Trainer:
         return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
 
     def translator(self, **search: Any) -> Translator | Parser:
-        """What the run has learned, the average of its last checkpoints (section 6.1), in float32.
+        """The average of the run's last checkpoints (section 6.1), in float32.
 
         Args:
             search: options of `Translator`, for example beam_size.
 
         Returns:
-            a `Translator`; of a run that parses, a `Parser`.
+            a `Translator`, or a `Parser` if the run parses.
         """
         return load(self.path, self.recipe.average_last, **search)
 
     def evaluate(self, files: Files | None = None, translator: Any = None) -> dict[str, Any]:
-        """Scores by their names: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
+        """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
 
         Args:
             files: source and reference, or files of trees; `None` means the corpus's test text.
-            translator: what to score; `None` means `self.translator()`.
+            translator: the translator to score; `None` means `self.translator()`.
         """
         source, references = self.corpus.read(files) if files else self.corpus.test
         return self.corpus.scores((translator or self.translator())(source), references)
 
 
 def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
-    """What a run, a SavedModel or a checkpoint of MarianMT has learned: a `Translator`, or a `Parser`.
+    """Load a run, a SavedModel or a MarianMT checkpoint as a `Translator` or a `Parser`.
 
     Args:
-        path: a run's folder, or a list of several, for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
-        average_last: checkpoints to average (section 6.1); `None` means as many as the run's recipe says.
+        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
+        average_last: checkpoints to average (section 6.1); `None` means the number in the run's recipe.
         search: options of `Translator`, for example beam_size.
 
     Raises:

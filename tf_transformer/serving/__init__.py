@@ -1,2 +1,2 @@
-"""What is served: the contract (`export`), what lies in its folder (`publish`), a loader like TensorFlow Serving's
-(`loader`) and the checks that an export passes before it is published (`check`, `probe`)."""
+"""Serving: the contract of a SavedModel (`export`), its folder (`publish`), a loader like TensorFlow Serving's
+(`loader`), and the checks before publication (`check`, `probe`)."""

@@ -1,10 +1,10 @@
-"""Everything that TensorFlow Serving would trip over, found without the server:
+"""Checks a SavedModel for everything that TensorFlow Serving would fail on, without the server:
 
     python -m tf_transformer.serving.check savedmodels/demo/1
 
-reads the graph, calls it in another process through the server's loader, prints the findings and exits with 1 if
-something fails. It takes any SavedModel, and as a file of its own, python tf_transformer/serving/check.py DIR, it runs
-where this package cannot be imported, as under another version of TensorFlow.
+reads the graph, calls it in another process through the server's loader, prints the findings, and exits with 1 if
+something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
+of this package, for example under another version of TensorFlow.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-# Of TensorFlow's own ops a server has all; of others, those of tensorflow-text, which it links in.
+# A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
     *("Sentencepiece", "TFText>", "FastWordpiece", "Wordpiece", "NormalizeUTF8", "CaseFoldUTF8", "FastBertNormalize"),
     *("RegexSplit", "WhitespaceTokenize", "UnicodeScriptTokenize", "SplitMerge", "Rouge", "ConstrainedSequence"),
@@ -40,11 +40,11 @@ class Finding(NamedTuple):
     message: str
 
 
-def check(path) -> list[Finding]:
+def check(path: str | Path) -> list[Finding]:
     """Check the folder of a SavedModel, <name>/<integer version>.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no SavedModel.
     """
     path = Path(path).absolute()
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
@@ -56,14 +56,14 @@ def failures(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "FAIL"]
 
 
-def _finding(message: str, wrong, level: str = "FAIL") -> Finding:
-    """That something holds; or not, with what is wrong."""
+def _finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Finding:
+    """A finding that `message` holds if nothing is `wrong`."""
     if not wrong:
         return Finding("ok", message)
     return Finding(level, f"{message}, but: {', '.join(map(str, sorted(wrong)))}"[:500])
 
 
-def graph_of(path: Path):
+def graph_of(path: Path) -> Any:
     """The only MetaGraphDef tagged "serve", or `None`."""
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -72,12 +72,12 @@ def graph_of(path: Path):
     return found[0] if len(found) == 1 else None
 
 
-def nodes_of(graph) -> list:
+def nodes_of(graph: Any) -> list[Any]:
     return [*graph.graph_def.node, *(node for f in graph.graph_def.library.function for node in f.node_def)]
 
 
 def _read(path: Path) -> Iterator[Finding]:
-    """What the files say."""
+    """Findings from the files."""
     yield _finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
@@ -93,7 +93,7 @@ def _read(path: Path) -> Iterator[Finding]:
         yield from _ports(name, signature)
 
 
-def _ops(graph) -> Iterator[Finding]:
+def _ops(graph: Any) -> Iterator[Finding]:
     from tensorflow.python.framework import op_def_registry
 
     functions, nodes = graph.graph_def.library.function, nodes_of(graph)
@@ -108,7 +108,7 @@ def _ops(graph) -> Iterator[Finding]:
     yield _finding("no op is pinned to an accelerator", pinned)
 
 
-def _variables(path: Path, graph) -> Iterator[Finding]:
+def _variables(path: Path, graph: Any) -> Iterator[Finding]:
     import numpy as np
     import tensorflow as tf
 
@@ -142,7 +142,7 @@ def _variables(path: Path, graph) -> Iterator[Finding]:
     yield _finding(message, ["more than a tenth more"] * (stored > room))
 
 
-def _paths(path: Path, graph) -> Iterator[Finding]:
+def _paths(path: Path, graph: Any) -> Iterator[Finding]:
     names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
     found = {name for name in names if re.search(r"(^|_)/\w+/", name)}
     content = (path / "saved_model.pb").read_bytes()
@@ -161,7 +161,7 @@ def _batching(path: Path) -> Iterator[Finding]:
         yield _finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
 
 
-def _ports(name: str, signature) -> Iterator[Finding]:
+def _ports(name: str, signature: Any) -> Iterator[Finding]:
     """Inputs, outputs and defaults of a signature."""
     import tensorflow as tf
 
@@ -198,7 +198,7 @@ def _ports(name: str, signature) -> Iterator[Finding]:
 
 
 def _call(path: Path) -> Iterator[Finding]:
-    """What happens when it is called, in a process of its own without Python's TensorFlow."""
+    """Findings from calls, in a process of its own without Python's TensorFlow."""
     import tensorflow as tf
 
     graph = graph_of(path)
@@ -220,7 +220,7 @@ def _call(path: Path) -> Iterator[Finding]:
         yield Finding("FAIL", f"the process that called it ended with {process.returncode}: {why[:300]}")
 
 
-def main(argv=None) -> None:
+def main(argv: list[str] | None = None) -> None:
     what = (__doc__ or "").split(":")[0]
     parser = argparse.ArgumentParser("python -m tf_transformer.serving.check", description=what)
     parser.add_argument("path", metavar="DIR", help="the folder of a SavedModel, NAME/VERSION")

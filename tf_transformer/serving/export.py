@@ -1,7 +1,7 @@
-"""The serving contract: what a SavedModel takes and gives (savedmodels/README.md has the tables).
+"""The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
 
-Every input is [batch], or [1] for an option; every output's first axis is the batch and its other axes are fixed, so
-that TensorFlow Serving can merge requests. Whatever stands in a row, no row raises: its neighbours would fail with it.
+Every input is [batch], or [1] for an option. Every output's first axis is the batch and its other axes are fixed, so
+TensorFlow Serving can merge requests. No row ever raises, whatever it contains: its neighbours would fail with it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tf_transformer.tokenizer import EOS_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "2"
-# What `translate` and `translate_details` take since contract 1, and for good: another input would break their clients.
+# The inputs of `translate` and `translate_details`, fixed since contract 1: another input would break their clients.
 FIRST_OPTIONS = ("beam_size", "length_penalty", "max_length")
 
 
@@ -28,18 +28,18 @@ class Signature(NamedTuple):
     """A function of a SavedModel."""
 
     name: str
-    function: Callable  # from texts [batch], and options [1] or [batch], by name to the outputs by name
+    function: Callable[..., Any]  # from texts [batch], and options [1] or [batch], by name to the outputs by name
     texts: tuple[str, ...] = ("text",)
     options: Mapping[str, tf.Tensor] = {}  # by name the default [1]
 
-    def traced(self):
+    def traced(self) -> Any:
         """As a `tf.function` that knows its inputs and their defaults."""
         names = [*self.texts, *self.options]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         inputs = [inspect.Parameter(name, kind) for name in self.texts]
         inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
 
-        def call(*values):
+        def call(*values: Any) -> Any:
             return self.function(**dict(zip(names, values, strict=True)))
 
         call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
@@ -51,18 +51,20 @@ class Signature(NamedTuple):
 class Root(tf.Module):
     """The root of a SavedModel; `model_info` is one of its signatures.
 
-    It owns raw `tf.Variable`s and reaches Keras objects by closure alone: tracked as attributes, their weights would be
-    stored twice, and TensorFlow Serving would not restore those that the functions read.
+    It owns raw `tf.Variable`s and holds Keras objects in closures alone. As attributes their weights would be stored
+    twice, and TensorFlow Serving would not restore the copies that the functions read.
 
     Args:
         model: a built `Transformer`.
         tokenizer: its `Tokenizer`.
         signatures: besides `model_info`.
-        warm: by name, the signatures that a server tries before it is ready, each with the options it is given.
-        facts: what `model_info` answers besides what is known here.
+        warm: by name, the signatures to warm up before the server is ready, with their options.
+        facts: further answers of `model_info`.
     """
 
-    def __init__(self, model, tokenizer, signatures: Iterable[Signature], warm: dict[str, dict], **facts):
+    def __init__(
+        self, model: Any, tokenizer: Any, signatures: Iterable[Signature], warm: dict[str, dict[str, Any]], **facts: Any
+    ) -> None:
         super().__init__()
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
@@ -84,26 +86,26 @@ class Root(tf.Module):
 
         self.names = ["model_info"]
         for signature in signatures:
-            # Attributes, too, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            # Also attributes, so that tf.saved_model.load(path).translate(text) knows the defaults.
             setattr(self, signature.name, signature.traced())
             self.names.append(signature.name)
 
     @property
-    def signatures(self) -> dict:
-        """By name, what `tf.saved_model.save` takes."""
+    def signatures(self) -> dict[str, Any]:
+        """The signatures by name, for `tf.saved_model.save`."""
         return {name: getattr(self, name) for name in self.names}
 
-    def describe(self, **facts) -> None:
-        """Add to what `model_info` answers."""
+    def describe(self, **facts: Any) -> None:
+        """Add answers to `model_info`."""
         facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
 
-        def model_info(key):
+        def model_info(key: Any) -> Any:
             return {"value": table.lookup(tf.ensure_shape(key, [None]))}
 
-        # Made anew: one that was saved, or called, would go on with the table of then.
+        # A new function: after a save or a call the old one would keep the old table.
         self.model_info = Signature("model_info", model_info, ("key",)).traced()
 
 
@@ -112,11 +114,10 @@ class Export(Root):
 
     Args:
         translator: a `Translator`; its options become the defaults.
-        n_best: translations that a request gets, fixed by the export.
-        max_beam_size: greatest beam size that a request may ask for.
-        max_length: greatest number of symbols in a translation that a request may ask for, the end symbol included; and
-            the default.
-        facts: what `model_info` answers besides what is known here, e.g. source_language, target_language, step, bleu.
+        n_best: the number of translations in an answer, fixed by the export.
+        max_beam_size: the greatest beam size of a request.
+        max_length: the default and the greatest number of symbols in a translation, the end symbol included.
+        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu.
 
     Raises:
         BadInput: an option is out of range.
@@ -124,12 +125,12 @@ class Export(Root):
 
     def __init__(
         self,
-        translator,
+        translator: Any,
         n_best: int = SEARCH_OPTIONS["n_best"].default,
         max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
         max_length: int = SEARCH_OPTIONS["max_length"].default,
-        **facts,
-    ):
+        **facts: Any,
+    ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
         if wrong := problem(values, highest | {"max_length": math.inf}):
@@ -138,31 +139,31 @@ class Export(Root):
         options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
         defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
 
-        traced_once = functools.partial(tf.function, autograph=False)  # for all signatures that call it alike
+        traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
         force = traced_once(translator.force)
 
         @traced_once
-        def searched(text, wanted, rows):
+        def searched(text: Any, wanted: Any, rows: Any) -> Any:
             source, source_length, truncated = translator.source(text)
             found = translator.search(source, source_length, n_best=n_best, wanted=wanted, **rows)
             return source, source_length, truncated, found
 
-        def search(text, wanted: int, given: Mapping[str, Any]):
-            """Options out of range are clipped: an error would fail the whole of a server's batch."""
+        def search(text: Any, wanted: int, given: Mapping[str, Any]) -> Any:
+            """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
                 rows[name] = _per_row(name, given.get(name, defaults[name]), text)
-                if option.dtype == "float32":  # a NaN stays one when it is clipped, and would come back as the score
+                if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
             return searched(text, tf.constant(wanted), rows)
 
-        def serving_default(text):
+        def serving_default(text: Any) -> Any:
             *_, truncated, found = search(text, 1, {})
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
-        def translate(text, **given):
+        def translate(text: Any, **given: Any) -> Any:
             _, source_length, truncated, found = search(text, n_best, given)
             return {
                 "translations": translator.texts(found.ids),
@@ -174,7 +175,7 @@ class Export(Root):
                 "truncated": truncated,
             }
 
-        def details(text, **given):
+        def details(text: Any, **given: Any) -> Any:
             source, *_, found = search(text, n_best, given)
             B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
             ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
@@ -185,7 +186,7 @@ class Export(Root):
             log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
             log_probs = tf.reshape(log_probs, [B, n_best, max_length])
 
-            def each(flat):
+            def each(flat: Any) -> Any:
                 return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
 
             return {
@@ -195,7 +196,7 @@ class Export(Root):
                 "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
-        def score(source, target):
+        def score(source: Any, target: Any) -> Any:
             source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
             target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
             log_probs, _ = force(source_ids, target_ids)
@@ -205,11 +206,11 @@ class Export(Root):
             scores = log_prob / penalty(length, defaults["length_penalty"])
             return {"log_prob": log_prob, "score": scores, "length": length - 1}
 
-        def tokenize(text):
+        def tokenize(text: Any) -> Any:
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
             return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
-        def detokenize(tokens):
+        def detokenize(tokens: Any) -> Any:
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
@@ -238,12 +239,12 @@ class ParserExport(Root):
     """A parser's SavedModel.
 
     Args:
-        parser: a `Parser`; its options of the search are fixed by the export.
-        facts: what `model_info` answers besides what is known here, e.g. step, f1.
+        parser: a `Parser`; the export fixes its options of the search.
+        facts: further answers of `model_info`, e.g. step, f1.
     """
 
-    def __init__(self, parser, **facts):
-        def parse(text):
+    def __init__(self, parser: Any, **facts: Any) -> None:
+        def parse(text: Any) -> Any:
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
 
@@ -258,7 +259,7 @@ class ParserExport(Root):
         )
 
 
-def _per_row(name, option, text):
+def _per_row(name: str, option: Any, text: Any) -> Any:
     """An option [1] or [batch] as [batch]."""
     option = tf.ensure_shape(option, [None])
     B, given = tf.shape(text)[0], tf.shape(option)[0]
@@ -267,17 +268,17 @@ def _per_row(name, option, text):
         return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
 
 
-def _joined(pieces) -> tf.Tensor:
+def _joined(pieces: Any) -> tf.Tensor:
     return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
 
 
-def _alignments(attention, source, real) -> tf.Tensor:
+def _alignments(attention: Any, source: Any, real: Any) -> tf.Tensor:
     """For each output token the source token it attends to most, in Pharaoh form "s-t s-t ...": string [B].
 
     Args:
         attention: [B, T, S].
         source: ids [B, S].
-        real: bool [B, T], which output tokens there are.
+        real: bool [B, T], true for real output tokens.
     """
     attention = tf.where((source > EOS_ID)[:, tf.newaxis], attention, -1.0)
     attention = tf.pad(attention, [[0, 0], [0, 0], [0, 1]], constant_values=-1.0)  # an empty batch has no columns

@@ -1,11 +1,11 @@
 """Loads a SavedModel as TensorFlow Serving does: its C++ loader and session, reached through TensorFlow's C API.
 
-`tf.saved_model.load` restores by another way, and loads what the server cannot. Here, as there, no Python of TensorFlow
-takes part, XLA is off, of tensorflow-text only the tokenizer's op is known, and shapes and dtypes are checked by the
-graph alone. The libraries are those of the installed packages.
+`tf.saved_model.load` restores in another way, and loads models that the server cannot load. Here, as in the server,
+TensorFlow's Python is absent, XLA is off, tensorflow-text has only the tokenizer's op, and the graph alone checks
+shapes and dtypes. The libraries are those of the installed packages.
 
-It and wire.py import nothing of this package, which would bring Python's TensorFlow: put their folder on the path, or
-run
+This file and wire.py import nothing of this package, which would bring Python's TensorFlow. Put their folder on the
+path, or run
 
     python tf_transformer/serving/loader.py savedmodels/demo/1 "Two doors." "The red door."
 """
@@ -35,9 +35,9 @@ STRING_SIZE = 24  # bytes of a TF_TString
 
 
 class SessionError(RuntimeError):
-    """TensorFlow's answer when something is wrong; `code` is gRPC's number: 3 is INVALID_ARGUMENT, 5 NOT_FOUND."""
+    """An error of TensorFlow; `code` is gRPC's number: 3 is INVALID_ARGUMENT, 5 is NOT_FOUND."""
 
-    def __init__(self, code: int, message: str):
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(f"code {code}: {message}")
         self.code = code
 
@@ -46,8 +46,8 @@ class Port(NamedTuple):
     """An input or output of a signature."""
 
     tensor: str  # its name in the graph, e.g. "serving_default_text:0"
-    dtype: Any  # NumPy's, `object` for strings; None for what is no tensor, such as a ragged one
-    shape: tuple | None  # None for a size, or for all of it, that is not fixed
+    dtype: Any  # NumPy's, `object` for strings; None if it is no dense tensor, such as a ragged one
+    shape: tuple[Any, ...] | None  # None for a size that is not fixed, or for an unknown rank
 
 
 class Signature(NamedTuple):
@@ -64,11 +64,11 @@ class Servable:
         text_ops: the op libraries of tensorflow-text to load, once a process.
 
     Raises:
-        FileNotFoundError: no SavedModel there, or TensorFlow's libraries are not installed.
+        FileNotFoundError: there is no SavedModel, or TensorFlow's libraries are not installed.
         SessionError: the SavedModel does not load.
     """
 
-    def __init__(self, path, text_ops=TEXT_OPS):
+    def __init__(self, path: str | Path, text_ops: Any = TEXT_OPS) -> None:
         if not (Path(path) / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
             raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
         self._c = c = _library(tuple(text_ops))
@@ -90,12 +90,14 @@ class Servable:
         self.signatures = _signatures(c, content)
         self._places: dict[str, _Place] = {}
 
-    def predict(self, inputs: dict, signature: str = "serving_default", outputs=None) -> dict[str, np.ndarray]:
+    def predict(
+        self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
+    ) -> dict[str, np.ndarray]:
         """Answer a request.
 
         Args:
-            inputs: arrays, or lists of them, by name. Lists take the signature's dtype, arrays keep theirs; strings may
-                be `str` or `bytes`. What has a default may be left out.
+            inputs: arrays or lists by name. Lists take the signature's dtype, arrays keep theirs; strings may be `str`
+                or `bytes`. Inputs with a default may be left out.
             signature: its name.
             outputs: names of the outputs to compute, all if `None`.
 
@@ -103,8 +105,8 @@ class Servable:
             arrays by name; strings are `bytes`.
 
         Raises:
-            KeyError: an unknown signature or name, or a missing input; the server refuses these before the session.
-            SessionError: what the session says.
+            KeyError: a signature or name is unknown, or an input is missing; the server refuses these itself.
+            SessionError: the session fails.
         """
         if signature not in self.signatures:
             raise KeyError(f"signature: expected one of {', '.join(self.signatures)}; got {signature!r}")
@@ -139,7 +141,7 @@ class Servable:
                     self._c.TF_DeleteTensor(tensor)
 
     def close(self) -> None:
-        """Free the session and its variables; afterwards there are no more answers."""
+        """Free the session and its variables; `predict` does not work afterwards."""
         if self._session:
             session, self._session = self._session, None
             self._c.call("TF_CloseSession", session)
@@ -211,7 +213,7 @@ class _Library:
             raise RuntimeError("expected a process of its own: Python's TensorFlow is already in this one")
         folder = _package("tensorflow")
         suffix = ".2.dylib" if sys.platform == "darwin" else ".so.2"
-        # Global, since op libraries look for TensorFlow's symbols; the framework first, the other needs it.
+        # Global, since op libraries look up TensorFlow's symbols; the framework first, since the other needs it.
         libraries = [
             ctypes.CDLL(str(_there(folder / f"libtensorflow_{name}{suffix}")), mode=ctypes.RTLD_GLOBAL)
             for name in ("framework", "cc")
@@ -223,11 +225,11 @@ class _Library:
         libraries[1]._ZN10tensorflow21DisableXlaCompilationEv()  # the server's default
         self.loaded: set[str] = set()
 
-    def __getattr__(self, name: str) -> Any:  # tells type checkers of the functions above
+    def __getattr__(self, name: str) -> Any:  # for type checkers, which do not see the functions above
         raise AttributeError(name)
 
-    def call(self, name: str, *arguments):
-        """Call a function whose last argument is a status, and raise what that says."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function whose last argument is a status, and raise `SessionError` if the status is an error."""
         status = self.TF_NewStatus()
         try:
             result = getattr(self, name)(*arguments, status)
@@ -244,7 +246,7 @@ _lock = threading.Lock()
 
 
 def _library(text_ops: tuple[str, ...]) -> _Library:
-    """TensorFlow and these op libraries, loaded when first asked for."""
+    """TensorFlow and these op libraries, loaded on first use."""
     global _the_library
     with _lock:
         library = _the_library = _the_library or _Library()
@@ -257,7 +259,7 @@ def _library(text_ops: tuple[str, ...]) -> _Library:
 
 
 def _package(name: str) -> Path:
-    """The folder of an installed package, which is not imported."""
+    """The folder of an installed package, found without importing it."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         name = name.replace("_", "-")
@@ -271,15 +273,15 @@ def _there(path: Path) -> Path:
     return path
 
 
-def _as_array(value, dtype) -> np.ndarray:
-    """What a request gives, as an array."""
+def _as_array(value: Any, dtype: Any) -> np.ndarray:
+    """A value of a request as an array."""
     if isinstance(value, np.ndarray):
         return value.astype(object) if value.dtype.kind in "SU" else value
     return np.array(value, dtype)
 
 
 def _tensor(c: _Library, array: np.ndarray) -> int:
-    """A TF_Tensor with a copy of an array; whoever calls this deletes it, which frees its strings, too."""
+    """A TF_Tensor with a copy of an array. The caller deletes it, which also frees its strings."""
     if array.dtype not in NUMBERS:
         raise TypeError(f"expected numbers or strings, got an array of {array.dtype}")
     number = NUMBERS[array.dtype]
@@ -295,8 +297,8 @@ def _tensor(c: _Library, array: np.ndarray) -> int:
     return pointer
 
 
-def _array_of(c: _Library, pointer) -> np.ndarray:
-    """A copy of what a tensor holds."""
+def _array_of(c: _Library, pointer: Any) -> np.ndarray:
+    """A tensor's values, copied."""
     shape = tuple(c.TF_Dim(pointer, axis) for axis in range(c.TF_NumDims(pointer)))
     number, data = c.TF_TensorType(pointer), c.TF_TensorData(pointer)
     if number == STRING:
@@ -313,7 +315,7 @@ def _array_of(c: _Library, pointer) -> np.ndarray:
     return array
 
 
-def _bytes_of(buffer) -> bytes:
+def _bytes_of(buffer: Any) -> bytes:
     content = ctypes.cast(buffer, POINTER(_Buffer)).contents
     return ctypes.string_at(content.data, content.length)
 
@@ -328,8 +330,8 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
-def warmup_requests(path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Signature and inputs of each record in assets.extra/tf_serving_warmup_requests of the SavedModel in `path`."""
+def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Signature and inputs of each record in a SavedModel's assets.extra/tf_serving_warmup_requests."""
     file = Path(path) / "assets.extra" / "tf_serving_warmup_requests"
     c, content, place = _library(TEXT_OPS), file.read_bytes(), 0
     while place < len(content):
@@ -362,7 +364,7 @@ def _signatures(c: _Library, meta_graph: bytes) -> dict[str, Signature]:
 def _port(info: bytes) -> Port:
     """A `tensorflow.TensorInfo`."""
     content = dict(fields(info))
-    shape: tuple | None = ()
+    shape: tuple[Any, ...] | None = ()
     for number, value in fields(content.get(3, b"")):
         if number == 2 and shape is not None:
             size = dict(fields(value)).get(1, 0)

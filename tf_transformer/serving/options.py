@@ -1,7 +1,7 @@
-"""What a search can be asked for, in one table: for Python, SavedModels and programs.
+"""The options of a search in one table, for Python, SavedModels and programs.
 
-It stands alone and needs nothing but the standard library, so that a program can load it by its path, without
-TensorFlow, before it reads its command line.
+This file needs the standard library alone, so a program can load it by its path, without TensorFlow, before it reads
+its command line.
 """
 
 import math
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SearchOption:
-    """A number that a search can be given.
+    """A numeric option of a search.
 
     Attributes:
-        name: the same in Python, in a SavedModel and wherever a user types it.
-        dtype: of a tensor of it, "int32" or "float32".
-        default: the value where none is given.
+        name: the same in Python, in a SavedModel and on the command line.
+        dtype: "int32" or "float32".
+        default: the value if none is given.
         lowest: the lowest value.
-        highest: the highest value in a request or a program. Python knows none, and an export may have another.
-        doc: what it is, in a line.
-        translator: `Translator` takes it and has it as an attribute.
-        request: a request may give it, for all rows or for each; otherwise the export fixes it.
+        highest: the highest value in a request or a program. Python has no limit, and an export may set another.
+        doc: a description in one line.
+        translator: whether `Translator` takes it and has it as an attribute.
+        request: whether a request may give it, for all rows or for each; otherwise the export fixes it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SearchOption:
     translator: bool = True
     request: bool = True
 
-    def cast(self, value) -> int | float:
+    def cast(self, value: Any) -> int | float:
         """A value as Python's own number."""
         return float(value) if self.dtype == "float32" else int(value)
 
@@ -43,8 +43,8 @@ class SearchOption:
         """Its lowest and highest value in words."""
         return f"at least {self.lowest}" if self.highest == math.inf else f"{self.lowest} to {self.highest}"
 
-    def problem(self, value) -> str:
-        """What is wrong with a value, in a line; "" if nothing is."""
+    def problem(self, value: Any) -> str:
+        """An error message for a value, in one line; "" if the value is valid."""
         is_number = isinstance(value, numbers.Real)
         if not is_number or not self.lowest <= value <= self.highest:
             expected = self.range()
@@ -58,26 +58,26 @@ class SearchOption:
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
     SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
-    SearchOption("min_length", "int32", 0, 0, 256, "least symbols of an output, its end symbol included"),
+    SearchOption("min_length", "int32", 0, 0, 256, "fewest symbols of an output, its end symbol included"),
     SearchOption(
         "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
     ),
     SearchOption(
-        "patience", "float32", 2.0, 0, math.inf, "end when this many times beam_size outputs have ended", request=False
+        "patience", "float32", 2.0, 0, math.inf, "patience * beam_size finished outputs end a search", request=False
     ),
-    SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, the best", translator=False, request=False),
+    SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, best first", translator=False, request=False),
     SearchOption("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens", request=False),
-    SearchOption("max_source_length", "int32", 256, 1, math.inf, "tokens of a source that are read", request=False),
+    SearchOption("max_source_length", "int32", 256, 1, math.inf, "most source tokens; more are cut", request=False),
 ]
 SEARCH_OPTIONS = {option.name: option for option in _TABLE}
 
 
 def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> str:
-    """What is wrong with the first wrong one of some options, in a line; "" if nothing is.
+    """An error message for the first invalid option, in one line; "" if all are valid.
 
     Args:
         values: by name.
-        highest: by name, the highest values where they are not the table's; `math.inf` for none.
+        highest: by name, highest values that replace the table's; `math.inf` means no limit.
     """
     moved = {name: replace(SEARCH_OPTIONS[name], highest=most) for name, most in (highest or {}).items()}
     options = SEARCH_OPTIONS | moved

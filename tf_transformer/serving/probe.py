@@ -1,8 +1,8 @@
-"""The part of the checks that calls an export, in a process of its own over `loader`: `check` runs
+"""The checks that call an export, in a process of their own and through `loader`. `check` runs
 
     python tf_transformer/serving/probe.py DIR TOLERANCE
 
-and reads a finding a line, as JSON. Whatever takes text is given the rows that go wrong elsewhere.
+and reads a finding a line, as JSON. Signatures that take text get rows that are known to cause trouble.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from loader import Servable, SessionError, Signature, warmup_requests  # beside this file
@@ -33,12 +34,12 @@ FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
 INVALID_ARGUMENT = 3
 
 
-def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
+def probe(path: str | Path, tolerance: float) -> Iterator[tuple[str, str]]:
     """Level and message of each finding.
 
     Args:
         path: the folder of the SavedModel.
-        tolerance: to which numbers agree when a batch is computed in another size; from 0.1 on, some rows may differ.
+        tolerance: of numbers computed in batches of different sizes; from 0.1 on, some rows may differ.
     """
     servable = Servable(path)
     yield "ok", f"TensorFlow {servable.version}'s C++ loader loads it"
@@ -60,8 +61,8 @@ def probe(path, tolerance: float) -> Iterator[tuple[str, str]]:
             yield "FAIL", f"{name}: {_line(error)}"
 
 
-def warm_up(servable: Servable, path) -> Iterator[tuple[str, str]]:
-    """The server runs these before it is ready, and gives up when one fails."""
+def warm_up(servable: Servable, path: str | Path) -> Iterator[tuple[str, str]]:
+    """Run the warm-up records. The server runs them before it is ready, and gives up if one fails."""
     count = 0
     for count, (name, inputs) in enumerate(warmup_requests(path), 1):
         try:
@@ -78,7 +79,7 @@ def warm_up(servable: Servable, path) -> Iterator[tuple[str, str]]:
 class Calls:
     """The requests to one signature."""
 
-    def __init__(self, servable: Servable, name: str, signature: Signature, tolerance: float, sizes: list[int]):
+    def __init__(self, servable: Servable, name: str, signature: Signature, tolerance: float, sizes: list[int]) -> None:
         self.servable = servable
         self.name = name
         self.signature = signature
@@ -86,7 +87,7 @@ class Calls:
         self.sizes = sizes
         self.texts = [key for key in signature.inputs if key not in signature.defaults]
 
-    def call(self, rows, **options):
+    def call(self, rows: Any, **options: Any) -> Any:
         texts = np.array(rows, object)
         return self.servable.predict(dict.fromkeys(self.texts, texts) | options, self.name)
 
@@ -98,7 +99,7 @@ class Calls:
         yield from self.threads()
 
     def requests_that_are_merged(self) -> Iterator[tuple[str, str]]:
-        """Rows alone, with options of their own, and merged as the server's batching does it."""
+        """Send rows alone, with options of their own, and merged as the server's batching merges them."""
         requests = []
         for place, row in enumerate(ROWS):
             values = {key: _other(value, place) for key, value in self.signature.defaults.items()}
@@ -123,12 +124,12 @@ class Calls:
         message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
         if different:
             message += ", but " + ", ".join(f"row {place}'s {key}" for place, keys in different.items() for key in keys)
-        # With 8 or 16 bits, numbers round differently in another batch, and where two texts are close another may win.
+        # With 8 or 16 bits, numbers round differently in another batch, and of two close texts the other may win.
         excused = 3 if self.tolerance >= 0.1 else 0
         yield ("FAIL" if len(different) > excused else "ok"), message
 
-    def values(self, answers, what: str) -> Iterator[tuple[str, str]]:
-        """What JSON can hold: valid UTF-8 and finite numbers."""
+    def values(self, answers: Any, what: str) -> Iterator[tuple[str, str]]:
+        """Check that JSON can hold the answers: valid UTF-8 and finite numbers."""
         for answer in answers:
             for key, value in answer.items():
                 if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -176,7 +177,7 @@ class Calls:
         expected = [self.call([row]) for row in SHORT]
         different: list[int] = []
 
-        def work(first: int):
+        def work(first: int) -> Any:
             for place in range(first, first + requests):
                 answer = self.call([SHORT[place % len(SHORT)]])
                 wanted = expected[place % len(SHORT)]
@@ -205,7 +206,7 @@ def _agree(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     return bool((found == expected).all())
 
 
-def _sizes(path) -> list[int]:
+def _sizes(path: str | Path) -> list[int]:
     """The batch sizes that a server pads to."""
     file = Path(path) / "batching_params.pbtxt"
     text = file.read_text() if file.is_file() else ""

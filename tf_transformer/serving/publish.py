@@ -1,4 +1,4 @@
-"""What lies in the folder of an export, and how it gets there: whole, checked and at once."""
+"""Writes the folder of an export: complete, checked, and in one step."""
 
 import datetime
 import hashlib
@@ -23,24 +23,24 @@ QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def publish(export: Root, root, version: int | None = None, checked: bool = True) -> Path:
+def publish(export: Root, root: str | os.PathLike[str], version: int | None = None, checked: bool = True) -> Path:
     """Write an export as a version of a model.
 
-    The next version is the one that is free when the folder gets its name. A version stands inside its export, too: so
-    where somebody else has taken the number meanwhile, the export is written again, with the one after.
+    The next version is the first free number when the folder gets its name. The export contains its version, so if
+    another process takes the number meanwhile, the export is written again with the next number.
 
     Args:
-        export: what to write.
+        export: the export to write.
         root: the model's folder.
-        version: the version's number; `None` for the next one.
+        version: the version's number; `None` means the next one.
         checked: as in `save_export`.
 
     Returns:
         the version's folder, <root>/<version>.
 
     Raises:
-        BadInput: a check failed, and nothing is left behind; or `root` cannot be written.
-        FileExistsError: there is a `version`.
+        BadInput: a check failed (nothing is left behind), or `root` cannot be written.
+        FileExistsError: the version exists.
     """
     while True:
         path = next_version(root) if version is None else Path(root) / str(version)
@@ -52,19 +52,19 @@ def publish(export: Root, root, version: int | None = None, checked: bool = True
                 raise
 
 
-def save_export(export: Root, path, checked: bool = False) -> None:
+def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 
         saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
         batching_params.pbtxt                                      for a server with per-model batching parameters
-        assets.extra/tf_transformer.json                           the configuration and what `model_info` answers
-        assets.extra/tokenizer.model                               the tokenizer, as `Tokenizer.model` has it
-        assets.extra/tf_serving_warmup_requests                    what the server runs before it is ready
+        assets.extra/tf_transformer.json                           the configuration and the answers of `model_info`
+        assets.extra/tokenizer.model                               the tokenizer's attribute `model`
+        assets.extra/tf_serving_warmup_requests                    requests that the server runs before it is ready
 
     Args:
-        export: what to write; it learns its name, its version and when it was made.
+        export: the export to write; its name, version and time are added to `model_info`.
         path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-        checked: run the checks of `tf_transformer.serving.check` on what was written.
+        checked: run the checks of `tf_transformer.serving.check` on the result.
 
     Raises:
         BadInput: a check failed; nothing is left behind.
@@ -91,22 +91,23 @@ def save_export(export: Root, path, checked: bool = False) -> None:
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def is_saved_model(path) -> bool:
+def is_saved_model(path: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a SavedModel."""
     return (Path(path) / "saved_model.pb").is_file()
 
 
-def check_saved_model(path) -> None:
-    """
+def check_saved_model(path: str | os.PathLike[str]) -> None:
+    """Check that a folder holds a SavedModel.
+
     Raises:
-        BadInput: the folder holds no SavedModel.
+        BadInput: it holds none.
     """
     if not is_saved_model(path):
         raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
 
 
-def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
-    """What `save_export` wrote, as values: nothing of the graph is loaded or run.
+def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
+    """Read the values that `save_export` wrote, without loading or running the graph.
 
     Returns:
         assets.extra/tf_transformer.json; the tokenizer's `model`; the weights, in the order of `Transformer.weights`.
@@ -135,11 +136,11 @@ def read_export(path) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
         raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
-def next_version(path) -> Path:
+def next_version(path: str | os.PathLike[str]) -> Path:
     """The first unused folder <path>/<integer> above those in use.
 
     Raises:
-        BadInput: it could not be written.
+        BadInput: the folder could not be written.
     """
     path = Path(path)
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
@@ -149,13 +150,13 @@ def next_version(path) -> Path:
     return path / str(max(used, default=0) + 1)
 
 
-def size_of(path) -> int:
-    """Bytes of all files in a folder."""
+def size_of(path: str | os.PathLike[str]) -> int:
+    """The size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
 def batching_params() -> str:
-    """batching_params.pbtxt; the last size allowed has to be the greatest batch, or the server refuses to load."""
+    """batching_params.pbtxt. The last allowed size must be the greatest batch, or the server refuses to load."""
     lines = [
         f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",
         f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
@@ -166,10 +167,10 @@ def batching_params() -> str:
 
 
 def warmup_records(export: Root) -> list[bytes]:
-    """Requests of one row and of the greatest batch, short and long, for the signatures that `export` wants warm.
+    """Warm-up requests for the signatures that `export` names: one row and the greatest batch, short and long texts.
 
-    Every option is given for every row, as a server that merges requests wants it. The texts are made of the
-    vocabulary's pieces, as many as there are, since the language is not known here.
+    Every row has every option, since a server that merges requests needs them. The texts are made of the vocabulary's
+    pieces, since the language is unknown here.
     """
     records = []
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
@@ -182,16 +183,16 @@ def warmup_records(export: Root) -> list[bytes]:
 
 
 def _example(export: Root, tokens: int) -> bytes:
-    """A text of about so many tokens."""
+    """A text of about N = `tokens` tokens."""
     pieces = tf.range(export.first_piece, export.config.vocab_size)
     ids = tf.gather(pieces, tf.range(tokens) % len(pieces))
     return export.tokenizer.detokenize(ids).numpy()
 
 
-def prediction_log(model: str, signature: str, inputs: dict) -> bytes:
+def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
     """A `tensorflow.serving.PredictionLog` of one request, serialized.
 
-    Written by hand, so that exporting does not need tensorflow-serving-api: the numbers are the fields' of
+    It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
     tensorflow_serving/apis/{prediction_log,predict,model}.proto.
     """
     request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}

@@ -1,12 +1,12 @@
-"""Protocol buffers read and written by hand: Python's classes for them lie inside Python's TensorFlow, which `loader`
-does without, and in tensorflow-serving-api, which exporting does not need."""
+"""Reads and writes protocol buffers by hand. Their Python classes are in TensorFlow's Python, which `loader` must not
+import, and in tensorflow-serving-api, which exporting should not need."""
 
 from collections.abc import Iterator
 from typing import Any
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field that has a length: bytes, a string, a message."""
+    """A field with a length: bytes, a string, or a message."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
@@ -26,7 +26,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def entry(message: bytes) -> tuple[str, bytes]:
-    """An entry of a map with strings for keys."""
+    """An entry of a map with string keys."""
     content = dict(fields(message))
     return content.get(1, b"").decode(), content.get(2, b"")
 
