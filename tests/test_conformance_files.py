@@ -110,10 +110,7 @@ def test_saved_model_needs_tensorflow_alone(case, exported):
 # Fewer numbers
 
 
-@promise(
-    [case for case in LAYERS + MODELS if case.name not in ("self_attention", "cross_attention", "feed_forward")],
-    slow=("decoder", "restricted_decoder", "transformer"),
-)
+@promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "restricted_decoder", "transformer"))
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8(case, tmp_path):
     """Near the layer, and the same once loaded."""

@@ -9,6 +9,7 @@ from keras import ops
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
+from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
@@ -130,7 +131,7 @@ def masked_attention(T, attention_mask, padding, window, weights):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(KeepsQuantized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from one sequence, as everywhere in the paper. No biases.

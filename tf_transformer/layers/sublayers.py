@@ -6,10 +6,11 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
+from tf_transformer.layers.quantization import KeepsQuantized
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(KeepsQuantized):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
