@@ -164,7 +164,8 @@ class Transformer(KeepsQuantized, Model):
         """Keras's own, but for `class_weight`, of which Keras makes one weight a row: here one a token.
 
         Args:
-            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` of x and y.
+            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` or `keras.utils.PyDataset` of
+                x and y.
             y: labels [B, T].
             class_weight: {token id: weight}, 1 for other ids. It trains as a `sample_weight` [B, T] does, and leaves
                 validation as it is.
@@ -179,8 +180,10 @@ class Transformer(KeepsQuantized, Model):
             raise BadInput("class_weight: expected no sample_weight and no validation_split beside it")
         if y is not None:
             return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
+        if isinstance(x, keras.utils.PyDataset):
+            return super().fit(_Weighted(x, table), None, *args, **kwargs)
         if not hasattr(x, "element_spec"):
-            raise BadInput(f"class_weight: expected arrays or a tf.data.Dataset, got {type(x).__name__}")
+            raise BadInput(f"class_weight: expected arrays, a tf.data.Dataset or a PyDataset, got {type(x).__name__}")
         if len(x.element_spec) != 2:
             raise BadInput(f"class_weight: expected a dataset of inputs and labels, got {len(x.element_spec)} parts")
         import tensorflow as tf
@@ -232,6 +235,32 @@ class Transformer(KeepsQuantized, Model):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         return cls(**(config | {"config": TransformerConfig(**config["config"])}))
+
+
+class _Weighted(keras.utils.PyDataset):
+    """Another one's batches of inputs and labels, with a weight for each token."""
+
+    def __init__(self, batches, table):
+        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
+        self.batches = batches
+        self.table = table
+
+    def __getitem__(self, index):
+        batch = self.batches[index]
+        if len(batch) != 2:
+            raise BadInput(f"class_weight: expected batches of inputs and labels, got {len(batch)} parts")
+        x, y = batch
+        return x, y, self.table[np.asarray(y)]
+
+    @property
+    def num_batches(self):
+        return self.batches.num_batches
+
+    def on_epoch_begin(self):
+        self.batches.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self.batches.on_epoch_end()
 
 
 def _weight_of_ids(class_weight, V):
