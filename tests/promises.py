@@ -23,6 +23,7 @@ WINDOW = 3
 CONFIG = tt.TransformerConfig(num_layers=2, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
+jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a feature of JAX alone")
 
 
 # The list
@@ -166,12 +167,12 @@ def assert_close(actual, expected, tolerance=1e-5):
     np.testing.assert_allclose(array(actual), array(expected), atol=tolerance, rtol=tolerance)
 
 
-def run_python(program, *arguments):
+def run_python(program, *arguments, **environment):
     """Run a program in a fresh process."""
     found = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()},
+        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()} | environment,
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,11 +2,13 @@
 
 import inspect
 import json
+import shutil
 
 import keras
 import numpy as np
 import pytest
 from keras.backend import standardize_dtype
+from keras.src.testing import TestCase
 from promises import (
     LAYERS,
     MODELS,
@@ -136,6 +138,52 @@ def test_in_a_subclassed_model(case):
     model = Around(case.make())
     model(case.arrays())
     assert_close(randomized(model)(case.arrays()), case.answer())
+
+
+@every_case
+def test_summary(case):
+    model, lines = case.model(case.make(name="it")), []
+    model.summary(print_fn=lines.append)
+    table = "\n".join(lines)
+    assert " it (" in table
+    assert f"(None, None, {case.output_shape[-1]})" in table and "?" not in table
+    assert f"Total params: {sum(weight.size for weight in model.get_weights()):,} " in table
+
+
+def test_plot_model(tmp_path):
+    pytest.importorskip("pydot")
+    for case in LAYERS + MODELS:
+        model = case.model()
+        dot = keras.utils.model_to_dot(model, show_shapes=True).to_string()
+        assert model.layers[-1].name in dot and f"(None, None, {case.output_shape[-1]})" in dot
+    if shutil.which("dot") is None:
+        pytest.skip("no graphviz to draw it with")
+    keras.utils.plot_model(model, tmp_path / "model.svg", show_shapes=True, expand_nested=True)
+    assert model.layers[-1].name in (tmp_path / "model.svg").read_text()
+
+
+@pytest.mark.slow
+@every_case
+def test_keras_tests_of_its_own_layers(case):
+    """A layer of several inputs takes them by name there, which `fit` cannot."""
+    shapes, dtypes = case.input_shapes(), ["int32" if case.of_ids else "float32" for _ in case.lengths]
+    by_name = len(shapes) > 1 and case not in MODELS
+    if by_name:
+        names = list(inspect.signature(case.make().build).parameters)
+        shapes, dtypes = (dict(zip(names, each, strict=True)) for each in (shapes, dtypes))
+    elif case in MODELS:
+        shapes, dtypes = tuple(shapes), tuple(dtypes)
+    else:
+        (shapes,), (dtypes,) = shapes, dtypes
+    TestCase().run_layer_test(
+        case.make,
+        {},
+        input_shape=shapes,
+        input_dtype=dtypes,
+        expected_output_shape=case.output_shape,
+        supports_masking=case not in MODELS,
+        run_training_check=not by_name,
+    )
 
 
 # Masks
