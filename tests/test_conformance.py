@@ -1,5 +1,6 @@
 """What every layer promises a user of Keras: configs, shapes, models of every kind, masks and dtypes."""
 
+import doctest
 import inspect
 import json
 import shutil
@@ -145,7 +146,7 @@ def test_summary(case):
     model, lines = case.model(case.make(name="it")), []
     model.summary(print_fn=lines.append)
     table = "\n".join(lines)
-    assert " it (" in table
+    assert "│ it " in table
     assert f"(None, None, {case.output_shape[-1]})" in table and "?" not in table
     assert f"Total params: {sum(weight.size for weight in model.get_weights()):,} " in table
 
@@ -160,6 +161,13 @@ def test_plot_model(tmp_path):
         pytest.skip("no graphviz to draw it with")
     keras.utils.plot_model(model, tmp_path / "model.svg", show_shapes=True, expand_nested=True)
     assert model.layers[-1].name in (tmp_path / "model.svg").read_text()
+
+
+def test_the_examples_of_docstrings():
+    for kind in {type(case.make()) for case in LAYERS + MODELS}:
+        (example,) = doctest.DocTestFinder(recurse=False).find(kind, globs={"keras": keras, "tt": tt})
+        done = doctest.DocTestRunner().run(example)
+        assert done.attempted and not done.failed, kind
 
 
 @pytest.mark.slow

@@ -171,11 +171,11 @@ def train(distribution):
 
 mesh = DeviceMesh((1, 2), ("batch", "model"), keras.distribution.list_devices("cpu"))
 layout = LayoutMap(mesh)
-layout["attention/(query|key|value)/kernel"] = (None, "model")  # by heads
-layout["attention/output/kernel"] = ("model", None)
-layout["hidden/kernel"] = (None, "model")  # by d_ff
-layout["hidden/bias"] = ("model",)
-layout["feed_forward/output/kernel"] = ("model", None)
+layout[".*attention/(query|key|value)/kernel"] = (None, "model")  # by heads
+layout[".*attention/output/kernel"] = ("model", None)
+layout[".*hidden/kernel"] = (None, "model")  # by d_ff
+layout[".*hidden/bias"] = ("model",)
+layout[".*feed_forward/output/kernel"] = ("model", None)
 
 _, one = train(None)
 _, data = train(DataParallel(devices=keras.distribution.list_devices("cpu")))
