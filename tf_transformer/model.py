@@ -36,6 +36,14 @@ class Transformer(KeepsQuantized, Model):
 
     Args:
         config: a `TransformerConfig`, for example `PRESETS["base"]`.
+
+    Examples:
+        >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
+        >>> model = tt.Transformer(config)
+        >>> source, target = keras.ops.array([[5, 6, 7, 2]]), keras.ops.array([[1, 8, 9]])
+        >>> keras.ops.shape(model((source, target)))
+        (1, 3, 500)
+        >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
     """
 
     def __init__(self, config: TransformerConfig, **kwargs):

@@ -141,6 +141,13 @@ class MultiHeadAttention(KeepsQuantized):
         d_k: width of a head's keys and queries; `None` means d_model / num_heads.
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: rate on the attention weights (the paper has none).
+
+    Examples:
+        >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
+        >>> layer = tt.layers.MultiHeadAttention(num_heads=4)
+        >>> output, scores = layer(x, memory, return_attention_scores=True)
+        >>> keras.ops.shape(output), keras.ops.shape(scores)
+        ((2, 5, 32), (2, 4, 5, 7))
     """
 
     def __init__(self, num_heads=8, d_k=None, d_v=None, dropout=0.0, **kwargs):

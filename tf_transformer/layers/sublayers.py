@@ -16,6 +16,11 @@ class FeedForward(KeepsQuantized):
     Args:
         d_ff: width of the hidden layer.
         activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
+
+    Examples:
+        >>> layer = tt.layers.FeedForward(d_ff=64)
+        >>> keras.ops.shape(layer(keras.random.normal((2, 5, 32))))
+        (2, 5, 32)
     """
 
     def __init__(self, d_ff=2048, activation="relu", **kwargs):
@@ -47,6 +52,12 @@ class AddAndNorm(keras.layers.Layer):
     Args:
         dropout: P_drop, on the sub-layer's output (section 5.4).
         epsilon: added to the variance.
+
+    Examples:
+        >>> x = keras.random.normal((2, 5, 32))
+        >>> feed_forward, norm = tt.layers.FeedForward(d_ff=64), tt.layers.AddAndNorm()
+        >>> keras.ops.shape(norm(x, feed_forward(x)))
+        (2, 5, 32)
     """
 
     def __init__(self, dropout=0.1, epsilon=1e-6, **kwargs):
