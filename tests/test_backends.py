@@ -28,6 +28,8 @@ FILES = [
     "test_ensemble.py",
     "test_training.py",
     "test_conformance.py",
+    "test_conformance_files.py",
+    "test_conformance_training.py",
 ]
 CONFIG = {"num_layers": 2, "d_model": 14, "d_ff": 23, "num_heads": 2, "dropout": 0.0, "vocab_size": 31}
 

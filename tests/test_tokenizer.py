@@ -1,6 +1,9 @@
 """The tokenizer against SentencePiece's own Python engine."""
 
 import gzip
+import importlib
+import re
+import sys
 
 import keras
 import pytest
@@ -139,3 +142,13 @@ def test_symbols_have_the_first_ids_and_no_text_makes_them():
     with pytest.raises(tt.BadInput, match="expected at least 265"):
         tt.Tokenizer.learn_from(lines, 264, symbols=symbols)
     assert tt.Tokenizer.learn_from(lines, 300).symbols == []
+
+
+def test_without_tensorflow_text_one_line_says_so(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    monkeypatch.delitem(sys.modules, "tf_transformer.tokenizer", raising=False)
+    minor = re.escape(".".join(tf.__version__.split(".")[:2]))
+    module = "tf_transformer.tokenizer"
+    for needs_text in (lambda: importlib.import_module(module), lambda: tt.SavedTranslator(tmp_path)):
+        with pytest.raises(tt.BadInput, match=rf"^text: expected tensorflow-text {minor}, .*tensorflow_text.*$"):
+            needs_text()

@@ -309,7 +309,7 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
 
 
 def test_class_weights_are_those_of_tokens():
-    """Of arrays, of a dataset and of a batch, as Keras's own loss with the weights of tokens; validation has none."""
+    """Of arrays, of datasets and of a batch, as Keras's own loss with the weights of tokens; validation has none."""
     data = pytest.importorskip("tensorflow").data.Dataset
     random = np.random.default_rng(6)
     x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
@@ -317,11 +317,18 @@ def test_class_weights_are_those_of_tokens():
     of_tokens = np.array([[of_class.get(label, 1.0) for label in row] for row in y.tolist()])
     keras_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
 
+    class Batches(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return x, y
+
     def trained(loss, *data_of, **options):
         keras.utils.set_random_seed(1)
         model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
         model.build()
-        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
+        metrics = [TokenAccuracy(), Perplexity()]
+        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=metrics, run_eagerly=True)
         if not data_of:
             model.train_on_batch(x, y, **options)
             model.reset_metrics()  # as `fit` does between epochs; Keras 3.12 does not here
@@ -331,7 +338,7 @@ def test_class_weights_are_those_of_tokens():
         return {name: values[-1] for name, values in history.items()}, model.get_weights()
 
     expected, weights = trained(keras_loss, x, y, sample_weight=of_tokens)
-    for data_of in ((x, y), (data.from_tensors((x, y)),), ()):
+    for data_of in ((x, y), (data.from_tensors((x, y)),), (Batches(),), ()):
         found, others = trained(SmoothedCrossEntropy(0.0), *data_of, class_weight=of_class)
         assert len(found) == (6 if data_of else 3)
         for name, value in found.items():
@@ -354,7 +361,7 @@ def test_class_weights_beside_what_they_do_not_go_with():
             model.fit((ids, ids), ids, class_weight={3: 2.0}, **other)
     with pytest.raises(BadInput, match="class_weight: expected no sample_weight with it"):
         model.train_on_batch((ids, ids), ids, np.ones(B), {3: 2.0})
-    with pytest.raises(BadInput, match=r"class_weight: expected arrays or a tf.data.Dataset, got generator"):
+    with pytest.raises(BadInput, match=r"expected arrays, a tf.data.Dataset or a PyDataset, got generator"):
         model.fit((batch for batch in [((ids, ids), ids)]), class_weight={3: 2.0})
 
 

@@ -37,6 +37,14 @@ class Transformer(KeepsQuantized, Model):
 
     Args:
         config: a `TransformerConfig`, for example `PRESETS["base"]`.
+
+    Examples:
+        >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
+        >>> model = tt.Transformer(config)
+        >>> source, target = keras.ops.array([[5, 6, 7, 2]]), keras.ops.array([[1, 8, 9]])
+        >>> keras.ops.shape(model((source, target)))
+        (1, 3, 500)
+        >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
     """
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
@@ -180,7 +188,8 @@ class Transformer(KeepsQuantized, Model):
         """`keras.Model.fit`, except that `class_weight` weighs tokens; in Keras it weighs rows.
 
         Args:
-            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` of x and y.
+            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` or `keras.utils.PyDataset` of
+                x and y.
             y: labels [B, T].
             class_weight: {token id: weight}; other ids have weight 1. It trains like a `sample_weight` [B, T], and does
                 not apply to validation.
@@ -196,8 +205,10 @@ class Transformer(KeepsQuantized, Model):
             raise BadInput("class_weight: expected no sample_weight and no validation_split with it")
         if y is not None:
             return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
+        if isinstance(x, keras.utils.PyDataset):
+            return super().fit(_Weighted(x, table), None, *args, **kwargs)
         if not hasattr(x, "element_spec"):
-            raise BadInput(f"class_weight: expected arrays or a tf.data.Dataset, got {type(x).__name__}")
+            raise BadInput(f"class_weight: expected arrays, a tf.data.Dataset or a PyDataset, got {type(x).__name__}")
         if len(x.element_spec) != 2:
             raise BadInput(f"class_weight: expected a dataset of inputs and labels, got {len(x.element_spec)} parts")
         import tensorflow as tf
@@ -263,6 +274,32 @@ class Transformer(KeepsQuantized, Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         return cls(**(config | {"config": TransformerConfig(**config["config"])}))
+
+
+class _Weighted(keras.utils.PyDataset):
+    """Another one's batches of inputs and labels, with a weight for each token."""
+
+    def __init__(self, batches, table):
+        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
+        self.batches = batches
+        self.table = table
+
+    def __getitem__(self, index):
+        batch = self.batches[index]
+        if len(batch) != 2:
+            raise BadInput(f"class_weight: expected batches of inputs and labels, got {len(batch)} parts")
+        x, y = batch
+        return x, y, self.table[np.asarray(y)]
+
+    @property
+    def num_batches(self):
+        return self.batches.num_batches
+
+    def on_epoch_begin(self):
+        self.batches.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self.batches.on_epoch_end()
 
 
 def _weight_of_ids(class_weight, V):

@@ -17,7 +17,7 @@ class SavedTranslator:
     """
 
     def __init__(self, path, batch_size: int = 32):
-        import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
+        import tf_transformer.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
         check_saved_model(path)
         self._model = tf.saved_model.load(str(path))

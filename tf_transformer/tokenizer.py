@@ -12,14 +12,20 @@ from typing import Any
 
 import sentencepiece
 import tensorflow as tf
-import tensorflow_text
-
-# The op itself, for the `shared_name` that the public class does not pass on.
-from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_file
 from tf_transformer.masks import PAD_ID
+
+try:
+    import tensorflow_text
+
+    # The op itself, for the `shared_name` that the public class does not pass on.
+    from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
+except (ImportError, tf.errors.NotFoundError) as error:  # there is none, or it is of another TensorFlow
+    reason = str(error).splitlines()[0]
+    wanted = ".".join(tf.__version__.split(".")[:2])
+    raise BadInput(f"text: expected tensorflow-text {wanted}, that of TensorFlow {tf.__version__}: {reason}") from error
 
 BOS_ID = 1
 EOS_ID = 2

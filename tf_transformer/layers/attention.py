@@ -9,6 +9,7 @@ from keras import ops
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
+from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
 SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
@@ -124,7 +125,7 @@ def masked_attention(T, attention_mask, padding, window, weights):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(KeepsQuantized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from one sequence, as everywhere in the paper. No biases.
@@ -134,6 +135,13 @@ class MultiHeadAttention(keras.layers.Layer):
         d_k: width of a head's keys and queries; `None` means d_model / num_heads.
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: rate on the attention weights (the paper has none).
+
+    Examples:
+        >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
+        >>> layer = tt.layers.MultiHeadAttention(num_heads=4)
+        >>> output, scores = layer(x, memory, return_attention_scores=True)
+        >>> keras.ops.shape(output), keras.ops.shape(scores)
+        ((2, 5, 32), (2, 4, 5, 7))
     """
 
     def __init__(self, num_heads=8, d_k=None, d_v=None, dropout=0.0, **kwargs):

@@ -31,6 +31,12 @@ class DecoderLayer(KeepsQuantized):
         attention_dropout: on attention weights (the paper has none).
         attention_window: r; self-attention is to itself and the r // 2 tokens before alone (section 4); `None` means
             to all before.
+
+    Examples:
+        >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
+        >>> layer = tt.layers.DecoderLayer(num_heads=4, d_ff=64)
+        >>> keras.ops.shape(layer(x, memory))
+        (2, 5, 32)
     """
 
     def __init__(

@@ -56,6 +56,14 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         positions: "sinusoidal", for any length, or "learned" (row E of Table 3).
         max_length: rows of the table of learned positions; longer sequences are an error.
         dropout: rate on the sum (section 5.4).
+
+    Examples:
+        >>> layer = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)
+        >>> ids = keras.ops.array([[5, 6, 7, 0]])
+        >>> keras.ops.shape(layer(ids))
+        (1, 4, 32)
+        >>> keras.ops.convert_to_numpy(layer.compute_mask(ids)).tolist()
+        [[True, True, True, False]]
     """
 
     def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):

@@ -24,6 +24,15 @@ class EncoderLayer(KeepsQuantized):
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
         attention_window: r; self-attention is to positions at most r // 2 away alone (section 4); `None` means to all.
+
+    Examples:
+        >>> ids = keras.Input((None,), dtype="int32")
+        >>> x = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)(ids)
+        >>> x = tt.layers.EncoderLayer(num_heads=4, d_ff=64)(x)
+        >>> x = keras.layers.GlobalAveragePooling1D()(x)  # of the tokens that are no padding
+        >>> classifier = keras.Model(ids, keras.layers.Dense(3, activation="softmax")(x))
+        >>> classifier.output_shape
+        (None, 3)
     """
 
     def __init__(

@@ -8,15 +8,21 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
+from tf_transformer.layers.quantization import KeepsQuantized
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(KeepsQuantized):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
         d_ff: width of the hidden layer.
         activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
+
+    Examples:
+        >>> layer = tt.layers.FeedForward(d_ff=64)
+        >>> keras.ops.shape(layer(keras.random.normal((2, 5, 32))))
+        (2, 5, 32)
     """
 
     def __init__(self, d_ff: int = 2048, activation: Any = "relu", **kwargs: Any) -> None:
@@ -50,6 +56,12 @@ class AddAndNorm(keras.layers.Layer):
     Args:
         dropout: P_drop, on the sub-layer's output (section 5.4).
         epsilon: added to the variance.
+
+    Examples:
+        >>> x = keras.random.normal((2, 5, 32))
+        >>> feed_forward, norm = tt.layers.FeedForward(d_ff=64), tt.layers.AddAndNorm()
+        >>> keras.ops.shape(norm(x, feed_forward(x)))
+        (2, 5, 32)
     """
 
     def __init__(self, dropout: float = 0.1, epsilon: float = 1e-6, **kwargs: Any) -> None:

@@ -1,0 +1,180 @@
+"""The list of layers, to each of which `test_conformance*.py` hold every promise that a user of Keras relies on."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import tf_transformer as tt
+
+# Different primes, and a length S that is none of them: a wrong axis shows. V is more than bfloat16 can count to.
+B, T, S, D, V = 2, 5, 4, 7, 307
+SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
+RATES = {"dropout": 0.3, "attention_dropout": 0.2}
+WINDOW = 3
+CONFIG = tt.TransformerConfig(num_layers=2, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
+
+tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
+jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a feature of JAX alone")
+
+
+# The list
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of the list and how to feed it."""
+
+    name: str
+    make: Callable[..., keras.layers.Layer]  # of `name`, `dtype` and whatever else every layer of Keras takes
+    lengths: tuple[int, ...] = (T,)  # one input a length
+    of_ids: bool = False  # inputs are [B, length], not [B, length, D]
+    mixes: bool = False  # what stands at one position changes the output at others
+    scores: bool = False  # takes return_attention_scores
+    slow: bool = False  # like another of the list
+    output_shape: tuple[int, ...] = (B, T, D)
+
+    def call(self, layer, inputs, **kwargs):
+        """A layer takes its inputs one by one, a model takes a tuple."""
+        return layer(tuple(inputs), **kwargs) if isinstance(layer, tt.Transformer) else layer(*inputs, **kwargs)
+
+    def input_shapes(self, batch=B, longer=0):
+        shapes = [(batch, length + longer, D) for length in self.lengths]
+        return [shape[:2] for shape in shapes] if self.of_ids else shapes
+
+    def arrays(self, *args, **kwargs):
+        """One array an input: ids without padding, or normal numbers."""
+        random = np.random.default_rng(1)
+        shapes = self.input_shapes(*args, **kwargs)
+        if self.of_ids:
+            return [random.integers(1, V, shape, dtype="int32") for shape in shapes]
+        return [random.normal(size=shape).astype("float32") for shape in shapes]
+
+    def symbols(self):
+        """One `keras.Input` an input, of unknown batch and length."""
+        return [
+            keras.Input((None, *shape[2:]), dtype="int32" if self.of_ids else "float32")
+            for shape in self.input_shapes()
+        ]
+
+    def built(self, **kwargs):
+        """The layer, built by a call, with weights that no initializer makes."""
+        layer = self.make(**kwargs)
+        self.call(layer, self.arrays())
+        return randomized(layer)
+
+    def model(self, layer=None):
+        """The layer, by default `built`, as a functional model."""
+        inputs = self.symbols()
+        return keras.Model(inputs, self.call(layer or self.built(), inputs))
+
+    @functools.cache  # noqa: B019 (the list lives as long as the process)
+    def answer(self):
+        """What the `built` layer says to `arrays`."""
+        return array(self.call(self.built(), self.arrays()))
+
+    def __str__(self):
+        return self.name
+
+
+def self_or_cross(**kwargs):
+    return tt.layers.MultiHeadAttention(**SIZES, dropout=0.2, **kwargs)
+
+
+def sinusoidal(**kwargs):
+    return tt.layers.PositionalEmbedding(V, D, "sinusoidal", max_length=19, dropout=0.3, **kwargs)
+
+
+def learned(**kwargs):
+    return tt.layers.PositionalEmbedding(V, D, "learned", max_length=19, dropout=0.3, **kwargs)
+
+
+def feed_forward(**kwargs):
+    return tt.layers.FeedForward(d_ff=17, activation="gelu", **kwargs)
+
+
+def add_and_norm(**kwargs):
+    return tt.layers.AddAndNorm(dropout=0.3, epsilon=1e-3, **kwargs)
+
+
+def encoder(**kwargs):
+    return tt.layers.EncoderLayer(d_ff=17, **SIZES, **RATES, **kwargs)
+
+
+def decoder(**kwargs):
+    return tt.layers.DecoderLayer(d_ff=17, **SIZES, **RATES, **kwargs)
+
+
+def restricted_encoder(**kwargs):
+    return encoder(attention_window=WINDOW, **kwargs)
+
+
+def restricted_decoder(**kwargs):
+    return decoder(attention_window=WINDOW, **kwargs)
+
+
+def transformer(**kwargs):
+    return tt.Transformer(CONFIG, **kwargs)
+
+
+LAYERS = [
+    Case("self_attention", self_or_cross, mixes=True, scores=True),
+    Case("cross_attention", self_or_cross, (T, S), mixes=True, scores=True),
+    Case("sinusoidal", sinusoidal, of_ids=True),
+    Case("learned", learned, of_ids=True),
+    Case("feed_forward", feed_forward),
+    Case("add_and_norm", add_and_norm, (T, T)),
+    Case("encoder", encoder, mixes=True, scores=True),
+    Case("decoder", decoder, (T, S), mixes=True, scores=True),
+    Case("restricted_encoder", restricted_encoder, mixes=True, scores=True, slow=True),
+    Case("restricted_decoder", restricted_decoder, (T, S), mixes=True, scores=True),
+]
+MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]
+
+
+def promise(cases, slow=()):
+    """A test of each case; those that are like another, or take long here, are slow."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(x, marks=[pytest.mark.slow] * (x.slow or x.name in slow)) for x in cases], ids=str
+    )
+
+
+every_case = promise(LAYERS + MODELS)
+every_layer = promise(LAYERS)
+every_layer_of_one_input = promise([case for case in LAYERS if len(case.lengths) == 1])
+
+
+def randomized(layer):
+    random = np.random.default_rng(2)
+    # Gains of norms, and with them all vectors, stand around 1: around 0 they would let little through.
+    layer.set_weights([random.normal(len(weight.shape) == 1, 0.5, weight.shape) for weight in layer.weights])
+    return layer
+
+
+def array(tensor):
+    return ops.convert_to_numpy(ops.cast(tensor, "float32"))
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    np.testing.assert_allclose(array(actual), array(expected), atol=tolerance, rtol=tolerance)
+
+
+def run_python(program, *arguments, **environment):
+    """Run a program in a fresh process."""
+    found = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert found.returncode == 0, found.stderr[-5000:]

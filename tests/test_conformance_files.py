@@ -1,0 +1,149 @@
+"""What every layer promises a user of Keras: what is saved, exported, made of integers or adapted is loaded."""
+
+import keras
+import numpy as np
+import pytest
+from promises import LAYERS, MODELS, array, assert_close, every_case, promise, run_python, tensorflow_only
+
+import tf_transformer as tt
+
+# Files
+
+LOAD = """
+import pathlib, sys
+import keras, numpy, tf_transformer
+for path in pathlib.Path(sys.argv[1]).glob("*.keras"):
+    given = numpy.load(path.with_suffix(".npz"))
+    inputs = [given[name] for name in given.files]
+    try:
+        numpy.save(path.with_suffix(".npy"), keras.ops.convert_to_numpy(keras.saving.load_model(path)(inputs)))
+    except Exception as error:
+        path.with_suffix(".error").write_text(str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a model around each layer and that model's inputs."""
+    folder = tmp_path_factory.mktemp("models")
+    for case in LAYERS + MODELS:
+        case.model().save(folder / f"{case.name}.keras")
+        np.savez(folder / f"{case.name}.npz", *case.arrays())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answered_files(files):
+    """The same folder after a fresh process has loaded each model and left its answer there."""
+    run_python(LOAD, files)
+    return files
+
+
+@every_case
+def test_load_model(case, files):
+    loaded = keras.saving.load_model(files / f"{case.name}.keras")
+    assert_close(loaded(case.arrays()), case.answer())
+
+
+@every_case
+def test_load_model_in_a_fresh_process(case, answered_files):
+    error = answered_files / f"{case.name}.error"
+    assert not error.exists(), error.read_text()
+    assert_close(np.load(answered_files / f"{case.name}.npy"), case.answer())
+
+
+@every_case
+def test_load_weights(case, tmp_path):
+    case.model().save_weights(tmp_path / "model.weights.h5")
+    other = case.model(case.make())
+    assert not np.allclose(array(other(case.arrays())), case.answer(), atol=0.01)
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_close(other(case.arrays()), case.answer())
+
+
+EXPORTED = """
+import pathlib, sys
+import numpy, tensorflow
+folder = pathlib.Path(sys.argv[1])
+module = tensorflow.saved_model.load(str(folder))
+for path in folder.glob("*.npz"):
+    given = numpy.load(path)
+    inputs = [tensorflow.constant(given[name]) for name in given.files]
+    numpy.save(path.with_suffix(".npy"), getattr(module, path.stem)(*inputs))
+assert "tf_transformer" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The answers of a SavedModel with a function a layer, from a process that knows TensorFlow alone, and ours."""
+    import tensorflow as tf
+
+    folder = tmp_path_factory.mktemp("exported")
+    # It owns raw variables and reaches the layers by closure, as the one that `Translator.save` writes.
+    module = tf.Module()
+    module.weights = []
+    expected = {}
+
+    def function(case, layer):
+        signature = [tf.TensorSpec(symbol.shape, symbol.dtype) for symbol in case.symbols()]
+        return tf.function(lambda *inputs: case.call(layer, inputs), input_signature=signature, autograph=False)
+
+    for case in LAYERS + MODELS:
+        layer = case.built()
+        module.weights += [weight.value for weight in layer.weights]
+        setattr(module, case.name, function(case, layer))
+        inputs = case.arrays(batch=3, longer=6)  # of other sizes than those that built the layer
+        expected[case.name] = case.call(layer, inputs)
+        np.savez(folder / f"{case.name}.npz", *inputs)
+    tf.saved_model.save(module, str(folder))
+    run_python(EXPORTED, folder)
+    return {name: (np.load(folder / f"{name}.npy"), answer) for name, answer in expected.items()}
+
+
+@tensorflow_only
+@every_case
+def test_saved_model_needs_tensorflow_alone(case, exported):
+    assert_close(*exported[case.name])
+
+
+# Fewer numbers
+
+
+@promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "restricted_decoder", "transformer"))
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_quantized_to_int8(case, tmp_path):
+    """Near the layer, and the same once loaded."""
+    model = case.model()
+    for layer in list(model._flatten_layers()):
+        if isinstance(layer, tt.layers.PositionalEmbedding):  # which Keras passes over: it has a layer inside
+            layer.quantize("int8")
+    model.quantize("int8")
+    expected = array(model(case.arrays()))
+    assert np.linalg.norm(expected - case.answer()) < 0.05 * np.linalg.norm(case.answer())
+    of_integers = [weight for weight in model.weights if weight.dtype == "int8"]
+    kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
+    assert len(of_integers) == len(kernels)
+    for _ in range(2 if case.name == "encoder" else 1):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+        assert_close(model(case.arrays()), expected)
+
+
+@every_case
+def test_lora(case, tmp_path):
+    """Only it learns; what was saved is loaded, added to what it adapts."""
+    layer = case.built()
+    inside = [each for each in layer._flatten_layers() if hasattr(each, "enable_lora")]
+    for weight in layer.weights:
+        weight.trainable = False
+    for each in inside:
+        each.enable_lora(2)
+    assert len(layer.trainable_weights) == 2 * len(inside)
+    for weight in layer.trainable_weights:
+        weight.assign(np.random.default_rng(7).normal(size=weight.shape))
+    model = case.model(layer)
+    expected = array(model(case.arrays()))
+    assert not inside or not np.allclose(expected, case.answer(), atol=0.01)
+    model.save(tmp_path / "model.keras")
+    assert_close(keras.saving.load_model(tmp_path / "model.keras")(case.arrays()), expected)

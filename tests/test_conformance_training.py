@@ -1,0 +1,205 @@
+"""What every layer promises a user of Keras: it trains as the stock layers do."""
+
+import keras
+import numpy as np
+import pytest
+from keras.callbacks import BackupAndRestore, Callback, ModelCheckpoint, SwapEMAWeights
+from promises import array, assert_close, every_case, jax_only, run_python, tensorflow_only
+
+import tf_transformer as tt
+
+
+@every_case
+def test_every_weight_gets_a_gradient(case):
+    model = case.model()
+    before = model.get_weights()
+    assert len(model.trainable_weights) == len(before)
+    model.compile(keras.optimizers.SGD(1.0), loss="mse", run_eagerly=True)
+    target = np.random.default_rng(4).normal(size=case.output_shape)
+    model.train_on_batch(case.arrays(), target)
+    for weight, old in zip(model.weights, before, strict=True):
+        change = array(weight) - old
+        assert np.isfinite(change).all(), weight.path
+        assert np.abs(change).max() > 0, weight.path
+
+
+# Keras's callbacks
+
+SOURCE, TARGET, LABELS, OTHERS = np.random.default_rng(6).integers(1, 31, (4, 6, 7))
+TRAINING, VALIDATION = ((SOURCE, TARGET), LABELS), ((SOURCE, TARGET), OTHERS)
+
+
+def train(*callbacks, **options):
+    """A new model after three epochs of a batch, and their history; Python runs it, since a graph takes longer."""
+    keras.utils.set_random_seed(5)
+    model = tt.Transformer(tt.TransformerConfig(1, 6, 13, 3, dropout=0.0, vocab_size=31))
+    model.compile(tt.Adam(0.05, **options), tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()], run_eagerly=True)
+    return model, go_on(model, *callbacks)
+
+
+def go_on(model, *callbacks, **options):
+    steps = {"batch_size": 6, "epochs": 3, "shuffle": False, "verbose": 0}
+    return model.fit(*TRAINING, validation_data=VALIDATION, callbacks=[*callbacks], **steps, **options).history
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return train()
+
+
+def assert_same_weights(model, expected):
+    for weight, other in zip(model.weights, expected, strict=True):
+        assert_close(weight, other)
+
+
+class Crash(Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise InterruptedError
+
+
+def test_backup_and_restore(whole, tmp_path):
+    with pytest.raises(InterruptedError):
+        train(BackupAndRestore(tmp_path), Crash())
+    restored, rest = train(BackupAndRestore(tmp_path))
+    model, history = whole
+    assert rest["loss"] == pytest.approx(history["loss"][1:], rel=1e-5)
+    assert_same_weights(restored, model.weights)
+
+
+def test_model_checkpoint(tmp_path):
+    """What is kept is of the epoch asked for (the worst: the best is the last), and any goes on as if never stopped."""
+    worst = ModelCheckpoint(
+        tmp_path / "worst.weights.h5", "val_loss", mode="max", save_best_only=True, save_weights_only=True
+    )
+    model, history = train(worst, ModelCheckpoint(tmp_path / "{epoch}.keras"))
+    loaded = keras.saving.load_model(tmp_path / "2.keras")
+    assert_close(go_on(loaded, initial_epoch=2)["loss"], history["loss"][2:])
+    assert_same_weights(loaded, model.weights)
+    loaded.load_weights(tmp_path / "worst.weights.h5")
+    losses = history["val_loss"]
+    assert max(losses) > losses[-1] + 0.01
+    assert loaded.evaluate(*VALIDATION, verbose=0, return_dict=True)["loss"] == pytest.approx(max(losses), rel=1e-5)
+
+
+def test_swap_ema_weights():
+    """Validation is of the moving average of the weights after each step, and so is what training leaves."""
+    after_a_step, validated = [], []
+
+    class Record(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            after_a_step.append(self.model.get_weights())
+
+        def on_test_begin(self, logs=None):
+            validated.append(self.model.get_weights())
+
+    model, _ = train(SwapEMAWeights(), Record(), use_ema=True, ema_momentum=0.7)
+    average = after_a_step[0]
+    for weights, found in zip(after_a_step, validated, strict=True):
+        average = [0.7 * old + 0.3 * new for old, new in zip(average, weights, strict=True)]
+        for each, expected in zip(found, average, strict=True):
+            assert_close(each, expected)
+    assert_same_weights(model, average)
+
+
+# Several devices
+
+REPLICAS = """
+import sys
+import keras, numpy
+import tensorflow as tf
+import tf_transformer as tt
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+random = numpy.random.default_rng(5)
+source, target = random.integers(2, 31, (4, 7)), random.integers(2, 31, (4, 12))
+target[:, 0] = 1
+for row, length in enumerate((2, 4, 9, 11)):  # the first replica gets 6 tokens, the second 20
+    source[row, 1 + length // 2 :] = 0
+    target[row, 1 + length :] = 0
+
+def train(strategy):
+    keras.utils.set_random_seed(6)
+    with strategy.scope():
+        model = tt.Transformer(tt.TransformerConfig(1, 6, 13, 3, dropout=0.0, vocab_size=31))
+        metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
+        model.compile(tt.Adam(0.05, epsilon=0.01), loss=tt.SmoothedCrossEntropy(0.1), metrics=metrics)
+    data = tf.data.Dataset.from_tensor_slices(((source, target[:, :-1]), target[:, 1:])).batch(4)
+    history = model.fit(data, epochs=3, verbose=0).history  # one step an epoch
+    names = ("loss", "accuracy", "perplexity", "tokens")
+    return [numpy.array([history[name] for name in names]), *model.get_weights()]
+
+two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+assert two.num_replicas_in_sync == 2
+numpy.savez(sys.argv[1], *train(two))
+numpy.savez(sys.argv[2], *train(tf.distribute.get_strategy()))
+"""
+
+
+@pytest.mark.program
+@tensorflow_only
+def test_two_replicas_train_as_one(tmp_path):
+    run_python(REPLICAS, tmp_path / "two.npz", tmp_path / "one.npz")
+    two, one = np.load(tmp_path / "two.npz"), np.load(tmp_path / "one.npz")
+    loss, _, _, tokens = one["arr_0"]
+    assert (np.diff(loss) < 0).all()
+    assert tokens.tolist() == [26, 26, 26]
+    assert one.files == two.files
+    for name in one.files:
+        assert_close(two[name], one[name])
+
+
+DISTRIBUTED = """
+import sys
+import jax, keras, numpy
+import tf_transformer as tt
+from keras.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParallel
+
+random = numpy.random.default_rng(5)
+source, target = random.integers(1, 31, (4, 7)), random.integers(1, 31, (4, 12))
+source[1:, 5:] = 0
+target[1:, 8:] = 0
+
+def train(distribution):
+    keras.distribution.set_distribution(distribution)
+    keras.utils.set_random_seed(6)
+    model = tt.Transformer(tt.TransformerConfig(1, 12, 14, 4, dropout=0.0, vocab_size=31))
+    model.compile(tt.Adam(0.05, epsilon=0.01), loss=tt.SmoothedCrossEntropy(0.1), metrics=[tt.Perplexity()])
+    history = model.fit((source, target[:, :-1]), target[:, 1:], 4, 3, verbose=0, shuffle=False).history
+    return model, [numpy.array([history["loss"], history["perplexity"]]), *model.get_weights()]
+
+mesh = DeviceMesh((1, 2), ("batch", "model"), keras.distribution.list_devices("cpu"))
+layout = LayoutMap(mesh)
+layout[".*attention/(query|key|value)/kernel"] = (None, "model")  # by heads
+layout[".*attention/output/kernel"] = ("model", None)
+layout[".*hidden/kernel"] = (None, "model")  # by d_ff
+layout[".*hidden/bias"] = ("model",)
+layout[".*feed_forward/output/kernel"] = ("model", None)
+
+_, one = train(None)
+_, data = train(DataParallel(devices=keras.distribution.list_devices("cpu")))
+model, split = train(ModelParallel(layout_map=layout, batch_dim_name="batch"))
+halves = [weight for weight in model.weights if weight.value.addressable_shards[0].data.size == weight.value.size // 2]
+assert len(halves) == 3 * 4 + 2 * 3, [weight.path for weight in halves]  # three attentions and two networks
+for name, values in zip(("one", "data", "split"), (one, data, split)):
+    numpy.savez(f"{sys.argv[1]}/{name}.npz", *values)
+"""
+
+
+@jax_only
+@pytest.mark.parametrize("kind", ["data", "split"])
+def test_keras_distribution_trains_as_one_device(kind, distributed):
+    one, found = distributed("one"), distributed(kind)
+    assert (np.diff(one["arr_0"]) < 0).all()
+    assert one.files == found.files
+    for name in one.files:
+        assert_close(found[name], one[name])
+
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory):
+    """What one device, both by batches, and both by heads and hidden units, have learned."""
+    folder = tmp_path_factory.mktemp("distributed")
+    run_python(DISTRIBUTED, folder, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    return lambda name: np.load(folder / f"{name}.npz")
