@@ -11,7 +11,7 @@ FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
     {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
-    {"interop.hub", "interop.marian_native"},
+    {"choices", "interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.dropout", "layers.normalization", "layers.products", "layers.quantization", "layers.int8"},
     {"layers.attention", "layers.embedding", "layers.sublayers"},

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
+from tf_transformer.choices import IMPOSSIBLE
 from tf_transformer.decoding import decoding
-from tf_transformer.search import IMPOSSIBLE, Start, _log_denominator, beam_search, begins_with, penalty, top_k
+from tf_transformer.search import Start, beam_search, begins_with, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -362,14 +363,6 @@ def test_only_what_is_allowed_follows():
         agree(found, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))
 
 
-@given(V=st.sampled_from([5, 64, 101, 127, 255, 330]), k=st.integers(1, 40), seed=st.integers(0, 99))
-def test_top_k_in_blocks(V, k, seed):
-    """With many equals, too: of those the first."""
-    logits = np.round(2 * normal(3, 2, V, seed=seed))
-    for found, expected in zip(top_k(tf.constant(logits), min(k, V)), tf.math.top_k(logits, min(k, V)), strict=True):
-        assert np.array_equal(found, expected)
-
-
 # Ends
 
 
@@ -564,15 +557,3 @@ def test_a_copy_task_is_learned_and_decoded_exactly(window):
         assert np.all(found.finished)
         assert np.array_equal(found.ids[:, 0, :L], source)
         assert not np.any(found.ids[:, 0, L:])
-
-
-@pytest.mark.parametrize("width", [1, 300])
-def test_all_probabilities_by_that_of_one_symbol(width):
-    """Also where that symbol's is too small for float32."""
-    logits = (width * np.random.default_rng(11).normal(size=(3, 5, 7))).astype("float32")
-    symbol = logits.argmin(axis=-1)[..., np.newaxis]
-    greatest = logits.max(axis=-1, keepdims=True).astype("float64")
-    expected = np.log(np.exp(logits - greatest).sum(axis=-1, keepdims=True)) + greatest
-    np.testing.assert_allclose(
-        _log_denominator(tf.constant(logits), tf.constant(symbol)), expected, rtol=1e-6, atol=1e-6
-    )

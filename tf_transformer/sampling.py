@@ -4,7 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer.search import Hypotheses, Start, without_end
+from tf_transformer.choices import without_end
+from tf_transformer.search import Hypotheses, Start
 
 
 def sample(

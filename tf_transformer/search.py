@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.choices import IMPOSSIBLE, log_sum_exp, top_k, without_end
 from tf_transformer.serving.options import SEARCH_OPTIONS
 
-IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 STEPS = 16  # that a cache gets slots for at a time
 ROUND = 16  # the number of slots that are kept is a multiple, so that products come in few shapes
 
@@ -36,7 +36,7 @@ class Start(NamedTuple):
     """
 
     step: Callable
-    cache: Any  # the first, with one free slot: nested tensors, their first axis the batch, their last one not that of the slots
+    cache: Any  # the first, with one free slot: nested tensors, the first axis the batch, the last one never the slots
     keep: Callable
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
@@ -278,7 +278,7 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     possible = logits if may_follow is None else tf.where(may_follow, logits, IMPOSSIBLE)
     possible = without_end(possible, end_id, state.position + 1 < state.rows.min_length)
     top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
-    log_denominator = _log_denominator(logits, top_symbols[:, :, :1])
+    log_denominator = log_sum_exp(logits, top_symbols[:, :, :1])
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
     lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
@@ -288,46 +288,6 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     chosen = tf.minimum(chosen, K * per_beam - 1)
     symbols = tf.gather(tf.reshape(top_symbols, [B, K * per_beam]), chosen, batch_dims=1)
     return log_probs, chosen // per_beam, symbols
-
-
-def _log_denominator(logits, symbol):
-    """The log-sum-exp of logits [B, K, V], by the probability of one symbol [B, K, 1] of each: float32 [B, K, 1].
-
-    TensorFlow's softmax takes half as long as its log-sum-exp. A probability too small for float32, as a prefix's may
-    be, does not give it.
-    """
-    logit, probability = (tf.gather(each, symbol, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
-    return tf.cond(
-        tf.reduce_all(probability > 1e-30),
-        lambda: logit - tf.math.log(probability),
-        lambda: tf.reduce_logsumexp(logits, axis=-1, keepdims=True),
-    )
-
-
-def without_end(logits, end_id: int, too_short):
-    """Logits [B, K, V] where the end symbol is impossible in the rows that are `too_short`, bool [B]."""
-
-    def without():
-        is_end = tf.range(tf.shape(logits)[-1]) == end_id
-        return tf.where(too_short[:, tf.newaxis, tf.newaxis] & is_end, IMPOSSIBLE, logits)
-
-    return tf.cond(tf.reduce_any(too_short), without, lambda: logits)
-
-
-def top_k(logits, k):
-    """tf.math.top_k(logits [..., V], k), faster where V is large: only the k blocks of greatest maximum are sorted."""
-    V = logits.shape[-1]
-    width = next((width for width in range(64, 15, -1) if V % width == 0), None)  # of a block
-    if width is None:
-        return tf.math.top_k(logits, k)
-    blocks = tf.reshape(logits, tf.concat([tf.shape(logits)[:-1], [V // width, width]], axis=0))
-    _, chosen = tf.math.top_k(tf.reduce_max(blocks, axis=-1), tf.minimum(k, V // width))  # [..., M]
-    chosen = tf.sort(chosen)  # of equals the first, as tf.math.top_k has it
-    symbols = chosen[..., tf.newaxis] * width + tf.range(width)  # [..., M, width]
-    rank = len(logits.shape) - 1
-    flat = tf.concat([tf.shape(logits)[:-1], [-1]], axis=0)
-    top_logits, places = tf.math.top_k(tf.reshape(tf.gather(blocks, chosen, batch_dims=rank), flat), k)
-    return top_logits, tf.gather(tf.reshape(symbols, flat), places, batch_dims=rank)
 
 
 def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
