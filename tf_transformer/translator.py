@@ -48,12 +48,13 @@ class Translator:
         tokenizer: the one it was trained with.
         batch_size: sentences a batch when called from Python.
         options: of the search, listed in `serving.options` with their defaults; each is also an attribute. Among them:
-            beam_size: K of section 6.1 (4).
-            length_penalty: its exponent, the paper's α (0.6).
-            min_length: the least number of tokens of an output, its end symbol included (0).
-            patience: a search ends when this many times beam_size outputs have ended (2); `math.inf` makes it exact.
-            extra_length: an output has at most this many tokens more than its source, its end symbol included (50).
-            max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
+
+            - beam_size: K of section 6.1 (4).
+            - length_penalty: its exponent, the paper's α (0.6).
+            - min_length: the least number of tokens of an output, its end symbol included (0).
+            - patience: a search ends when this many times beam_size outputs have ended (2); `math.inf` makes it exact.
+            - extra_length: an output has at most this many tokens more than its source, its end symbol included (50).
+            - max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
 
     Attributes:
         export_options: default arguments of `export`, such as the origin and the licence of a pretrained model.
