@@ -86,16 +86,17 @@ def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
 
 
 def test_a_step_is_that_of_keras(alone, monkeypatch):
-    """And is traced once: the optimizer's variables are there before."""
+    """And is traced once for the same shapes, of which Keras 3.16 has those of a batch and then any: the optimizer's
+    variables are there before."""
     traced = []
 
     def train_step(model, data):
-        traced.append(data)
+        traced.append(str([x.shape for x in tf.nest.flatten(data)]))
         return keras.Model.train_step(model, data)
 
     monkeypatch.setattr(tt.Transformer, "train_step", train_step)
     model, history = replicas.train()
-    assert len(traced) == 1
+    assert len(set(traced)) == len(traced)
     for i, weight in enumerate(model.weights):
         np.testing.assert_allclose(weight, alone[f"weight_{i}"], rtol=1e-5, atol=1e-5, err_msg=weight.path)
     np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)

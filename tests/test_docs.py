@@ -120,6 +120,13 @@ def test_the_paper_table_points_at_what_exists():
     assert set(wanted) <= set(sections)
 
 
+def test_what_works_with_keras_is_tested():
+    promises = re.findall(r"`(test_\w+\.py)::(test_\w+)`", pages.read("docs/reference/keras.md"))
+    assert len(promises) > 20
+    for file, name in promises:
+        assert defines(ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")), name), f"{file}::{name}"
+
+
 def test_the_reference_has_every_public_name():
     """Each name of `tf_transformer` is on a page of the API, itself or with its module; of a module some names are."""
     text = "\n".join(pages.read(path) for path in pages.PATHS if path.match("docs/reference/api/*.md"))

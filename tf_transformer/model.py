@@ -279,12 +279,12 @@ class Transformer(KeepsQuantized, Model):
 class _Weighted(keras.utils.PyDataset):
     """Another one's batches of inputs and labels, with a weight for each token."""
 
-    def __init__(self, batches, table):
+    def __init__(self, batches: keras.utils.PyDataset, table: Any) -> None:
         super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
         self.batches = batches
         self.table = table
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         batch = self.batches[index]
         if len(batch) != 2:
             raise BadInput(f"class_weight: expected batches of inputs and labels, got {len(batch)} parts")
@@ -292,13 +292,13 @@ class _Weighted(keras.utils.PyDataset):
         return x, y, self.table[np.asarray(y)]
 
     @property
-    def num_batches(self):
+    def num_batches(self) -> Any:
         return self.batches.num_batches
 
-    def on_epoch_begin(self):
+    def on_epoch_begin(self) -> None:
         self.batches.on_epoch_begin()
 
-    def on_epoch_end(self):
+    def on_epoch_end(self) -> None:
         self.batches.on_epoch_end()
 
 
