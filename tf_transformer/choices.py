@@ -1,11 +1,13 @@
 """Choosing among the symbols of a vocabulary by their logits, quickly where it is large."""
 
+from typing import Any
+
 import tensorflow as tf
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 
 
-def top_k(logits, k):
+def top_k(logits: Any, k: Any) -> tuple[Any, Any]:
     """tf.math.top_k(logits [..., V], k), faster where V is large: only the k blocks of greatest maximum are sorted."""
     V = logits.shape[-1]
     width = next((width for width in range(64, 15, -1) if V % width == 0), None)  # of a block
@@ -21,7 +23,7 @@ def top_k(logits, k):
     return top_logits, tf.gather(tf.reshape(symbols, flat), places, batch_dims=rank)
 
 
-def log_sum_exp(logits, symbol):
+def log_sum_exp(logits: Any, symbol: Any) -> Any:
     """The log-sum-exp of logits [B, K, V], by the probability of one symbol [B, K, 1] of each: float32 [B, K, 1].
 
     TensorFlow's softmax takes half as long as its log-sum-exp. A probability too small for float32, as a prefix's may
@@ -35,10 +37,10 @@ def log_sum_exp(logits, symbol):
     )
 
 
-def without_end(logits, end_id: int, too_short):
+def without_end(logits: Any, end_id: int, too_short: Any) -> Any:
     """Logits [B, K, V] where the end symbol is impossible in the rows that are `too_short`, bool [B]."""
 
-    def without():
+    def without() -> Any:
         is_end = tf.range(tf.shape(logits)[-1]) == end_id
         return tf.where(too_short[:, tf.newaxis, tf.newaxis] & is_end, IMPOSSIBLE, logits)
 
