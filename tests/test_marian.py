@@ -232,7 +232,7 @@ def test_no_checkpoint(changed, monkeypatch):
     with pytest.raises(tt.BadInput, match="found none of model.safetensors, tf_model.h5, pytorch_model.bin in"):
         tt.load_marian(folder)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(tt.BadInput, match=r"pip install tf-transformer\[marian\]"):
+    with pytest.raises(tt.BadInput, match=r"pip install -e '\.\[marian\]'"):
         tt.load_marian(HERE)
     for content, message in (("{", "cannot be read"), ("[]", "expected a JSON object, got list"), ("{}", "<unk>: exp")):
         (folder / "vocab.json").write_text(content)

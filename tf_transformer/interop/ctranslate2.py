@@ -1,5 +1,5 @@
 """Export to CTranslate2 (https://opennmt.net/CTranslate2), an inference engine for CPUs and GPUs with 8-bit and 16-bit
-weights. Needs `pip install tf-transformer[ctranslate2]`.
+weights. Needs `pip install -e ".[ctranslate2]"`.
 
 Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
 the end symbol; ours divides by ((5 + length) / 6)^length_penalty, with it. And it stops by another rule. With
@@ -102,9 +102,7 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
     try:
         from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
     except ImportError as error:
-        raise BadInput(
-            f"expected the package ctranslate2: pip install tf-transformer[ctranslate2] ({error})"
-        ) from error
+        raise BadInput(f"expected the package ctranslate2: pip install -e '.[ctranslate2]' ({error})") from error
     _check_parts(model)
     if dtype == "bfloat16":
         import ml_dtypes  # a dependency of TensorFlow and Keras

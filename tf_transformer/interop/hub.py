@@ -33,7 +33,7 @@ def folder_of(name: str | Path) -> Path:
     except ImportError as error:
         raise BadInput(
             f"expected a checkpoint's folder, found none at {name}; downloading a model of this name takes the package "
-            f"huggingface_hub: pip install tf-transformer[hub] ({error})"
+            f"huggingface_hub: pip install -e '.[hub]' ({error})"
         ) from error
     model = str(name) if "/" in str(name) else f"{OWNER}/{name}"
     try:
@@ -88,7 +88,7 @@ def _front_matter(file: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install tf-transformer[marian]") from error
+        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install -e '.[marian]'") from error
     try:
         said = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
     except yaml.YAMLError:

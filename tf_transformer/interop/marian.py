@@ -1,4 +1,4 @@
-"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install tf-transformer[marian]`.
+"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install -e ".[marian]"`.
 
 It differs from the paper in biases in the projections of attention, swish instead of ReLU, layer normalization's
 epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in depth, and

@@ -167,7 +167,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
     except ImportError as error:
         raise BadInput(
-            f"{path}: reading it takes the package safetensors: pip install tf-transformer[marian] ({error})"
+            f"{path}: reading it takes the package safetensors: pip install -e '.[marian]' ({error})"
         ) from error
     return load_file(path)
 

@@ -239,7 +239,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise BadInput(f"reading it takes the package PyYAML: pip install tf-transformer[marian] ({error})") from error
+        raise BadInput(f"reading it takes the package PyYAML: pip install -e '.[marian]' ({error})") from error
     try:
         said = yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # nosec: makes strings alone
     except (yaml.YAMLError, ValueError, TypeError) as error:

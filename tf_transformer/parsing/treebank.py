@@ -1,7 +1,7 @@
 """Reads bracketed trees, brings them to a normal form, and converts them to lines of symbols and back (Vinyals et al.
 2015).
 
-A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
+A tree is an `nltk.Tree` (`pip install -e ".[parsing]"`). The normal form is the usual one for the Wall Street
 Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
 with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
 """
