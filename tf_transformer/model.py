@@ -302,7 +302,7 @@ class _Weighted(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-def _weight_of_ids(class_weight, V):
+def _weight_of_ids(class_weight: Any, V: int) -> Any:
     """{token id: weight} as float32 [V]."""
     try:
         ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")

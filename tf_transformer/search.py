@@ -35,9 +35,9 @@ class Start(NamedTuple):
     history, so that few slots are still seen after some steps.
     """
 
-    step: Callable
+    step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any  # the first, with one free slot: nested tensors, the first axis the batch, the last one never the slots
-    keep: Callable
+    keep: Callable[[Any, tf.Tensor], Any]
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
     end_id: int  # the symbol that ends an output
@@ -74,13 +74,18 @@ class BeamState(NamedTuple):
     cache: Any
 
 
-def penalty(length, exponent):
+def penalty(length: Any, exponent: Any) -> Any:
     """((5 + n) / 6)^exponent, where n counts the end symbol (Wu et al. 2016, equation 14)."""
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
 def beam_search(
-    start: Start, *, n_best: int = 1, wanted=None, allowed: Callable | None = None, **options
+    start: Start,
+    *,
+    n_best: int = 1,
+    wanted: int | tf.Tensor | None = None,
+    allowed: Callable[..., tf.Tensor] | None = None,
+    **options: Any,
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
@@ -125,7 +130,7 @@ def beam_search(
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, wanted),)
 
-    def may_advance(state: BeamState):
+    def may_advance(state: BeamState) -> tf.Tensor:
         has_room = state.slot < tf.shape(state.ancestry)[2]
         going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
         return has_room & (2 * going_on > tf.shape(state.running)[0])
@@ -154,7 +159,7 @@ def beam_search(
     return results
 
 
-def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
+def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     """The options of a search, each [B]; what is below the lowest value is that."""
     own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
     values = {name: option.default for name, option in own.items()} | options
@@ -164,7 +169,7 @@ def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
     }
 
 
-def begins_with(prefix, vocab_size: int) -> Callable:
+def begins_with(prefix: Any, vocab_size: int) -> Callable[..., tf.Tensor]:
     """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
     Args:
@@ -173,7 +178,7 @@ def begins_with(prefix, vocab_size: int) -> Callable:
     """
     prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after it all is free
 
-    def allowed(ids, position, row):
+    def allowed(ids: tf.Tensor, position: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
         required = required[:, tf.newaxis, tf.newaxis]  # [B, 1, 1]
         return (required == 0) | (tf.range(vocab_size) == required)
@@ -181,10 +186,10 @@ def begins_with(prefix, vocab_size: int) -> Callable:
     return allowed
 
 
-def _invariants(structure):
+def _invariants(structure: Any) -> Any:
     """Shapes that hold throughout a search: neither the rows nor the slots, at first none or one, are fixed."""
 
-    def invariant(tensor):
+    def invariant(tensor: tf.Tensor) -> tf.TensorShape:
         sizes = tensor.shape.as_list()
         slots = range(1, len(sizes) - 1)
         free = [axis == 0 or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)]
@@ -193,7 +198,7 @@ def _invariants(structure):
     return tf.nest.map_structure(invariant, structure)
 
 
-def _no_hypotheses(B, K, L) -> Hypotheses:
+def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
     nothing = tf.fill([B, K], IMPOSSIBLE)
     return Hypotheses(
         tf.zeros([B, K, L], tf.int32), nothing, nothing, tf.zeros([B, K], tf.int32), tf.zeros([B, K], tf.bool)
@@ -203,7 +208,7 @@ def _no_hypotheses(B, K, L) -> Hypotheses:
 def _running_only(state: BeamState) -> BeamState:
     """Without the rows that have ended."""
 
-    def gather():
+    def gather() -> BeamState:
         running = tf.where(state.running)[:, 0]
         by_row = state._replace(position=(), slot=())
         gathered = tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)
@@ -212,11 +217,11 @@ def _running_only(state: BeamState) -> BeamState:
     return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
 
 
-def _make_room(state: BeamState, keep, L) -> BeamState:
+def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
     """With a cache that has slots for further steps: those that no alive hypothesis sees any more are gone."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
-    def with_room():
+    def with_room() -> BeamState:
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
@@ -230,13 +235,15 @@ def _make_room(state: BeamState, keep, L) -> BeamState:
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
-def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:
+def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypotheses:
     """`new` in the rows `number` of `results`."""
     number = number[:, tf.newaxis]
     return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
 
 
-def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamState:
+def _extend(
+    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, wanted: int | tf.Tensor
+) -> BeamState:
     """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
     beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
     log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
@@ -266,7 +273,9 @@ def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamSt
     return state._replace(running=state.running & ~_has_ended(state, wanted))
 
 
-def _candidates(state: BeamState, logits, may_follow, end_id: int):
+def _candidates(
+    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
     In two stages, so that no log-softmax over the vocabulary is made and the wide sort is over each beam alone. A row
@@ -290,7 +299,9 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     return log_probs, chosen // per_beam, symbols
 
 
-def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
+def _keep_best(
+    best: Hypotheses, ids: tf.Tensor, log_probs: tf.Tensor, finishes: tf.Tensor, length: tf.Tensor, rows: Rows
+) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
     K = tf.shape(best.scores)[1]
     scores = log_probs / penalty(length, rows.length_penalty[:, tf.newaxis])
@@ -308,7 +319,7 @@ def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
-def _has_ended(state: BeamState, wanted):
+def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
     """Which rows' results can no longer change: bool [B].
 
     Log-probabilities only fall, and a longer output's penalty divides them by more: no alive hypothesis can end with
@@ -348,7 +359,7 @@ def _results(state: BeamState, n_best: int) -> Hypotheses:
     )
 
 
-def _places(part, n_best: int):
+def _places(part: tf.Tensor, n_best: int) -> tf.Tensor:
     """The first n_best of K hypotheses, padded if there are fewer: [B, n_best, ...]."""
     rank = len(part.shape)
     lacking = tf.maximum(n_best - tf.shape(part)[1], 0)
@@ -356,21 +367,21 @@ def _places(part, n_best: int):
     return tf.ensure_shape(part, [None, n_best] + [None] * (rank - 2))
 
 
-def _possible(log_probs):
+def _possible(log_probs: tf.Tensor) -> tf.Tensor:
     return log_probs > IMPOSSIBLE / 2
 
 
-def _first(count, width):
+def _first(count: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """Which of `width` places are among a row's first `count` [B]: bool [B, width]."""
     return tf.range(width) < count[:, tf.newaxis]
 
 
-def _where_rows(condition, new, old):
+def _where_rows(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
     """`new` in the rows where condition [B] holds, `old` in the others."""
     return tf.where(tf.reshape(condition, [-1] + [1] * (len(new.shape) - 1)), new, old)
 
 
-def _append(ids, symbols, position):
+def _append(ids: tf.Tensor, symbols: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     """Write symbols [B, M] at `position` of ids [B, M, L]."""
     here = tf.range(tf.shape(ids)[2]) == position
     return tf.where(here, symbols[:, :, tf.newaxis], ids)

@@ -1,6 +1,7 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -21,7 +22,7 @@ class KeyValue(NamedTuple):
     key: Any  # [B, h, S, d_k]
     value: Any  # [B, h, S, d_v]
 
-    def write(self, slot, new: "KeyValue") -> "KeyValue":
+    def write(self, slot: Any, new: "KeyValue") -> "KeyValue":
         """Put `new` [B, h, T, ...] into the slots slot .. slot + T - 1; everything before stays where it is."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
@@ -30,7 +31,9 @@ class KeyValue(NamedTuple):
         return KeyValue(*(ops.scatter_update(old, index, row) for old, row in zip(self, rows, strict=True)))
 
 
-def attention(query, key, value, mask=None, dropout=None):
+def attention(
+    query: Any, key: Any, value: Any, mask: Any = None, dropout: Callable[[Any], Any] | None = None
+) -> tuple[Any, Any]:
     """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
 
     Args:
@@ -59,7 +62,16 @@ def attention(query, key, value, mask=None, dropout=None):
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
 
-def restricted_attention(query, key, value, mask=None, dropout=None, *, window, causal=False):
+def restricted_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout: Callable[[Any], Any] | None = None,
+    *,
+    window: int,
+    causal: bool = False,
+) -> tuple[Any, Any]:
     """Restricted self-attention (section 4, Table 1): `attention` of each position to those at most window // 2 away.
 
     It is computed in blocks of positions, each of which meets itself and its neighbours alone, so that time and memory
@@ -86,11 +98,11 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
         b = ops.minimum(b, T + 1)
     N = -(-T // b)
 
-    def blocks(x, before=0, after=0):
+    def blocks(x: Any, before: int = 0, after: int = 0) -> Any:
         x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
 
-    def neighbours(x):  # [B, h, T, d] -> [B, h, N, 3b, d]
+    def neighbours(x: Any) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
@@ -104,7 +116,9 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
     return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
 
 
-def masked_attention(T, attention_mask, padding, window, weights):
+def masked_attention(
+    T: Any, attention_mask: Any, padding: Any, window: int | None, weights: bool
+) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
     """How a whole target attends to itself: each position to itself and those before (section 3.2.3), and of these, if
     there is a window, to the nearest (section 4).
 
@@ -144,7 +158,9 @@ class MultiHeadAttention(KeepsQuantized):
         ((2, 5, 32), (2, 4, 5, 7))
     """
 
-    def __init__(self, num_heads=8, d_k=None, d_v=None, dropout=0.0, **kwargs):
+    def __init__(
+        self, num_heads: int = 8, d_k: int | None = None, d_v: int | None = None, dropout: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_k = d_k
@@ -152,7 +168,7 @@ class MultiHeadAttention(KeepsQuantized):
         self.dropout = dropout
         self.supports_masking = True
 
-    def build(self, query_shape, value_shape=None):
+    def build(self, query_shape: Any, value_shape: Any = None) -> None:
         value_shape = value_shape or query_shape
         d_model = query_shape[-1]
         if d_model % self.num_heads and None in (self.d_k, self.d_v):
@@ -172,7 +188,7 @@ class MultiHeadAttention(KeepsQuantized):
         self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
-    def make_projection(self, name, units, scale):
+    def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
         """One of the four, for a variant to override.
 
         Args:
@@ -184,18 +200,24 @@ class MultiHeadAttention(KeepsQuantized):
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
         return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
 
-    def _heads(self, projection, x):
+    def _heads(self, projection: keras.layers.Layer, x: Any) -> Any:
         """A projection of x [B, T, d] by heads: [B, h, T, the width of a head]."""
         projected, h = projection(as_rows(x)), self.num_heads
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
         # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
 
-    def project(self, value) -> KeyValue:
+    def project(self, value: Any) -> KeyValue:
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
         return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
 
-    def attend(self, query, kv: KeyValue, attention_mask=None, attention=attention):
+    def attend(
+        self,
+        query: Any,
+        kv: KeyValue,
+        attention_mask: Any = None,
+        attention: Callable[..., tuple[Any, Any]] = attention,
+    ) -> tuple[Any, Any]:
         """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
 
         Returns:
@@ -210,14 +232,14 @@ class MultiHeadAttention(KeepsQuantized):
 
     def call(
         self,
-        query,
-        value=None,
-        mask=None,
-        query_mask=None,
-        value_mask=None,
-        attention_mask=None,
-        return_attention_scores=False,
-    ):
+        query: Any,
+        value: Any = None,
+        mask: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
 
         Args:
@@ -235,12 +257,12 @@ class MultiHeadAttention(KeepsQuantized):
         output, scores = self.attend(query, kv, both(attention_mask, over_queries(key_mask)))
         return (output, scores) if return_attention_scores else output
 
-    def compute_output_shape(self, query_shape, value_shape=None):
+    def compute_output_shape(self, query_shape: Any, value_shape: Any = None) -> Any:
         return query_shape
 
-    def compute_output_spec(self, *args, **kwargs):
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}
         return super().get_config() | config

@@ -1,5 +1,7 @@
 """Dropout (section 5.4) with few random bits."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -11,7 +13,7 @@ class Dropout(keras.layers.Dropout):
     Keras's own draws a whole number per component, which takes two to four times as long on a CPU.
     """
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: Any, training: bool = False) -> Any:
         if training and self.rate == 1:
             return ops.zeros_like(inputs)  # which Keras 3.12 refuses on TensorFlow
         dropped = round(self.rate * 2**16)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
 
-def sinusoids(positions, d_model):
+def sinusoids(positions: Any, d_model: int) -> Any:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
 
     Args:
@@ -29,7 +30,7 @@ def sinusoids(positions, d_model):
     return ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
 
 
-def _angles(positions, frequencies):
+def _angles(positions: Any, frequencies: Any) -> Any:
     """positions [T] times frequencies [F], less full circles: float32 [T, F].
 
     The mere product in float32 would be wrong by up to 2e-4 below position 4,096.
@@ -66,7 +67,15 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         [[True, True, True, False]]
     """
 
-    def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 512,
+        positions: str = "sinusoidal",
+        max_length: int = 1024,
+        dropout: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
         if positions not in ("sinusoidal", "learned"):
             raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
@@ -78,11 +87,11 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         self.dropout = dropout
         self.supports_masking = True
 
-    def add_weight(self, *args, **kwargs):
+    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Float32 whatever the policy: casting all of a table for a few rows would cost more."""
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
-    def build(self, ids_shape):
+    def build(self, ids_shape: Any) -> None:
         if is_int8(self):
             shape = (self.vocab_size, self.d_model)
             self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
@@ -95,15 +104,15 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
-    def call(self, ids, position=None):
+    def call(self, ids: Any, position: Any = None) -> Any:
         """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
         return self.embed(ids, position)
 
-    def quantized_call(self, ids, position=None):
+    def quantized_call(self, ids: Any, position: Any = None) -> Any:
         """What Keras calls instead, after `quantize`."""
         return self.embed(ids, position)
 
-    def embed(self, ids, position=None):
+    def embed(self, ids: Any, position: Any = None) -> Any:
         """What `call` does, for a caller that makes its own masks: the result carries none."""
         ids = ops.cast(ids, "int32")
         if position is None:
@@ -116,11 +125,11 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         summed = self.scaled(ids) + self.encoding(position)
         return self.sum_dropout(ops.cast(summed, self.compute_dtype))
 
-    def scaled(self, ids):
+    def scaled(self, ids: Any) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
         return self.rows(ids) * self.d_model**0.5
 
-    def rows(self, ids):
+    def rows(self, ids: Any) -> Any:
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
         if is_int8(self):
             rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
@@ -128,20 +137,20 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         found = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(found, "float32")
 
-    def encoding(self, position):
+    def encoding(self, position: Any) -> Any:
         """What is added to embeddings at `position` [T] (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
             return ops.take(self.position_embeddings, position, axis=0)
         return sinusoids(position, self.d_model)
 
-    def softmax_weights(self):
+    def softmax_weights(self) -> Any:
         """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype; `None` if
         it is of integers, which are multiplied as they lie."""
         if self.quantization_mode:
             return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
-    def logits(self, x, softmax_weights=None):
+    def logits(self, x: Any, softmax_weights: Any = None) -> Any:
         """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
 
         Args:
@@ -159,26 +168,26 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
             product = functools.partial(ops.matmul, x2=weights)
         return ops.cast(by_row(product, x), "float32")
 
-    def quantize(self, mode=None, type_check=False, config=None):
+    def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
         """Keras's own, which refuses subclasses unless told not to check."""
         super().quantize(mode, type_check=False, config=config)
 
     @property
-    def variable_serialization_spec(self):
+    def variable_serialization_spec(self) -> dict[Any, list[str]]:
         """What Keras writes into files, in its order: its own layer's weights, then ours."""
         ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
         return padding_mask(ids)
 
-    def compute_output_shape(self, ids_shape):
+    def compute_output_shape(self, ids_shape: Any) -> Any:
         return (*ids_shape, self.d_model)
 
-    def compute_output_spec(self, *args, **kwargs):
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         kerass = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
         kerass |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
         config = {name: value for name, value in super().get_config().items() if name not in kerass}

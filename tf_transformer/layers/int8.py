@@ -8,6 +8,7 @@ On TensorFlow the product is oneDNN's, by the operation `_QuantizedMatMul`: x86-
 
 import functools
 import posixpath
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,22 +24,22 @@ SMALLEST = 1e-30  # instead of 0, the largest magnitude of a row of zeros
 class Int8(keras.DTypePolicy):
     """The dtype policy of layers whose products are of 8-bit integers; their other weights and sums are float32."""
 
-    def __init__(self, name="int8"):
+    def __init__(self, name: str = "int8") -> None:
         super().__init__("float32")
         self._name = name
 
 
-def policy_of(dtype):
+def policy_of(dtype: str | None) -> str | Int8 | None:
     """The dtype policy of a dtype by its name: that of "int8" is ours, of others Keras has one."""
     return Int8() if dtype == "int8" else dtype
 
 
-def is_int8(layer) -> bool:
+def is_int8(layer: keras.layers.Layer) -> bool:
     """Whether a layer's products are of 8-bit integers."""
     return isinstance(layer.dtype_policy, Int8)
 
 
-def dense(units, activation=None, *, dtype, **options):
+def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
     """A `keras.layers.Dense` with this dtype policy; one of 8-bit integers if it is `Int8`. Takes rows [B, d]."""
     if not isinstance(dtype, Int8):
         return keras.layers.Dense(units, activation, dtype=dtype, **options)
@@ -50,40 +51,42 @@ def dense(units, activation=None, *, dtype, **options):
 class Int8Dense(keras.layers.Layer):
     """A `keras.layers.Dense` of 8-bit integers. [B, d] -> float32 [B, units]."""
 
-    def __init__(self, units, activation=None, use_bias=True, **kwargs):
+    def __init__(self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = units
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
 
-    def build(self, x_shape):
+    def build(self, x_shape: Any) -> None:
         self.kernel, self.kernel_max = int8_weights(self, "kernel", (x_shape[-1], self.units), axis=0)
         self.bias = self.add_weight((self.units,), "zeros", name="bias") if self.use_bias else None
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         x = int8_product(x, self.kernel, self.kernel_max)
         return self.activation(x if self.bias is None else x + self.bias)
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: Any) -> Any:
         return (*x_shape[:-1], self.units)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         activation = keras.activations.serialize(self.activation)
         return super().get_config() | {"units": self.units, "activation": activation, "use_bias": self.use_bias}
 
 
-def int8_weights(layer, name, shape, axis):
+def int8_weights(
+    layer: keras.layers.Layer, name: str, shape: tuple[int, int], axis: int
+) -> tuple[keras.Variable, keras.Variable]:
     """A layer's variables for an int8 matrix: itself, and the largest magnitudes along `axis`."""
     matrix = layer.add_weight(shape, "zeros", "int8", trainable=False, autocast=False, name=name)
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
 
-def is_largest(variable) -> bool:
+def is_largest(variable: keras.Variable) -> bool:
     """Whether a variable holds the largest magnitudes of an int8 matrix, which are no parameters of the model."""
     return variable.name.endswith("_max")
 
 
-def copy_weights(model, source) -> None:
+def copy_weights(model: keras.Model, source: keras.Model) -> None:
     """Give a built model the weights of another of the same configuration, in its own dtype.
 
     Raises:
@@ -104,20 +107,20 @@ def copy_weights(model, source) -> None:
         variable.assign(value)
 
 
-def _by_name(model):
+def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
     """A model's variables by their names within the model."""
     scope = posixpath.commonpath([variable.path for variable in model.weights])
     return {posixpath.relpath(variable.path, scope): variable for variable in model.weights}
 
 
-def quantized(matrix, axis: int):
+def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """A matrix as 8-bit integers, and the largest magnitudes along `axis` of what they stand for."""
     largest = np.abs(matrix).max(axis=axis, keepdims=True)
     integers = np.round(matrix * (LARGEST / np.maximum(largest, SMALLEST)))
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 
 
-def int8_product(x, matrix, largest, transposed=False):
+def int8_product(x: Any, matrix: Any, largest: Any, transposed: bool = False) -> Any:
     """x [B, d] times an int8 matrix [d, n], or the transpose of one [n, d]: float32 [B, n].
 
     Args:
@@ -135,7 +138,7 @@ def int8_product(x, matrix, largest, transposed=False):
     return ops.cast(sums, "float32") * (largest * LARGEST**-2) * of_row
 
 
-def _onednn_product(integers, matrix, largest, transposed):
+def _onednn_product(integers: Any, matrix: Any, largest: Any, transposed: bool) -> Any:
     """The sums of products of integers by row and by channel, as float32 with the scale of the channel."""
     import tensorflow as tf
     from tensorflow.python.framework import op_def_library
