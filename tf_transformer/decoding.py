@@ -30,12 +30,12 @@ class _WrittenInPlace(KeyValue):
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
     def keep(self, slots: tf.Tensor) -> "_WrittenInPlace":
-        """With these slots alone, [B, M]."""
+        """Keep only these slots, [B, M]."""
         return _WrittenInPlace(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
 
 
 def _as_words(x: tf.Tensor) -> tf.Tensor:
-    """x [..., n] as the widest numbers that n of its own are a whole number of, since an op copies one by one."""
+    """x [..., n] as the widest numbers that fit n exactly: the operation copies one number at a time."""
     for dtype in (tf.complex128, tf.complex64):
         each = dtype.size // x.dtype.size
         if x.shape[-1] % each == 0:
@@ -44,7 +44,7 @@ def _as_words(x: tf.Tensor) -> tf.Tensor:
 
 
 class Decoding(NamedTuple):
-    """The first fields of a `search.Start`, described there."""
+    """The first fields of a `search.Start`, which describes them."""
 
     step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any

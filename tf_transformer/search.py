@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_transformer.choices import IMPOSSIBLE, log_sum_exp, top_k, without_end
 from tf_transformer.serving.options import SEARCH_OPTIONS
 
-STEPS = 16  # that a cache gets slots for at a time
-ROUND = 16  # the number of slots that are kept is a multiple, so that products come in few shapes
+STEPS = 16  # a full cache gets slots for this many more steps
+ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
 
 
 class Hypotheses(NamedTuple):
@@ -26,17 +26,20 @@ class Hypotheses(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a search or a sample of B outputs begins with.
+    """The start of a search, or of sampling, for B sentences.
 
-    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
-    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
-    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `keep(cache, slots [B, M])` gives the cache with these slots alone, in this order: beams share most of their
-    history, so that few slots are still seen after some steps.
+    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest symbol. It returns the logits
+    [B, K, V] of the next one, and the new cache. The cache is append-only: the K newest symbols take slots slot to
+    slot + K - 1, and nothing is re-ordered. `ancestry` says which slots each beam may see, its own newest one included.
+
+    `keep(cache, slots [B, M])` returns the cache with only these slots, in this order. Beams share most of their
+    history, so after some steps they see few of the slots.
     """
 
     step: Callable[..., tuple[tf.Tensor, Any]]
-    cache: Any  # the first, with one free slot: nested tensors, the first axis the batch, the last one never the slots
+    cache: (
+        Any  # the first one, with one free slot: nested tensors; the first axis is the batch, the last never the slots
+    )
     keep: Callable[[Any, tf.Tensor], Any]
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
@@ -44,7 +47,7 @@ class Start(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a search was asked for, by row."""
+    """A search's options, by row."""
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
     start_ids: tf.Tensor  # int32 [B]
@@ -69,7 +72,7 @@ class BeamState(NamedTuple):
     ancestry: tf.Tensor  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: tf.Tensor  # int32 [B], the number of symbols in the sentence's alive hypotheses
     best: Hypotheses  # finished ones, N = K
-    finished: tf.Tensor  # int32 [B], how many have finished, those included that are no longer among the best
+    finished: tf.Tensor  # int32 [B], how many have finished, also those that are no longer among the best
     running: tf.Tensor  # bool [B], the sentence's search goes on
     cache: Any
 
@@ -89,34 +92,34 @@ def beam_search(
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
-    A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), or when no alive
-    hypothesis can still beat the last of its wanted finished ones, or at its maximum length; with one beam, at its
-    first end symbol: that is greedy search. When half of the sentences have ended they leave the batch. A row's result
-    is as if searched alone. (Since rows leave, XLA cannot compile a search.)
+    A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), when no alive
+    hypothesis can beat the last of the `wanted` finished ones, or at the maximum length. With one beam it ends at the
+    first end symbol: that is greedy search. When half of the sentences have ended, they leave the batch, so XLA cannot
+    compile a search. A row's result does not depend on the other rows.
 
     Args:
         start: the model's step, and what each row begins with.
-        n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
-        wanted: int32 scalar, how many of them have to be the best; `None` means all. It may be a tensor, so that one
+        n_best: N, the outputs of each sentence; places beyond a row's beam size stay unused.
+        wanted: int32 scalar, how many of the N must be the best; `None` means all. It may be a tensor, so that one
             traced search serves requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
-            `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
-        options: each one number or [B]; `serving.options` has their defaults.
+            `None` allows all. `row` has the sentences' places in the batch at the start, which some may have left.
+        options: each a number or [B]; `serving.options` has their defaults.
             beam_size, int32: the widest is K.
             length_penalty, float32: the penalty's exponent, the paper's α.
-            min_length, int32: the least number of symbols, the end symbol included; more than max_length is max_length.
-                Before it the end symbol cannot be chosen, but keeps its share of the probability (as in Hugging Face's
-                beam search): an output's log-probability is the model's own.
-            patience, float32: with infinity the search is exact: it goes on until no other output can be better.
+            min_length, int32: the least number of symbols, the end symbol included, and at most max_length. Before it,
+                the end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
+                search: an output's log-probability is the model's own.
+            patience, float32: infinity makes the search exact: it goes on until no other output can be better.
 
     Returns:
-        `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
+        `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
     wanted = n_best if wanted is None else wanted
     B = tf.shape(start.start_ids)[0]
     rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
     rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
-    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # of an empty batch, too
+    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # an empty batch, too
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
@@ -160,7 +163,7 @@ def beam_search(
 
 
 def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The options of a search, each [B]; what is below the lowest value is that."""
+    """The options of a search, each [B]; a value below an option's lowest becomes the lowest."""
     own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
     values = {name: option.default for name, option in own.items()} | options
     return values | {
@@ -173,10 +176,10 @@ def begins_with(prefix: Any, vocab_size: int) -> Callable[..., tf.Tensor]:
     """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
     Args:
-        prefix: int32 [B, P]; a shorter one is followed by zeros.
+        prefix: int32 [B, P]; zeros follow a shorter one.
         vocab_size: V.
     """
-    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after it all is free
+    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after a prefix every symbol is allowed
 
     def allowed(ids: tf.Tensor, position: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
@@ -187,7 +190,7 @@ def begins_with(prefix: Any, vocab_size: int) -> Callable[..., tf.Tensor]:
 
 
 def _invariants(structure: Any) -> Any:
-    """Shapes that hold throughout a search: neither the rows nor the slots, at first none or one, are fixed."""
+    """Shapes that hold throughout a search, in which the numbers of rows and of slots change."""
 
     def invariant(tensor: tf.Tensor) -> tf.TensorShape:
         sizes = tensor.shape.as_list()
@@ -206,7 +209,7 @@ def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
 
 
 def _running_only(state: BeamState) -> BeamState:
-    """Without the rows that have ended."""
+    """Drop the rows that have ended."""
 
     def gather() -> BeamState:
         running = tf.where(state.running)[:, 0]
@@ -218,25 +221,25 @@ def _running_only(state: BeamState) -> BeamState:
 
 
 def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
-    """With a cache that has slots for further steps: those that no alive hypothesis sees any more are gone."""
+    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
-        _, kept = tf.math.top_k(seen, most)  # of equals the first: the order stays
+        _, kept = tf.math.top_k(seen, most)  # equal values keep their order
         free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
-        # The free slots hold what is in the first, until they are written.
+        # Until they are written, the free slots hold copies of the first slot.
         return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, tf.pad(kept, [[0, 0], [0, free]])))
 
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
 def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypotheses:
-    """`new` in the rows `number` of `results`."""
+    """Write `new` into the rows `number` of `results`."""
     number = number[:, tf.newaxis]
     return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
 
@@ -244,14 +247,14 @@ def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypoth
 def _extend(
     state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, wanted: int | tf.Tensor
 ) -> BeamState:
-    """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
+    """Extend alive hypotheses by one symbol. Some end and join the finished ones; the best of the rest stay alive."""
     beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
     log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
     ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
     ends = symbols == end_id
     length = state.position + 1
 
-    # An end symbol counts only among the beam's own best: with one beam, only where greedy search would choose it.
+    # An end symbol counts only among a row's beam_size best; with one beam, only where greedy search would choose it.
     finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs)
     best = _keep_best(state.best, ids, log_probs, finishes, length, state.rows)
 
@@ -278,8 +281,8 @@ def _candidates(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
-    In two stages, so that no log-softmax over the vocabulary is made and the wide sort is over each beam alone. A row
-    with k < K beams gets 2k of them, as if searched with k.
+    Two stages avoid a log-softmax over the vocabulary, and a sort over the logits of all beams. A row with k < K beams
+    gets 2k candidates, as in a search with k beams.
     """
     alive_log_probs, beam_size = state.alive_log_probs, state.rows.beam_size
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
@@ -320,15 +323,15 @@ def _keep_best(
 
 
 def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
-    """Which rows' results can no longer change: bool [B].
+    """Which rows' searches end: bool [B].
 
-    Log-probabilities only fall, and a longer output's penalty divides them by more: no alive hypothesis can end with
-    more than its log-probability now over the penalty at the greatest length.
+    Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
+    more than its log-probability now, divided by the penalty at the maximum length.
     """
     rows, alive = state.rows, state.alive_log_probs[:, 0]
     reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
     last = tf.minimum(wanted, rows.beam_size) - 1
-    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that are wanted
+    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of the wanted ones
     beam_size, finished = tf.cast(rows.beam_size, tf.float32), tf.cast(state.finished, tf.float32)
     enough = finished >= tf.maximum(tf.round(rows.patience * beam_size), 1.0)
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
@@ -336,7 +339,7 @@ def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
 
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:
-    """The n_best finished outputs; of a row with none, the alive ones."""
+    """The n_best finished outputs; the alive ones in a row without any."""
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.length_penalty)[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,

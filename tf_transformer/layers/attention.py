@@ -13,7 +13,7 @@ from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
-SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
+SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 
 
 class KeyValue(NamedTuple):
@@ -23,7 +23,7 @@ class KeyValue(NamedTuple):
     value: Any  # [B, h, S, d_v]
 
     def write(self, slot: Any, new: "KeyValue") -> "KeyValue":
-        """Put `new` [B, h, T, ...] into the slots slot .. slot + T - 1; everything before stays where it is."""
+        """Write `new` [B, h, T, ...] into slots slot .. slot + T - 1. The other slots keep what they hold."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
         index = ops.reshape(ops.stack([batch, head, column], axis=-1), (-1, 3))  # [B * h * T, 3]
@@ -51,7 +51,7 @@ def attention(
     logits = ops.cast(logits, "float32")
     if mask is not None:
         mask = ops.expand_dims(mask, 1)  # the same for every head
-        # A finite minimum: a row with nothing to attend gives no NaN; a factor makes it exactly zero.
+        # A finite minimum gives no NaN where a query has nothing to attend; the factor below makes that exactly zero.
         logits = logits + ops.where(mask, 0.0, -1e30)
     scores = ops.softmax(logits)
     weights = ops.cast(scores, value.dtype)
@@ -72,10 +72,11 @@ def restricted_attention(
     window: int,
     causal: bool = False,
 ) -> tuple[Any, Any]:
-    """Restricted self-attention (section 4, Table 1): `attention` of each position to those at most window // 2 away.
+    """Restricted self-attention (section 4, Table 1): each position attends to positions at most window // 2
+    away.
 
-    It is computed in blocks of positions, each of which meets itself and its neighbours alone, so that time and memory
-    grow with T * window, not with T * T.
+    It computes in blocks of positions. Each block meets only itself and its neighbours, so time and memory grow with
+    T * window, not with T * T.
 
     Args:
         query: [B, h, T, d_k].
@@ -84,17 +85,17 @@ def restricted_attention(
         mask: bool, broadcastable to [B, 1, T]; True = may be attended.
         dropout: as in `attention`.
         window: r, the size of the neighbourhood around each position.
-        causal: only itself and what came before is attended.
+        causal: a position attends only to itself and to earlier positions.
 
     Returns:
-        The output [B, h, T, d_v] in value's dtype and the weights in float32, by block: [B, h, N, b, 3b] of N blocks of
-        b positions to the block before, themselves and the block after; [B, h, N, b, 2b] if causal.
+        The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
+        [B, h, N, b, 3b], from each block to the block before, itself and the block after; [B, h, N, b, 2b] if causal.
     """
     reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
     b = max(reach, SMALLEST_BLOCK)
     if isinstance(T, int):
-        b = min(b, T + 1)  # little for a sequence shorter than the window
-    elif ops.is_tensor(T):  # not a symbol of JAX, whose blocks are to have a known size
+        b = min(b, T + 1)  # a sequence shorter than the window needs little
+    elif ops.is_tensor(T):  # but no symbol of JAX, where blocks need a known size
         b = ops.minimum(b, T + 1)
     N = -(-T // b)
 
@@ -106,10 +107,12 @@ def restricted_attention(
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
-    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], how far
+    ahead = (
+        ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)
+    )  # [b, 3b], the key's position minus the query's
     near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
     there = ops.ones((1, 1, T), "bool") if mask is None else mask
-    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], not beyond the ends
+    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
     mask = ops.logical_and(near, there)
     output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
     B, h = ops.shape(query)[0], ops.shape(query)[1]
@@ -119,15 +122,15 @@ def restricted_attention(
 def masked_attention(
     T: Any, attention_mask: Any, padding: Any, window: int | None, weights: bool
 ) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
-    """How a whole target attends to itself: each position to itself and those before (section 3.2.3), and of these, if
-    there is a window, to the nearest (section 4).
+    """How a whole target attends to itself: each position to itself and all before it (section 3.2.3), or with a window
+    only to the nearest of these (section 4).
 
     Args:
         T: the target's length.
-        attention_mask: bool [B, T, T], what may be attended instead of itself and all before; or `None`.
+        attention_mask: bool [B, T, T], which replaces the causal mask; or `None`.
         padding: the target's padding mask [B, 1, T], or `None`.
         window: r, or `None`.
-        weights: the attention weights [B, h, T, T] are asked for.
+        weights: whether the caller wants the attention weights [B, h, T, T].
 
     Returns:
         A mask and a function for `MultiHeadAttention.attend`.
@@ -142,7 +145,7 @@ def masked_attention(
 class MultiHeadAttention(KeepsQuantized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
-    Keys and values come from one sequence, as everywhere in the paper. No biases.
+    Keys and values come from the same sequence, as everywhere in the paper. The projections have no biases.
 
     Args:
         num_heads: h.
@@ -189,19 +192,19 @@ class MultiHeadAttention(KeepsQuantized):
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
     def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
-        """One of the four, for a variant to override.
+        """Make one of the four projections. A variant may override this.
 
         Args:
             name: "query", "key", "value" or "output".
-            units: of all heads together, or d_model.
-            scale: of the variance of its initial weights over their fans: 1 is Glorot's. Query, key and value have half
-                of it, that of one kernel [d, 3d], as in the authors' code.
+            units: the width of all heads together, or d_model.
+            scale: of `keras.initializers.VarianceScaling`; 1 is Glorot's. Query, key and value have 0.5, as if they
+                were one kernel [d, 3d]; so does the authors' code.
         """
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
         return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
 
     def _heads(self, projection: keras.layers.Layer, x: Any) -> Any:
-        """A projection of x [B, T, d] by heads: [B, h, T, the width of a head]."""
+        """Project x [B, T, d], and split it into heads: [B, h, T, width of a head]."""
         projected, h = projection(as_rows(x)), self.num_heads
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
         # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
@@ -218,7 +221,8 @@ class MultiHeadAttention(KeepsQuantized):
         attention_mask: Any = None,
         attention: Callable[..., tuple[Any, Any]] = attention,
     ) -> tuple[Any, Any]:
-        """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
+        """Attend from query [B, T, d] to projected keys and values, with a function that has the arguments of
+        `attention`.
 
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
@@ -246,7 +250,7 @@ class MultiHeadAttention(KeepsQuantized):
             query: [B, T, d].
             value: [B, S, d]; `None` means `query`.
             mask: padding mask [B, T] of `query`, used in self-attention.
-            query_mask: the same, under the name that Keras gives it when `attention_mask` is a tensor, too.
+            query_mask: the same; Keras uses this name when `attention_mask` is a tensor, too.
             value_mask: padding mask [B, S] of `value`.
             attention_mask: bool [B, T, S] or [1, T, S], True = may be attended.
             return_attention_scores: also return the attention weights [B, h, T, S].
@@ -261,7 +265,7 @@ class MultiHeadAttention(KeepsQuantized):
         return query_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}

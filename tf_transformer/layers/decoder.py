@@ -29,8 +29,8 @@ class DecoderLayer(KeepsQuantized):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
-        attention_window: r; self-attention is to itself and the r // 2 tokens before alone (section 4); `None` means
-            to all before.
+        attention_window: r; a token attends to itself and the r // 2 tokens before it (section 4); `None` means to all
+            before it.
 
     Examples:
         >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
@@ -77,7 +77,7 @@ class DecoderLayer(KeepsQuantized):
         ):
             layer.build(x_shape)
 
-    # What a variant overrides, to be made of other parts.
+    # A variant overrides these methods to use other parts.
 
     def make_attention(self, name: str) -> keras.layers.Layer:
         heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
@@ -115,16 +115,16 @@ class DecoderLayer(KeepsQuantized):
             x_mask: padding mask of x [B, T], for a whole target; not needed when padding stands at the end, where
                 causality hides it.
             memory_mask: padding mask of memory [B, S].
-            attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before.
-                A window restricts it further: to positions not too far away, or with a cache, whose slots need not
-                be positions, to the newest r // 2 + 1 slots that it allows.
+            attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before
+                it. A window restricts it further, to positions at most r // 2 away. With a cache, whose slots need not
+                be positions, the window keeps the newest r // 2 + 1 slots that the mask allows.
             cache: `DecoderCache` with C slots; x goes into the slots slot .. slot + T - 1.
-            slot: where in the cache the first column of x goes.
+            slot: the cache's slot for the first column of x.
             return_attention_scores: also return the weights of self-attention [B, h, T, C] and of cross-attention
                 [B, h, T, S].
 
         Returns:
-            x [B, T, d]; then the cache if one was given; then both attention weights if asked for.
+            x [B, T, d]; then the cache if one was given; then both attention weights if requested.
         """
         T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
         if cache is None:
@@ -154,7 +154,7 @@ class DecoderLayer(KeepsQuantized):
         return x_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def get_config(self) -> dict[str, Any]:
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
