@@ -37,9 +37,7 @@ class Start(NamedTuple):
     """
 
     step: Callable[..., tuple[tf.Tensor, Any]]
-    cache: (
-        Any  # the first one, with one free slot: nested tensors; the first axis is the batch, the last never the slots
-    )
+    cache: Any  # the first, with one free slot: nested tensors; their first axis is the batch, their last never slots
     keep: Callable[[Any, tf.Tensor], Any]
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
@@ -107,8 +105,8 @@ def beam_search(
         options: each a number or [B]; `serving.options` has their defaults.
             beam_size, int32: the widest is K.
             length_penalty, float32: the penalty's exponent, the paper's α.
-            min_length, int32: the least number of symbols, the end symbol included, and at most max_length. Before it,
-                the end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
+            min_length, int32: the least number of symbols, the end symbol included, capped at max_length. Before it, the
+                end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
                 search: an output's log-probability is the model's own.
             patience, float32: infinity makes the search exact: it goes on until no other output can be better.
 
@@ -119,7 +117,7 @@ def beam_search(
     B = tf.shape(start.start_ids)[0]
     rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
     rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
-    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # an empty batch, too
+    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # 1 in an empty batch
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:

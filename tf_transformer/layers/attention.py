@@ -72,8 +72,7 @@ def restricted_attention(
     window: int,
     causal: bool = False,
 ) -> tuple[Any, Any]:
-    """Restricted self-attention (section 4, Table 1): each position attends to positions at most window // 2
-    away.
+    """Restricted self-attention (section 4, Table 1): each position attends to those at most window // 2 away.
 
     It computes in blocks of positions. Each block meets only itself and its neighbours, so time and memory grow with
     T * window, not with T * T.
@@ -107,9 +106,7 @@ def restricted_attention(
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
-    ahead = (
-        ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)
-    )  # [b, 3b], the key's position minus the query's
+    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], from query to key
     near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
     there = ops.ones((1, 1, T), "bool") if mask is None else mask
     there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
@@ -221,8 +218,7 @@ class MultiHeadAttention(KeepsQuantized):
         attention_mask: Any = None,
         attention: Callable[..., tuple[Any, Any]] = attention,
     ) -> tuple[Any, Any]:
-        """Attend from query [B, T, d] to projected keys and values, with a function that has the arguments of
-        `attention`.
+        """Attend from query [B, T, d] to projected keys and values, with `attention` or a function like it.
 
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
