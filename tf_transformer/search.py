@@ -105,8 +105,8 @@ def beam_search(
         options: each a number or [B]; `serving.options` has their defaults.
             beam_size, int32: the widest is K.
             length_penalty, float32: the penalty's exponent, the paper's α.
-            min_length, int32: the least number of symbols, the end symbol included, capped at max_length. Before it, the
-                end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
+            min_length, int32: the least number of symbols, the end symbol included, capped at max_length. Before it,
+                the end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
                 search: an output's log-probability is the model's own.
             patience, float32: infinity makes the search exact: it goes on until no other output can be better.
 
