@@ -12,7 +12,9 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import requests
 
@@ -22,13 +24,13 @@ SENTENCES = [" ".join(n * ["the old woman sees three dogs"]) + "." for n in (1, 
 class Run:
     """The state that all clients share: requests to send, and answers."""
 
-    def __init__(self, url, bodies, limit, seconds, timeout):
+    def __init__(self, url: str, bodies: list[bytes], limit: float, seconds: float, timeout: float) -> None:
         self.url = url
         self.bodies = itertools.cycle(bodies)
         self.left = limit
         self.timeout = timeout
         self.latencies: list[float] = []
-        self.errors: collections.Counter = collections.Counter()
+        self.errors: collections.Counter[str] = collections.Counter()
         self.lock = threading.Lock()
         self.end = time.monotonic() + seconds
 
@@ -50,7 +52,7 @@ class Run:
                         self.latencies.append(seconds)
 
 
-def ask(session, url: str, body: bytes, timeout: float) -> str:
+def ask(session: Any, url: str, body: bytes, timeout: float) -> str:
     """Send a request, and return "" or "KIND: error"."""
     try:
         answer = session.post(url, data=body, timeout=timeout)
@@ -66,7 +68,7 @@ def percentile(values: list[float], percent: float) -> float:
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", default="localhost:8501", help="HOST:PORT or a URL (localhost:8501)")
     parser.add_argument("--name", default="demo", help="name of the model (demo)")

@@ -1,14 +1,17 @@
 """Texts in batches of similar length; warnings about texts that are too long."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 
 
-def by_batch(function, columns, batch_size: int) -> list[tuple]:
+def by_batch(
+    function: Callable[..., Sequence[Any]], columns: Sequence[Sequence[str | bytes]], batch_size: int
+) -> list[tuple[Any, ...]]:
     """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
 
     Args:
@@ -26,7 +29,7 @@ def by_batch(function, columns, batch_size: int) -> list[tuple]:
         for i, text in enumerate(column):
             if not isinstance(text, str | bytes):
                 raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
-    rows: list[tuple] = [()] * len(columns[0])
+    rows: list[tuple[Any, ...]] = [()] * len(columns[0])
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
     for start in range(0, len(rows), batch_size):
         places = by_length[start : start + batch_size]

@@ -11,8 +11,8 @@ from tf_transformer.layers import KeyValue
 class _WrittenInPlace(KeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
-    def write(self, slot, new: KeyValue) -> KeyValue:
-        def written(old, part):
+    def write(self, slot: Any, new: KeyValue) -> KeyValue:
+        def written(old: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
             (B, h, C, _), T = tf.unstack(tf.shape(old)), tf.shape(part)[2]
             words, new = _as_words(old), _as_words(part)
             width = words.shape[-1]
@@ -29,13 +29,13 @@ class _WrittenInPlace(KeyValue):
 
         return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
 
-    def keep(self, slots) -> "_WrittenInPlace":
-        """With these slots alone, [B, M]."""
+    def keep(self, slots: tf.Tensor) -> "_WrittenInPlace":
+        """Keep only these slots, [B, M]."""
         return _WrittenInPlace(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
 
 
-def _as_words(x):
-    """x [..., n] as the widest numbers that n of its own are a whole number of, since an op copies one by one."""
+def _as_words(x: tf.Tensor) -> tf.Tensor:
+    """x [..., n] as the widest numbers that fit n exactly: the operation copies one number at a time."""
     for dtype in (tf.complex128, tf.complex64):
         each = dtype.size // x.dtype.size
         if x.shape[-1] % each == 0:
@@ -44,14 +44,14 @@ def _as_words(x):
 
 
 class Decoding(NamedTuple):
-    """The first fields of a `search.Start`, described there."""
+    """The first fields of a `search.Start`, which describes them."""
 
-    step: Callable
+    step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any
-    keep: Callable
+    keep: Callable[[Any, tf.Tensor], Any]
 
 
-def decoding(model, memory, memory_mask) -> Decoding:
+def decoding(model: Any, memory: Any, memory_mask: tf.Tensor) -> Decoding:
     """Prepare a model to decode an encoded source.
 
     Args:
@@ -62,13 +62,13 @@ def decoding(model, memory, memory_mask) -> Decoding:
     layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights()
 
-    def step(ids, position, slot, ancestry, cache):
+    def step(ids: tf.Tensor, position: Any, slot: Any, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
         memory_mask, layers = cache
         positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
         logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
         return logits, (memory_mask, layers)
 
-    def keep(cache, slots):
+    def keep(cache: Any, slots: tf.Tensor) -> Any:
         memory_mask, layers = cache
         return memory_mask, [layer._replace(target=layer.target.keep(slots)) for layer in layers]
 

@@ -1,4 +1,4 @@
-"""Training with Keras's `fit` on several devices and machines, through `tf.distribute`."""
+"""Training with Keras's `fit` on several devices and machines, with `tf.distribute`."""
 
 import json
 import os

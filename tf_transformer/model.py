@@ -20,7 +20,7 @@ else:
 
 
 class AttentionScores(NamedTuple):
-    """Attention weights, one array a layer."""
+    """Attention weights, one array for each layer."""
 
     encoder: list[Any]  # [B, h, S, S]
     decoder: list[Any]  # [B, h, T, T]
@@ -145,15 +145,15 @@ class Transformer(KeepsQuantized, Model):
     ) -> tuple[Any, list[DecoderCache]]:
         """Decode only the newest target ids [B, T], with a cache of the earlier ones.
 
-        Without an `attention_mask` the T columns are consecutive tokens. With one they are what the mask makes of them:
-        in beam search, the newest tokens of T beams of one sentence, all at the same position.
+        Without an `attention_mask` the T columns are consecutive tokens. With one, the mask says which tokens they
+        follow: in beam search, they are the newest tokens of a sentence's T beams, all at the same position.
 
         Args:
             target: ids [B, T].
             cache: from `init_cache` or the step before, with C slots.
             memory_mask: padding mask of the source [B, S].
-            position: where each column stands in the target, [T], from 0.
-            slot: where in the cache the first column goes.
+            position: each column's position in the target, [T], from 0.
+            slot: the cache's slot for the first column.
             attention_mask: bool [B, T, C]; `None` means causal.
             softmax_weights: from `softmax_weights()`.
 
@@ -247,11 +247,11 @@ class Transformer(KeepsQuantized, Model):
         super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
 
     def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
-        """`keras.Model.quantize`, which skips layers that contain layers. Here embeddings and logits become integers,
-        too, unless `filters` are given."""
+        """As in Keras, except that embeddings and logits become integers, too, unless `filters` are given. (Keras skips
+        layers that contain layers.)"""
         for layer in self.layers:
             if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
-                with contextlib.suppress(NotImplementedError):  # this mode is for products alone
+                with contextlib.suppress(NotImplementedError):  # this mode is only for products
                     layer.quantize(mode, config=config)
         super().quantize(mode, config=config, **kwargs)
 
@@ -259,7 +259,7 @@ class Transformer(KeepsQuantized, Model):
         return (*input_shape[1], self.config.vocab_size)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def astype(self, dtype: str) -> "Transformer":
         """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8"."""
@@ -277,7 +277,7 @@ class Transformer(KeepsQuantized, Model):
 
 
 class _Weighted(keras.utils.PyDataset):
-    """Another one's batches of inputs and labels, with a weight for each token."""
+    """A dataset's batches of inputs and labels, with a weight for each token."""
 
     def __init__(self, batches: keras.utils.PyDataset, table: Any) -> None:
         super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
@@ -302,7 +302,7 @@ class _Weighted(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-def _weight_of_ids(class_weight, V):
+def _weight_of_ids(class_weight: Any, V: int) -> Any:
     """{token id: weight} as float32 [V]."""
     try:
         ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")

@@ -15,14 +15,14 @@ def sample(
     k: int | None = None,
     min_length: int | tf.Tensor = 0,
 ) -> Hypotheses:
-    """Sample one output a sentence, symbol by symbol, from softmax(logits / temperature) over the k likeliest symbols.
+    """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
 
     Args:
         start: the model's step, and the beginning of each row.
         seed: int; equal seeds give equal outputs.
-        temperature: float32 above 0; near 0 the likeliest symbol is always drawn.
+        temperature: float32 above 0; near 0 it draws the likeliest symbol.
         k: the number of symbols to choose from; `None` means all.
-        min_length: int32, one or [B]: the least number of symbols, the end symbol included.
+        min_length: int32, a number or [B]: the least number of symbols, the end symbol included.
 
     Returns:
         `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.

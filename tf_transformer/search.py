@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_transformer.choices import IMPOSSIBLE, log_sum_exp, top_k, without_end
 from tf_transformer.serving.options import SEARCH_OPTIONS
 
-STEPS = 16  # that a cache gets slots for at a time
-ROUND = 16  # the number of slots that are kept is a multiple, so that products come in few shapes
+STEPS = 16  # a full cache gets slots for this many more steps
+ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
 
 
 class Hypotheses(NamedTuple):
@@ -26,25 +26,26 @@ class Hypotheses(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a search or a sample of B outputs begins with.
+    """The start of a search, or of sampling, for B sentences.
 
-    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` gives the logits [B, K, V] of what follows each beam's
-    newest symbol, and the new cache. The cache is append-only: the K newest symbols take the slots slot to
-    slot + K - 1, and `ancestry` says which slots each beam may see, its own newest one included; nothing is re-ordered.
-    `keep(cache, slots [B, M])` gives the cache with these slots alone, in this order: beams share most of their
-    history, so that few slots are still seen after some steps.
+    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest symbol. It returns the logits
+    [B, K, V] of the next one, and the new cache. The cache is append-only: the K newest symbols take slots slot to
+    slot + K - 1, and nothing is re-ordered. `ancestry` says which slots each beam may see, its own newest one included.
+
+    `keep(cache, slots [B, M])` returns the cache with only these slots, in this order. Beams share most of their
+    history, so after some steps they see few of the slots.
     """
 
-    step: Callable
-    cache: Any  # the first, with one free slot: nested tensors, the first axis the batch, the last one never the slots
-    keep: Callable
+    step: Callable[..., tuple[tf.Tensor, Any]]
+    cache: Any  # the first, with one free slot: nested tensors; their first axis is the batch, their last never slots
+    keep: Callable[[Any, tf.Tensor], Any]
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
     end_id: int  # the symbol that ends an output
 
 
 class Rows(NamedTuple):
-    """What a search was asked for, by row."""
+    """A search's options, by row."""
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
     start_ids: tf.Tensor  # int32 [B]
@@ -69,49 +70,54 @@ class BeamState(NamedTuple):
     ancestry: tf.Tensor  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: tf.Tensor  # int32 [B], the number of symbols in the sentence's alive hypotheses
     best: Hypotheses  # finished ones, N = K
-    finished: tf.Tensor  # int32 [B], how many have finished, those included that are no longer among the best
+    finished: tf.Tensor  # int32 [B], how many have finished, also those that are no longer among the best
     running: tf.Tensor  # bool [B], the sentence's search goes on
     cache: Any
 
 
-def penalty(length, exponent):
+def penalty(length: Any, exponent: Any) -> Any:
     """((5 + n) / 6)^exponent, where n counts the end symbol (Wu et al. 2016, equation 14)."""
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
 def beam_search(
-    start: Start, *, n_best: int = 1, wanted=None, allowed: Callable | None = None, **options
+    start: Start,
+    *,
+    n_best: int = 1,
+    wanted: int | tf.Tensor | None = None,
+    allowed: Callable[..., tf.Tensor] | None = None,
+    **options: Any,
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
-    A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), or when no alive
-    hypothesis can still beat the last of its wanted finished ones, or at its maximum length; with one beam, at its
-    first end symbol: that is greedy search. When half of the sentences have ended they leave the batch. A row's result
-    is as if searched alone. (Since rows leave, XLA cannot compile a search.)
+    A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), when no alive
+    hypothesis can beat the last of the `wanted` finished ones, or at the maximum length. With one beam it ends at the
+    first end symbol: that is greedy search. When half of the sentences have ended, they leave the batch, so XLA cannot
+    compile a search. A row's result does not depend on the other rows.
 
     Args:
         start: the model's step, and what each row begins with.
-        n_best: how many outputs of each sentence; more than a row's beam size leaves places unused.
-        wanted: int32 scalar, how many of them have to be the best; `None` means all. It may be a tensor, so that one
+        n_best: N, the outputs of each sentence; places beyond a row's beam size stay unused.
+        wanted: int32 scalar, how many of the N must be the best; `None` means all. It may be a tensor, so that one
             traced search serves requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
-            `None` allows all. `row` numbers the sentences of the batch, as some may have left it.
-        options: each one number or [B]; `serving.options` has their defaults.
+            `None` allows all. `row` has the sentences' places in the batch at the start, which some may have left.
+        options: each a number or [B]; `serving.options` has their defaults.
             beam_size, int32: the widest is K.
             length_penalty, float32: the penalty's exponent, the paper's α.
-            min_length, int32: the least number of symbols, the end symbol included; more than max_length is max_length.
-                Before it the end symbol cannot be chosen, but keeps its share of the probability (as in Hugging Face's
-                beam search): an output's log-probability is the model's own.
-            patience, float32: with infinity the search is exact: it goes on until no other output can be better.
+            min_length, int32: the least number of symbols, the end symbol included, capped at max_length. Before it,
+                the end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
+                search: an output's log-probability is the model's own.
+            patience, float32: infinity makes the search exact: it goes on until no other output can be better.
 
     Returns:
-        `Hypotheses` with N = n_best. Where no output was finished, they are the unfinished ones.
+        `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
     wanted = n_best if wanted is None else wanted
     B = tf.shape(start.start_ids)[0]
     rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
     rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
-    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # of an empty batch, too
+    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # 1 in an empty batch
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
@@ -125,7 +131,7 @@ def beam_search(
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, wanted),)
 
-    def may_advance(state: BeamState):
+    def may_advance(state: BeamState) -> tf.Tensor:
         has_room = state.slot < tf.shape(state.ancestry)[2]
         going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
         return has_room & (2 * going_on > tf.shape(state.running)[0])
@@ -154,8 +160,8 @@ def beam_search(
     return results
 
 
-def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
-    """The options of a search, each [B]; what is below the lowest value is that."""
+def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The options of a search, each [B]; a value below an option's lowest becomes the lowest."""
     own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
     values = {name: option.default for name, option in own.items()} | options
     return values | {
@@ -164,16 +170,16 @@ def _by_row(options: dict[str, Any], B) -> dict[str, tf.Tensor]:
     }
 
 
-def begins_with(prefix, vocab_size: int) -> Callable:
+def begins_with(prefix: Any, vocab_size: int) -> Callable[..., tf.Tensor]:
     """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
     Args:
-        prefix: int32 [B, P]; a shorter one is followed by zeros.
+        prefix: int32 [B, P]; zeros follow a shorter one.
         vocab_size: V.
     """
-    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after it all is free
+    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after a prefix every symbol is allowed
 
-    def allowed(ids, position, row):
+    def allowed(ids: tf.Tensor, position: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
         required = required[:, tf.newaxis, tf.newaxis]  # [B, 1, 1]
         return (required == 0) | (tf.range(vocab_size) == required)
@@ -181,10 +187,10 @@ def begins_with(prefix, vocab_size: int) -> Callable:
     return allowed
 
 
-def _invariants(structure):
-    """Shapes that hold throughout a search: neither the rows nor the slots, at first none or one, are fixed."""
+def _invariants(structure: Any) -> Any:
+    """Shapes that hold throughout a search, in which the numbers of rows and of slots change."""
 
-    def invariant(tensor):
+    def invariant(tensor: tf.Tensor) -> tf.TensorShape:
         sizes = tensor.shape.as_list()
         slots = range(1, len(sizes) - 1)
         free = [axis == 0 or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)]
@@ -193,7 +199,7 @@ def _invariants(structure):
     return tf.nest.map_structure(invariant, structure)
 
 
-def _no_hypotheses(B, K, L) -> Hypotheses:
+def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
     nothing = tf.fill([B, K], IMPOSSIBLE)
     return Hypotheses(
         tf.zeros([B, K, L], tf.int32), nothing, nothing, tf.zeros([B, K], tf.int32), tf.zeros([B, K], tf.bool)
@@ -201,9 +207,9 @@ def _no_hypotheses(B, K, L) -> Hypotheses:
 
 
 def _running_only(state: BeamState) -> BeamState:
-    """Without the rows that have ended."""
+    """Drop the rows that have ended."""
 
-    def gather():
+    def gather() -> BeamState:
         running = tf.where(state.running)[:, 0]
         by_row = state._replace(position=(), slot=())
         gathered = tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)
@@ -212,39 +218,41 @@ def _running_only(state: BeamState) -> BeamState:
     return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
 
 
-def _make_room(state: BeamState, keep, L) -> BeamState:
-    """With a cache that has slots for further steps: those that no alive hypothesis sees any more are gone."""
+def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
+    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
-    def with_room():
+    def with_room() -> BeamState:
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
-        _, kept = tf.math.top_k(seen, most)  # of equals the first: the order stays
+        _, kept = tf.math.top_k(seen, most)  # equal values keep their order
         free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
-        # The free slots hold what is in the first, until they are written.
+        # Until they are written, the free slots hold copies of the first slot.
         return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, tf.pad(kept, [[0, 0], [0, free]])))
 
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
-def _put_rows(results: Hypotheses, number, new: Hypotheses) -> Hypotheses:
-    """`new` in the rows `number` of `results`."""
+def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypotheses:
+    """Write `new` into the rows `number` of `results`."""
     number = number[:, tf.newaxis]
     return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
 
 
-def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamState:
-    """Extend alive hypotheses by one symbol: those that end join the finished, the best others stay alive."""
+def _extend(
+    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, wanted: int | tf.Tensor
+) -> BeamState:
+    """Extend alive hypotheses by one symbol. Some end and join the finished ones; the best of the rest stay alive."""
     beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
     log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
     ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
     ends = symbols == end_id
     length = state.position + 1
 
-    # An end symbol counts only among the beam's own best: with one beam, only where greedy search would choose it.
+    # An end symbol counts only among a row's beam_size best; with one beam, only where greedy search would choose it.
     finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs)
     best = _keep_best(state.best, ids, log_probs, finishes, length, state.rows)
 
@@ -266,11 +274,13 @@ def _extend(state: BeamState, logits, may_follow, end_id: int, wanted) -> BeamSt
     return state._replace(running=state.running & ~_has_ended(state, wanted))
 
 
-def _candidates(state: BeamState, logits, may_follow, end_id: int):
+def _candidates(
+    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
-    In two stages, so that no log-softmax over the vocabulary is made and the wide sort is over each beam alone. A row
-    with k < K beams gets 2k of them, as if searched with k.
+    Two stages avoid a log-softmax over the vocabulary, and a sort over the logits of all beams. A row with k < K beams
+    gets 2k candidates, as in a search with k beams.
     """
     alive_log_probs, beam_size = state.alive_log_probs, state.rows.beam_size
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
@@ -290,7 +300,9 @@ def _candidates(state: BeamState, logits, may_follow, end_id: int):
     return log_probs, chosen // per_beam, symbols
 
 
-def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -> Hypotheses:
+def _keep_best(
+    best: Hypotheses, ids: tf.Tensor, log_probs: tf.Tensor, finishes: tf.Tensor, length: tf.Tensor, rows: Rows
+) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
     K = tf.shape(best.scores)[1]
     scores = log_probs / penalty(length, rows.length_penalty[:, tf.newaxis])
@@ -308,16 +320,16 @@ def _keep_best(best: Hypotheses, ids, log_probs, finishes, length, rows: Rows) -
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
-def _has_ended(state: BeamState, wanted):
-    """Which rows' results can no longer change: bool [B].
+def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
+    """Which rows' searches end: bool [B].
 
-    Log-probabilities only fall, and a longer output's penalty divides them by more: no alive hypothesis can end with
-    more than its log-probability now over the penalty at the greatest length.
+    Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
+    more than its log-probability now, divided by the penalty at the maximum length.
     """
     rows, alive = state.rows, state.alive_log_probs[:, 0]
     reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
     last = tf.minimum(wanted, rows.beam_size) - 1
-    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that are wanted
+    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of the wanted ones
     beam_size, finished = tf.cast(rows.beam_size, tf.float32), tf.cast(state.finished, tf.float32)
     enough = finished >= tf.maximum(tf.round(rows.patience * beam_size), 1.0)
     greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
@@ -325,7 +337,7 @@ def _has_ended(state: BeamState, wanted):
 
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:
-    """The n_best finished outputs; of a row with none, the alive ones."""
+    """The n_best finished outputs; the alive ones in a row without any."""
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.length_penalty)[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,
@@ -348,7 +360,7 @@ def _results(state: BeamState, n_best: int) -> Hypotheses:
     )
 
 
-def _places(part, n_best: int):
+def _places(part: tf.Tensor, n_best: int) -> tf.Tensor:
     """The first n_best of K hypotheses, padded if there are fewer: [B, n_best, ...]."""
     rank = len(part.shape)
     lacking = tf.maximum(n_best - tf.shape(part)[1], 0)
@@ -356,21 +368,21 @@ def _places(part, n_best: int):
     return tf.ensure_shape(part, [None, n_best] + [None] * (rank - 2))
 
 
-def _possible(log_probs):
+def _possible(log_probs: tf.Tensor) -> tf.Tensor:
     return log_probs > IMPOSSIBLE / 2
 
 
-def _first(count, width):
+def _first(count: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """Which of `width` places are among a row's first `count` [B]: bool [B, width]."""
     return tf.range(width) < count[:, tf.newaxis]
 
 
-def _where_rows(condition, new, old):
+def _where_rows(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
     """`new` in the rows where condition [B] holds, `old` in the others."""
     return tf.where(tf.reshape(condition, [-1] + [1] * (len(new.shape) - 1)), new, old)
 
 
-def _append(ids, symbols, position):
+def _append(ids: tf.Tensor, symbols: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     """Write symbols [B, M] at `position` of ids [B, M, L]."""
     here = tf.range(tf.shape(ids)[2]) == position
     return tf.where(here, symbols[:, :, tf.newaxis], ids)

@@ -3,11 +3,11 @@
 A sentence is drawn once, as a tree of neither language, and realised in both, so every English sentence has one German
 translation. English simple past is German perfect; "you" and "her", which are ambiguous, do not occur.
 
-Some word pairs are held out. Two kinds count: an adjective with its noun ("the red door", "the door is red"), and a
-verb with its object noun ("opens the red door", "waits for the bus"; in "gives the book to the boy" the object is
-"book"). A pair is held out if (place of the adjective or verb in its table + place of the noun) % 7 == 0. No sentence
-of train or dev contains a held-out pair; every sentence of test contains at least one, so it cannot be translated from
-memory. The single words are all frequent in train.
+Some word pairs are held out, of two kinds. One is an adjective with its noun ("the red door", "the door is red"). The
+other is a verb with its object noun ("opens the red door", "waits for the bus"); in "gives the book to the boy" the
+object is "book". A pair is held out if (place of the adjective or verb in its table + place of the noun) % 7 == 0. No
+sentence of train or dev contains a held-out pair. Every sentence of test contains at least one, so it cannot be
+translated from memory. The single words are all frequent in train.
 """
 
 import os

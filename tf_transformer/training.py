@@ -42,7 +42,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         schedule: any schedule.
         cooldown_steps: the steps in which its rate falls.
-        train_steps: all steps, these included.
+        train_steps: all steps, the cooldown included.
 
     Raises:
         ValueError: cooldown_steps is not between 1 and train_steps.
@@ -72,10 +72,11 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
 class Adam(keras.optimizers.Adam):
     """`keras.optimizers.Adam` with TensorFlow's fused kernel (section 5.3 has the paper's settings).
 
-    Keras's own update passes over every weight a dozen times. It is used on other backends, and with amsgrad.
+    Keras's own update, used on other backends and with amsgrad, passes over every weight a dozen times.
 
     Attributes:
-        sums_gradients: sum gradients over the replicas of a `tf.distribute` strategy; `Transformer` does so itself.
+        sums_gradients: whether to sum gradients over the replicas of a `tf.distribute` strategy; `Transformer` sums
+            them itself.
     """
 
     sums_gradients = True
@@ -195,7 +196,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
 
 def _of_tokens(sample_weight: Any) -> Any:
-    """Weights [B] or [B, T] as factors of [B, T]; Keras itself takes only the latter for sequences."""
+    """Weights [B] or [B, T], to multiply [B, T]; Keras itself takes only [B, T] for sequences."""
     sample_weight = ops.cast(sample_weight, "float32")
     return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
 

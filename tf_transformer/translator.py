@@ -52,7 +52,7 @@ class Translator:
             - beam_size: K of section 6.1 (4).
             - length_penalty: its exponent, the paper's α (0.6).
             - min_length: the least number of tokens of an output, its end symbol included (0).
-            - patience: a search ends when this many times beam_size outputs have ended (2); `math.inf` makes it exact.
+            - patience: a search ends when patience * beam_size outputs have finished (2); `math.inf` makes it exact.
             - extra_length: an output has at most this many tokens more than its source, its end symbol included (50).
             - max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
 
@@ -166,7 +166,7 @@ class Translator:
 
         Args:
             name: its folder, as Hugging Face's `transformers` or Marian itself writes it, with source.spm, target.spm
-                and what `load_marian` reads; or its name on the Hugging Face hub (`hub.folder_of`).
+                and the files that `load_marian` reads; or its name on the Hugging Face hub (`hub.folder_of`).
             options: of `Translator`; the default beam size is the checkpoint's.
 
         Raises:
@@ -186,11 +186,11 @@ class Translator:
     def astype(self, dtype: str) -> "Translator":
         """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is for
-        products with weights alone. With int8, a change of the weights after the first product has no effect.
+        Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is only
+        for products with weights. A change of int8 weights after the first product has no effect.
 
         Raises:
-            BadInput: the dtype is another one, or int8 where TensorFlow cannot multiply 8-bit integers.
+            BadInput: the dtype is unknown, or TensorFlow cannot multiply 8-bit integers here.
         """
         if dtype not in DTYPES:
             raise BadInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -368,7 +368,7 @@ class Translator:
         """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
 
         Raises:
-            BadInput: there are none, or more than the longest output has; the message calls them `name`.
+            BadInput: the output, `name` in the message, is empty or too long.
         """
         most = self.max_source_length + self.extra_length
         if self.model.config.positions == "learned":

@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> None:
         metavar="TEXT",
         help="a translation or tree to use instead of the model's; once for each sentence",
     )
-    add("--html", type=Path, metavar="FILE", help=f"where the page goes ({PAGE} without --png)")
-    add("--png", type=Path, metavar="FILE", help="where a figure goes; for several sentences FILE-1, FILE-2, ...")
+    add("--html", type=Path, metavar="FILE", help=f"file of the page ({PAGE} without --png)")
+    add("--png", type=Path, metavar="FILE", help="file of a figure; several sentences make FILE-1, FILE-2, ...")
     add(
         "--kind",
         default="cross",
@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> None:
             if number is not None and number < 1:
                 parser.error(f"--{name}: expected a positive number, got {number}")
     if not args.png and (args.layer or args.head or args.kind != "cross"):
-        parser.error("--kind, --layer and --head: expected --png FILE with them; the page has them all")
+        parser.error(
+            "--kind, --layer and --head: expected --png FILE with them; the page shows all kinds, layers and heads"
+        )
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or sys.stdin.read().splitlines()
     load_tensorflow()

@@ -1,4 +1,4 @@
-"""Code that the programs share: start, end, and the options of training."""
+"""Code that the programs share: their options, their start and their end."""
 
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ def options(
 
 def add_tfds_options(add: Callable[..., Any]) -> None:
     """Add the options of a corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
-    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead, e.g. wmt14_translate/de-en")
+    add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead of --train, e.g. wmt14_translate/de-en")
     add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="its source and target language (en de)")
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
 
@@ -36,11 +36,16 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--run", type=Path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
     add("--steps", type=int, metavar="N", help="training steps (the preset's)")
     add("--epochs", type=int, metavar="N", help="passes over the training text, instead of --steps")
-    add("--batch-tokens", type=int, metavar="N", help="source tokens, and target tokens, a batch (the preset's)")
+    add(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="source tokens in a batch, and as many target tokens (the preset's)",
+    )
     add("--vocab-size", type=int, metavar="N", help="size of the shared vocabulary (the preset's)")
     add("--tokenizer", metavar="KIND", help="kind of vocabulary, bpe or unigram (bpe)")
     add("--warmup-steps", type=int, metavar="N", help="first steps, in which the learning rate rises (the preset's)")
-    add("--cooldown-steps", type=int, metavar="N", help="last steps, in which it falls to 0 (the preset's)")
+    add("--cooldown-steps", type=int, metavar="N", help="last steps, in which the rate falls to 0 (the preset's)")
     add("--factor", type=float, metavar="X", help="factor of equation (3)'s learning rate (the preset's)")
     add("--learning-rate", type=float, metavar="X", help="constant rate after the warm-up, instead of equation (3)")
     add("--dropout", type=float, metavar="P", help="dropout rate P_drop (the preset's)")
@@ -50,7 +55,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
     add("--parts", type=int, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
     add("--clip-norm", type=float, metavar="NORM", help="largest norm of a gradient (no limit)")
-    add("--on-nan", metavar="DO", help="at a loss or gradient that is not finite, stop, or skip the update (stop)")
+    add("--on-nan", metavar="DO", help="if a loss or gradient is not finite: stop, or skip the update (stop)")
     add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text (1)")
     add(
         "--dry-run",
@@ -59,7 +64,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
         metavar="DEVICES",
         help="print an estimate of the cost, and stop (8xP100)",
     )
-    add("--export", type=Path, metavar="DIR", help="where the SavedModel goes (savedmodels/NAME OF THE RUN)")
+    add("--export", type=Path, metavar="DIR", help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)")
 
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
@@ -113,7 +118,7 @@ def run_program(main: Callable[[], None]) -> None:
     """Run a program: bad input is one line and exit status 2, Ctrl-C is 130."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow has it on with AVX-512 only; it helps without, too
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow turns it on only with AVX-512
     try:
         main()
     except KeyboardInterrupt:

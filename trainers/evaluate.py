@@ -1,6 +1,6 @@
 """Score translations against references: BLEU in several flavours and chrF, each with its sacreBLEU signature.
 
-Several translations are compared with the first one by paired bootstrap.
+Paired bootstrap compares each further translation with the first one.
 """
 
 from pathlib import Path

@@ -23,12 +23,12 @@ def main(argv: list[str] | None = None) -> None:
     add("--name", required=True, help="the model's name on the server")
     add("--base", type=Path, metavar="DIR", help="the folder of all models (savedmodels; ctranslate2 for that format)")
     add("--version", type=int, metavar="N", help="version number (the next one)")
-    add("--average-last", type=int, metavar="N", help="number of last checkpoints to average (the recipe's)")
+    add("--average-last", type=int, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
     add(
         "--dtype",
         default="float32",
         metavar="DTYPE",
-        help="of weights and products: float32, bfloat16, float16 or int8 (float32)",
+        help="dtype of weights and products: float32, bfloat16, float16 or int8 (float32)",
     )
     add(
         "--format",
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     parses = settings["kind"] == "parsing"
     of_translations = chosen(vars(args), ("n_best", "max_beam_size", "max_length"))
     if parses and (of_translations or args.languages or args.format == "ctranslate2" or len(args.run) > 1):
-        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, which this run is, got those of a translator")
+        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
     dev = read_dev(settings, args.dev)
 
     float32: Any
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     print("writing and checking ...", flush=True)
     path = serving.publish(export, folder, args.version)
     size, weights = serving.size_of(path), serving.size_of(path / "variables")
-    print(f"published {path}: {args.dtype}, {size:,} bytes, of weights {weights:,}")
+    print(f"published {path}: {args.dtype}, {size:,} bytes, {weights:,} of them weights")
 
 
 if __name__ == "__main__":

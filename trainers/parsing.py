@@ -18,8 +18,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--dev", nargs="+", metavar="FILE", help="trees to watch the training with")
     add("--test", nargs="+", metavar="FILE", help="trees to score the result with (the dev trees)")
     add("--wsj", metavar="DIR", help="folder of wsj_NNNN.mrg instead: sections 2-21 to train, 22 as dev, 23 as test")
-    add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on, too")
-    add("--extra-ratio", type=float, default=1.0, metavar="R", help="how many of them for each tree of --train (1.0)")
+    add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on as well")
+    add("--extra-ratio", type=float, default=1.0, metavar="R", help="trees of --extra for each tree of --train (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add("--tune", action="store_true", help="choose beam size and length penalty on the dev trees, before the test")
     add_training_options(add)
@@ -90,7 +90,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     repaired = tt.evalb.total(trees, map(tt.treebank.to_tree, free, map(tt.treebank.words_of, trees)))
     print(f"test: {result}\ntraining trees: {known}")
-    print(f"without the grammar {ill_formed:,} of {len(trees):,} are no trees; repaired: F1 {repaired.f1:.2f}")
+    print(
+        f"without the grammar, {ill_formed:,} of {len(trees):,} outputs are not trees; repaired: F1 {repaired.f1:.2f}"
+    )
     metrics = {
         "test_f1": round(result.f1, 2),
         "test_precision": round(result.precision, 2),

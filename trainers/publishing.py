@@ -78,7 +78,7 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> P
 
 
 def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
-    """Write the SavedModel, checked, and metrics.json, with figures of the last checkpoint; show that it answers.
+    """Write the SavedModel and check it, write metrics.json, and show the SavedModel's answers.
 
     Args:
         run: the trained run.
@@ -124,10 +124,10 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
 
 
 def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
-    """Score a model in each dtype, and print it.
+    """Score a model in each dtype, and print the scores.
 
     Returns:
-        the last one's score, as facts of an export.
+        the last dtype's score, as facts of an export.
     """
     metric, facts = CORPORA[kind].metric, dict[str, Any]()
     for dtype, translator in learned.items():
@@ -143,11 +143,11 @@ def facts_of(metric: str, score: Any) -> dict[str, Any]:
 
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
-    """The score at the end of training, if it is the score of these weights and not of an ensemble."""
+    """The score measured at the end of training, if it belongs to these weights and not to an ensemble."""
     file, metric = run.path / "metrics.json", CORPORA[run.settings()["kind"]].metric
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters):
         return {}
     names = (metric.lower(), f"{metric.lower()}_signature")
-    print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the training's end; --dev measures it here")
+    print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

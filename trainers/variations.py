@@ -1,6 +1,6 @@
 """Train the rows of Table 3 with equal budgets, and write a table and a picture with the paper's figures beside them.
 
-The run of a row is RUN/ROW; complete rows are not trained again.
+Each row trains in RUN/ROW; a complete row is not trained again.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--rows", default="all", metavar="LIST", help="all, or rows and groups such as base,A,B_dk16 (all)")
     add("--scale", default="multi30k", choices=sorted(RECIPES), help="size of base: paper or multi30k (multi30k)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
-    add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score the rows with")
+    add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score each row with")
     add_training_options(add)
     add_search_options(add)
     args = parser.parse_args(argv)

@@ -6,6 +6,8 @@ options take the model's defaults.
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import tensorflow as tf
@@ -20,7 +22,9 @@ OPTIONS = {  # of `search`; this program imports nothing of the package, so it h
 FIRST = {"beam_size", "length_penalty", "max_length"}  # the options of `translate`; older exports have no others
 
 
-def translate_request(name, text, version=None, **options):
+def translate_request(
+    name: str, text: str, version: int | str | None = None, **options: Any
+) -> predict_pb2.PredictRequest:
     """A request for one text; a server with batching merges such requests by itself."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = name
@@ -36,7 +40,7 @@ def translate_request(name, text, version=None, **options):
     return request
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
     parser.add_argument("--host", default="localhost:8500", help="HOST:PORT (localhost:8500)")

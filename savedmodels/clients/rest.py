@@ -12,6 +12,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 BUSY = (429, 503)  # the queue is full, or no version is ready: try again
 OPTIONS = {  # of `search`; this program imports nothing of the package, so it has its own list
@@ -34,7 +36,14 @@ class Client:
         retries: how often to ask again when the server is busy.
     """
 
-    def __init__(self, host="localhost:8501", name="demo", version=None, timeout=30.0, retries=5):
+    def __init__(
+        self,
+        host: str = "localhost:8501",
+        name: str = "demo",
+        version: int | str | None = None,
+        timeout: float = 30.0,
+        retries: int = 5,
+    ) -> None:
         self.url = host if "://" in host else f"http://{host}"
         self.url += f"/v1/models/{urllib.parse.quote(name)}"
         if version:
@@ -42,7 +51,7 @@ class Client:
         self.timeout = timeout
         self.retries = retries
 
-    def predict(self, instances, signature="serving_default"):
+    def predict(self, instances: Sequence[Any], signature: str = "serving_default") -> Any:
         """The predictions for a list of rows: values for a single input, else {input: value} with all inputs."""
         body = json.dumps({"signature_name": signature, "instances": instances}).encode()
         request = urllib.request.Request(f"{self.url}:predict", body, {"Content-Type": "application/json"})
@@ -55,7 +64,7 @@ class Client:
                     raise
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
-    def defaults(self, options=FIRST):
+    def defaults(self, options: Iterable[str] = FIRST) -> dict[str, Any]:
         """The options' defaults, from the model itself; over REST every input must be sent."""
         values = self.predict(list(options), "model_info")
         missing = [key for key, value in zip(options, values, strict=True) if not value]
@@ -64,7 +73,7 @@ class Client:
         return {key: OPTIONS[key](value) for key, value in zip(options, values, strict=True)}
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
     parser.add_argument("--host", default="localhost:8501", help="HOST:PORT or a URL (localhost:8501)")

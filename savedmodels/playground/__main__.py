@@ -9,11 +9,12 @@ import contextlib
 import importlib.util
 import logging
 import socket
+from collections.abc import Sequence
 
 from trainers.command import load_tensorflow, quiet_stderr, run_program
 
 
-def main(argv=None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m savedmodels.playground",
         description=__doc__.strip(),

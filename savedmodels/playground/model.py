@@ -1,7 +1,10 @@
 """One SavedModel and its signatures, with TensorFlow Serving's rules for requests of any form."""
 
+import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,13 +27,13 @@ class ServingError(Exception):
         message: the server's message, in its words if possible.
     """
 
-    def __init__(self, code: str, message: str):
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
 
 
-def find_version(folder) -> Path:
+def find_version(folder: str | os.PathLike[str]) -> Path:
     """The folder NAME/VERSION of a SavedModel: `folder` itself, or its subfolder with the greatest integer."""
     folder = Path(folder).resolve()
     versions = [path for path in folder.glob("*") if path.name.isdigit() and is_saved_model(path)]
@@ -50,7 +53,7 @@ class ServedModel:
         name: its name in requests; by default the folder's NAME.
     """
 
-    def __init__(self, folder, name: str | None = None):
+    def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
         folder = find_version(folder)
         self.name = name or folder.parent.name
         self.version = int(folder.name)
@@ -66,7 +69,7 @@ class ServedModel:
             request = f"Latest({name})" if version is None else f"Specific({name}, {version})"
             raise ServingError("NOT_FOUND", f"Servable not found for request: {request}")
 
-    def status(self, name: str, version: int | None = None) -> dict:
+    def status(self, name: str, version: int | None = None) -> dict[str, Any]:
         """The answer of GetModelStatus, as JSON."""
         if name != self.name:
             raise ServingError("NOT_FOUND", f"Could not find any versions of model {name}")
@@ -75,7 +78,9 @@ class ServedModel:
         state = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
         return {"model_version_status": [{"version": str(self.version), **state}]}
 
-    def predict(self, signature_name: str, inputs: dict, output_filter=()) -> dict[str, np.ndarray]:
+    def predict(
+        self, signature_name: str, inputs: Mapping[str, tf.Tensor], output_filter: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
         """Run a signature.
 
         Args:
@@ -112,5 +117,5 @@ class ServedModel:
         return {key: outputs[key].numpy() for key in output_filter or sorted(outputs)}
 
 
-def _set(names) -> str:
+def _set(names: Iterable[str]) -> str:
     return "{" + ",".join(sorted(names)) + "}"

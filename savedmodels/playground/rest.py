@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,7 @@ def app(model: ServedModel) -> Flask:
     flask.config["TRUSTED_HOSTS"] = LOCAL  # under other names, a foreign page could make a browser send requests here
 
     @flask.get("/")
-    def page():
+    def page() -> Response:
         signature = "search" if "search" in model.signatures else "translate"  # contract 1 has only that
         inputs = model.signatures[signature].inputs if signature in model.signatures else {}
         options = [option for name, option in SEARCH_OPTIONS.items() if name in inputs]
@@ -47,7 +47,7 @@ def app(model: ServedModel) -> Flask:
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])
-    def api(_):
+    def api(_: str) -> Response:
         try:
             answer, status = _answer(model, request.method, request.path, request.get_data()), 200
         except ServingError as error:
@@ -57,18 +57,18 @@ def app(model: ServedModel) -> Flask:
         return _json(answer, status)
 
     @flask.errorhandler(HTTPException)
-    def refused(error):  # an unknown path, another host's name, a bug
+    def refused(error: HTTPException) -> Response:  # an unknown path, another host's name, a bug
         return _json({"error": error.description}, error.code)
 
     return flask
 
 
-def _json(answer: dict, status: int) -> Response:
+def _json(answer: dict[str, Any], status: int | None) -> Response:
     body = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
     return Response(body + b"\n", status, content_type="application/json")
 
 
-def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict:
+def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict[str, Any]:
     match = (PREDICT if method == "POST" else STATUS).fullmatch(path)
     if not match:
         raise ServingError("INVALID_ARGUMENT", f"Malformed request: {method} {path}")
@@ -88,7 +88,7 @@ def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict:
     return rows(outputs) if by_row else columns(outputs)
 
 
-def metadata(model: ServedModel) -> dict:
+def metadata(model: ServedModel) -> dict[str, Any]:
     """The answer of GetModelMetadata; like the server, it leaves out the defaults of inputs."""
     signatures = {}
     for name, signature in model.signatures.items():
@@ -105,7 +105,7 @@ def metadata(model: ServedModel) -> dict:
 # Requests
 
 
-def read_request(model: ServedModel, body: bytes):
+def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Tensor], bool]:
     """JSON to tensors.
 
     Returns:
@@ -145,7 +145,7 @@ def read_request(model: ServedModel, body: bytes):
     _invalid("Missing 'inputs' or 'instances' key")
 
 
-def _from_rows(given: list, dtypes: dict) -> dict:
+def _from_rows(given: list[Any], dtypes: dict[str, tf.DType]) -> dict[str, tf.Tensor]:
     """[{input: value}, ...], or [value, ...] for a single input; the values of all rows have the same shape."""
     if len(dtypes) > 1 and not isinstance(given[0], dict):
         _invalid(
@@ -154,8 +154,8 @@ def _from_rows(given: list, dtypes: dict) -> dict:
         )
     named = _is_object(given[0])
     (first, *_) = dtypes
-    shapes: dict[str, list] = {}
-    values: dict[str, list] = {key: [] for key in dtypes}
+    shapes: dict[str, list[int]] = {}
+    values: dict[str, list[Any]] = {key: [] for key in dtypes}
     for i, row in enumerate(given):
         if _is_object(row) != named:
             expected = "object but got list" if named else "value/list but got object"
@@ -177,7 +177,7 @@ def _from_rows(given: list, dtypes: dict) -> dict:
     return {key: tf.constant(values[key], dtypes[key], [len(given), *shapes[key]]) for key in dtypes}
 
 
-def _from_columns(given, dtypes: dict) -> dict:
+def _from_columns(given: Any, dtypes: dict[str, tf.DType]) -> dict[str, tf.Tensor]:
     """{input: [value, ...]}, or [value, ...] for a single input; other keys are ignored."""
     if not _is_object(given):
         if len(dtypes) > 1:
@@ -195,15 +195,15 @@ def _from_columns(given, dtypes: dict) -> dict:
     return tensors
 
 
-def _read(item, dtype: tf.DType) -> tuple[list[int], list]:
+def _read(item: Any, dtype: tf.DType) -> tuple[list[int], list[Any]]:
     """A value, or lists of lists of values: shape and values in order."""
     shape, inner = [], item
     while isinstance(inner, list):
         shape.append(len(inner))
         inner = inner[0] if inner else None
-    values: list = []
+    values: list[Any] = []
 
-    def visit(item, level):
+    def visit(item: Any, level: int) -> None:
         if not isinstance(item, list):
             if level != len(shape):
                 at = f"found at incorrect level: {level + 1} in the JSON DOM. Expected at level: {len(shape)}"
@@ -222,7 +222,7 @@ def _read(item, dtype: tf.DType) -> tuple[list[int], list]:
     return shape, values
 
 
-def _value(item, dtype: tf.DType):
+def _value(item: Any, dtype: tf.DType) -> Any:
     if isinstance(item, dict) and dtype == tf.string:
         if not _is_base64(item):
             _invalid(f"JSON Value: {_shown(item)} not formatted correctly for base64 data")
@@ -247,7 +247,7 @@ def _value(item, dtype: tf.DType):
     _invalid(f"JSON Value: {_shown(item)} Type: {kind} is not of expected type: {NAMES.get(dtype, dtype.name)}")
 
 
-def _float(item) -> float:
+def _float(item: Any) -> float:
     try:
         return float(item)
     except OverflowError:
@@ -257,7 +257,7 @@ def _float(item) -> float:
 # Answers
 
 
-def rows(outputs: dict[str, np.ndarray]) -> dict:
+def rows(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """{"predictions": [row, ...]}, where a row is the value of the only output, or an object with all outputs."""
     sizes = {name: value.shape[0] if value.ndim else None for name, value in outputs.items()}
     size = next(iter(sizes.values()))
@@ -272,17 +272,17 @@ def rows(outputs: dict[str, np.ndarray]) -> dict:
     return {"predictions": [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]}
 
 
-def columns(outputs: dict[str, np.ndarray]) -> dict:
+def columns(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """{"outputs": value} for a single output, or {"outputs": {output: value}}."""
     lists = {name: written(name, value) for name, value in outputs.items()}
     return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
 
 
-def written(name: str, value: np.ndarray):
+def written(name: str, value: np.ndarray) -> Any:
     """An output as lists for JSON."""
     if value.dtype == object:
 
-        def text(item):
+        def text(item: bytes) -> Any:
             return {"b64": base64.b64encode(item).decode()} if name.endswith("_bytes") else item.decode()
 
         return np.vectorize(text, otypes=[object])(value).tolist() if value.size else value.tolist()
@@ -291,15 +291,15 @@ def written(name: str, value: np.ndarray):
     return value.tolist()
 
 
-def _is_base64(item) -> bool:
+def _is_base64(item: Any) -> bool:
     return isinstance(item, dict) and list(item) == ["b64"] and isinstance(item["b64"], str)
 
 
-def _is_object(item) -> bool:
+def _is_object(item: Any) -> bool:
     return isinstance(item, dict) and not _is_base64(item)
 
 
-def _shown(item) -> str:
+def _shown(item: Any) -> str:
     """JSON for an error message: at most 256 characters, all of which can be sent."""
     return json.dumps(item, separators=(",", ":"))[:256]
 

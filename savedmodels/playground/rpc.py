@@ -1,6 +1,8 @@
 """TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy as np
@@ -23,10 +25,10 @@ FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val",
 class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_service_pb2_grpc.ModelServiceServicer):
     """The server's two services for one model."""
 
-    def __init__(self, model: ServedModel):
+    def __init__(self, model: ServedModel) -> None:
         self.model = model
 
-    def Predict(self, request, context):
+    def Predict(self, request: Any, context: grpc.ServicerContext) -> Any:
         with _errors(context):
             self._find(request.model_spec)
             inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
@@ -37,7 +39,7 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
             answer.model_spec.signature_name = request.model_spec.signature_name or DEFAULT_SIGNATURE
             return answer
 
-    def GetModelMetadata(self, request, context):
+    def GetModelMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:
         with _errors(context):
             self._find(request.model_spec)
             signatures = get_model_metadata_pb2.SignatureDefMap()
@@ -50,31 +52,33 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
             answer.metadata["signature_def"].Pack(signatures)
             return answer
 
-    def GetModelStatus(self, request, context):
+    def GetModelStatus(self, request: Any, context: grpc.ServicerContext) -> Any:
         spec = request.model_spec
         with _errors(context):
             status = self.model.status(spec.name, spec.version.value if spec.HasField("version") else None)
             return ParseDict(status, get_model_status_pb2.GetModelStatusResponse())
 
-    def _find(self, spec) -> None:
+    def _find(self, spec: Any) -> None:
         self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
 
 
 class _errors:
     """Errors as gRPC statuses."""
 
-    def __init__(self, context):
+    def __init__(self, context: grpc.ServicerContext) -> None:
         self.context = context
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, ServingError):
             self.context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
 
 
-def _proto(value: np.ndarray):
+def _proto(value: np.ndarray) -> Any:
     """A tensor whose values are in their typed field, as the server sends it."""
     dtype = tf.dtypes.as_dtype(value.dtype if value.dtype != object else tf.string)
     proto = tf.make_tensor_proto([], dtype, [0])

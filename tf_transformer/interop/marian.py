@@ -1,7 +1,7 @@
 """MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install -e ".[marian]"`.
 
-It differs from the paper in biases in the projections of attention, swish instead of ReLU, layer normalization's
-epsilon 1e-5, all sines before all cosines, and a bias on the logits. Encoder and decoder may differ in depth, and
+They differ from the paper: attention's projections and the logits have biases, the activation is swish, all sines come
+before all cosines, and layer normalization's epsilon is 1e-5. Encoder and decoder may differ in depth, and
 source and target may have their own embeddings.
 
 In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary

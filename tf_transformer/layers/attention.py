@@ -1,6 +1,7 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +13,7 @@ from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import both, causal_mask, near_mask, over_queries
 
-SMALLEST_BLOCK = 16  # positions, in `restricted_attention`: products of smaller matrices take as long
+SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 
 
 class KeyValue(NamedTuple):
@@ -21,8 +22,8 @@ class KeyValue(NamedTuple):
     key: Any  # [B, h, S, d_k]
     value: Any  # [B, h, S, d_v]
 
-    def write(self, slot, new: "KeyValue") -> "KeyValue":
-        """Put `new` [B, h, T, ...] into the slots slot .. slot + T - 1; everything before stays where it is."""
+    def write(self, slot: Any, new: "KeyValue") -> "KeyValue":
+        """Write `new` [B, h, T, ...] into slots slot .. slot + T - 1. The other slots keep what they hold."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
         index = ops.reshape(ops.stack([batch, head, column], axis=-1), (-1, 3))  # [B * h * T, 3]
@@ -30,7 +31,9 @@ class KeyValue(NamedTuple):
         return KeyValue(*(ops.scatter_update(old, index, row) for old, row in zip(self, rows, strict=True)))
 
 
-def attention(query, key, value, mask=None, dropout=None):
+def attention(
+    query: Any, key: Any, value: Any, mask: Any = None, dropout: Callable[[Any], Any] | None = None
+) -> tuple[Any, Any]:
     """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
 
     Args:
@@ -48,7 +51,7 @@ def attention(query, key, value, mask=None, dropout=None):
     logits = ops.cast(logits, "float32")
     if mask is not None:
         mask = ops.expand_dims(mask, 1)  # the same for every head
-        # A finite minimum: a row with nothing to attend gives no NaN; a factor makes it exactly zero.
+        # A finite minimum gives no NaN where a query has nothing to attend; the factor below makes that exactly zero.
         logits = logits + ops.where(mask, 0.0, -1e30)
     scores = ops.softmax(logits)
     weights = ops.cast(scores, value.dtype)
@@ -59,11 +62,20 @@ def attention(query, key, value, mask=None, dropout=None):
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
 
-def restricted_attention(query, key, value, mask=None, dropout=None, *, window, causal=False):
-    """Restricted self-attention (section 4, Table 1): `attention` of each position to those at most window // 2 away.
+def restricted_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout: Callable[[Any], Any] | None = None,
+    *,
+    window: int,
+    causal: bool = False,
+) -> tuple[Any, Any]:
+    """Restricted self-attention (section 4, Table 1): each position attends to those at most window // 2 away.
 
-    It is computed in blocks of positions, each of which meets itself and its neighbours alone, so that time and memory
-    grow with T * window, not with T * T.
+    It computes in blocks of positions. Each block meets only itself and its neighbours, so time and memory grow with
+    T * window, not with T * T.
 
     Args:
         query: [B, h, T, d_k].
@@ -72,48 +84,50 @@ def restricted_attention(query, key, value, mask=None, dropout=None, *, window, 
         mask: bool, broadcastable to [B, 1, T]; True = may be attended.
         dropout: as in `attention`.
         window: r, the size of the neighbourhood around each position.
-        causal: only itself and what came before is attended.
+        causal: a position attends only to itself and to earlier positions.
 
     Returns:
-        The output [B, h, T, d_v] in value's dtype and the weights in float32, by block: [B, h, N, b, 3b] of N blocks of
-        b positions to the block before, themselves and the block after; [B, h, N, b, 2b] if causal.
+        The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
+        [B, h, N, b, 3b], from each block to the block before, itself and the block after; [B, h, N, b, 2b] if causal.
     """
     reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
     b = max(reach, SMALLEST_BLOCK)
     if isinstance(T, int):
-        b = min(b, T + 1)  # little for a sequence shorter than the window
-    elif ops.is_tensor(T):  # not a symbol of JAX, whose blocks are to have a known size
+        b = min(b, T + 1)  # a sequence shorter than the window needs little
+    elif ops.is_tensor(T):  # but no symbol of JAX, where blocks need a known size
         b = ops.minimum(b, T + 1)
     N = -(-T // b)
 
-    def blocks(x, before=0, after=0):
+    def blocks(x: Any, before: int = 0, after: int = 0) -> Any:
         x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
 
-    def neighbours(x):  # [B, h, T, d] -> [B, h, N, 3b, d]
+    def neighbours(x: Any) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
-    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], how far
+    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], from query to key
     near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
     there = ops.ones((1, 1, T), "bool") if mask is None else mask
-    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], not beyond the ends
+    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
     mask = ops.logical_and(near, there)
     output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
     B, h = ops.shape(query)[0], ops.shape(query)[1]
     return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
 
 
-def masked_attention(T, attention_mask, padding, window, weights):
-    """How a whole target attends to itself: each position to itself and those before (section 3.2.3), and of these, if
-    there is a window, to the nearest (section 4).
+def masked_attention(
+    T: Any, attention_mask: Any, padding: Any, window: int | None, weights: bool
+) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
+    """How a whole target attends to itself: each position to itself and all before it (section 3.2.3), or with a window
+    only to the nearest of these (section 4).
 
     Args:
         T: the target's length.
-        attention_mask: bool [B, T, T], what may be attended instead of itself and all before; or `None`.
+        attention_mask: bool [B, T, T], which replaces the causal mask; or `None`.
         padding: the target's padding mask [B, 1, T], or `None`.
         window: r, or `None`.
-        weights: the attention weights [B, h, T, T] are asked for.
+        weights: whether the caller wants the attention weights [B, h, T, T].
 
     Returns:
         A mask and a function for `MultiHeadAttention.attend`.
@@ -128,7 +142,7 @@ def masked_attention(T, attention_mask, padding, window, weights):
 class MultiHeadAttention(KeepsQuantized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
-    Keys and values come from one sequence, as everywhere in the paper. No biases.
+    Keys and values come from the same sequence, as everywhere in the paper. The projections have no biases.
 
     Args:
         num_heads: h.
@@ -144,7 +158,9 @@ class MultiHeadAttention(KeepsQuantized):
         ((2, 5, 32), (2, 4, 5, 7))
     """
 
-    def __init__(self, num_heads=8, d_k=None, d_v=None, dropout=0.0, **kwargs):
+    def __init__(
+        self, num_heads: int = 8, d_k: int | None = None, d_v: int | None = None, dropout: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_k = d_k
@@ -152,7 +168,7 @@ class MultiHeadAttention(KeepsQuantized):
         self.dropout = dropout
         self.supports_masking = True
 
-    def build(self, query_shape, value_shape=None):
+    def build(self, query_shape: Any, value_shape: Any = None) -> None:
         value_shape = value_shape or query_shape
         d_model = query_shape[-1]
         if d_model % self.num_heads and None in (self.d_k, self.d_v):
@@ -172,31 +188,37 @@ class MultiHeadAttention(KeepsQuantized):
         self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
-    def make_projection(self, name, units, scale):
-        """One of the four, for a variant to override.
+    def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
+        """Make one of the four projections. A variant may override this.
 
         Args:
             name: "query", "key", "value" or "output".
-            units: of all heads together, or d_model.
-            scale: of the variance of its initial weights over their fans: 1 is Glorot's. Query, key and value have half
-                of it, that of one kernel [d, 3d], as in the authors' code.
+            units: the width of all heads together, or d_model.
+            scale: of `keras.initializers.VarianceScaling`; 1 is Glorot's. Query, key and value have 0.5, as if they
+                were one kernel [d, 3d]; so does the authors' code.
         """
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
         return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
 
-    def _heads(self, projection, x):
-        """A projection of x [B, T, d] by heads: [B, h, T, the width of a head]."""
+    def _heads(self, projection: keras.layers.Layer, x: Any) -> Any:
+        """Project x [B, T, d], and split it into heads: [B, h, T, width of a head]."""
         projected, h = projection(as_rows(x)), self.num_heads
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
         # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
 
-    def project(self, value) -> KeyValue:
+    def project(self, value: Any) -> KeyValue:
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
         return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
 
-    def attend(self, query, kv: KeyValue, attention_mask=None, attention=attention):
-        """Attend from query [B, T, d] to projected keys and values, by `attention` or what takes its arguments.
+    def attend(
+        self,
+        query: Any,
+        kv: KeyValue,
+        attention_mask: Any = None,
+        attention: Callable[..., tuple[Any, Any]] = attention,
+    ) -> tuple[Any, Any]:
+        """Attend from query [B, T, d] to projected keys and values, with `attention` or a function like it.
 
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
@@ -210,21 +232,21 @@ class MultiHeadAttention(KeepsQuantized):
 
     def call(
         self,
-        query,
-        value=None,
-        mask=None,
-        query_mask=None,
-        value_mask=None,
-        attention_mask=None,
-        return_attention_scores=False,
-    ):
+        query: Any,
+        value: Any = None,
+        mask: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
 
         Args:
             query: [B, T, d].
             value: [B, S, d]; `None` means `query`.
             mask: padding mask [B, T] of `query`, used in self-attention.
-            query_mask: the same, under the name that Keras gives it when `attention_mask` is a tensor, too.
+            query_mask: the same; Keras uses this name when `attention_mask` is a tensor, too.
             value_mask: padding mask [B, S] of `value`.
             attention_mask: bool [B, T, S] or [1, T, S], True = may be attended.
             return_attention_scores: also return the attention weights [B, h, T, S].
@@ -235,12 +257,12 @@ class MultiHeadAttention(KeepsQuantized):
         output, scores = self.attend(query, kv, both(attention_mask, over_queries(key_mask)))
         return (output, scores) if return_attention_scores else output
 
-    def compute_output_shape(self, query_shape, value_shape=None):
+    def compute_output_shape(self, query_shape: Any, value_shape: Any = None) -> Any:
         return query_shape
 
-    def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}
         return super().get_config() | config

@@ -1,6 +1,6 @@
 """The decoder's layer: the right half of Figure 1 (section 3.1)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -29,8 +29,8 @@ class DecoderLayer(KeepsQuantized):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
-        attention_window: r; self-attention is to itself and the r // 2 tokens before alone (section 4); `None` means
-            to all before.
+        attention_window: r; a token attends to itself and the r // 2 tokens before it (section 4); `None` means to all
+            before it.
 
     Examples:
         >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
@@ -41,15 +41,15 @@ class DecoderLayer(KeepsQuantized):
 
     def __init__(
         self,
-        num_heads=8,
-        d_ff=2048,
-        d_k=None,
-        d_v=None,
-        dropout=0.1,
-        attention_dropout=0.0,
-        attention_window=None,
-        **kwargs,
-    ):
+        num_heads: int = 8,
+        d_ff: int = 2048,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+        attention_window: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.d_ff = d_ff
@@ -60,7 +60,7 @@ class DecoderLayer(KeepsQuantized):
         self.attention_window = attention_window
         self.supports_masking = True
 
-    def build(self, x_shape, memory_shape=None):
+    def build(self, x_shape: Any, memory_shape: Any = None) -> None:
         self.self_attention = self.make_attention("self_attention")
         self.cross_attention = self.make_attention("cross_attention")
         self.feed_forward = self.make_feed_forward("feed_forward")
@@ -77,19 +77,19 @@ class DecoderLayer(KeepsQuantized):
         ):
             layer.build(x_shape)
 
-    # What a variant overrides, to be made of other parts.
+    # A variant overrides these methods to use other parts.
 
-    def make_attention(self, name):
+    def make_attention(self, name: str) -> keras.layers.Layer:
         heads = (self.num_heads, self.d_k, self.d_v, self.attention_dropout)
         return MultiHeadAttention(*heads, name=name, dtype=self.dtype_policy)
 
-    def make_feed_forward(self, name):
+    def make_feed_forward(self, name: str) -> keras.layers.Layer:
         return FeedForward(self.d_ff, name=name, dtype=self.dtype_policy)
 
-    def make_norm(self, name):
+    def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
-    def init_cache(self, memory, slots=0) -> DecoderCache:
+    def init_cache(self, memory: Any, slots: int = 0) -> DecoderCache:
         """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
         kv = self.cross_attention.project(memory)
         B, h = ops.shape(memory)[0], self.num_heads
@@ -98,15 +98,15 @@ class DecoderLayer(KeepsQuantized):
 
     def call(
         self,
-        x,
-        memory=None,
-        x_mask=None,
-        memory_mask=None,
-        attention_mask=None,
-        cache=None,
-        slot=0,
-        return_attention_scores=False,
-    ):
+        x: Any,
+        memory: Any = None,
+        x_mask: Any = None,
+        memory_mask: Any = None,
+        attention_mask: Any = None,
+        cache: DecoderCache | None = None,
+        slot: Any = 0,
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Decode x [B, T, d]: the whole target, or only its newest tokens if there is a cache.
 
         Args:
@@ -115,16 +115,16 @@ class DecoderLayer(KeepsQuantized):
             x_mask: padding mask of x [B, T], for a whole target; not needed when padding stands at the end, where
                 causality hides it.
             memory_mask: padding mask of memory [B, S].
-            attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before.
-                A window restricts it further: to positions not too far away, or with a cache, whose slots need not
-                be positions, to the newest r // 2 + 1 slots that it allows.
+            attention_mask: bool [B, T, C], which targets each token may attend to; `None` means itself and all before
+                it. A window restricts it further, to positions at most r // 2 away. With a cache, whose slots need not
+                be positions, the window keeps the newest r // 2 + 1 slots that the mask allows.
             cache: `DecoderCache` with C slots; x goes into the slots slot .. slot + T - 1.
-            slot: where in the cache the first column of x goes.
+            slot: the cache's slot for the first column of x.
             return_attention_scores: also return the weights of self-attention [B, h, T, C] and of cross-attention
                 [B, h, T, S].
 
         Returns:
-            x [B, T, d]; then the cache if one was given; then both attention weights if asked for.
+            x [B, T, d]; then the cache if one was given; then both attention weights if requested.
         """
         T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
         if cache is None:
@@ -145,17 +145,17 @@ class DecoderLayer(KeepsQuantized):
         x = self.cross_attention_norm(x, attended)
         x = self.feed_forward_norm(x, self.feed_forward(x))
 
-        outputs = (x,) if cache is None else (x, cache)
+        outputs: tuple[Any, ...] = (x,) if cache is None else (x, cache)
         if return_attention_scores:
             outputs += (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x
 
-    def compute_output_shape(self, x_shape, memory_shape=None):
+    def compute_output_shape(self, x_shape: Any, memory_shape: Any = None) -> Any:
         return x_shape
 
-    def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return super().get_config() | {name: getattr(self, name) for name in names}

@@ -1,5 +1,7 @@
 """Dropout (section 5.4) with few random bits."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -8,12 +10,12 @@ from keras import ops
 class Dropout(keras.layers.Dropout):
     """Dropout that draws 16 random bits per component; the rate is rounded to a multiple of 2^-16.
 
-    Keras's own draws a whole number per component, which takes two to four times as long on a CPU.
+    Keras's layer draws a float per component, which takes two to four times as long on a CPU.
     """
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: Any, training: bool = False) -> Any:
         if training and self.rate == 1:
-            return ops.zeros_like(inputs)  # which Keras 3.12 refuses on TensorFlow
+            return ops.zeros_like(inputs)  # Keras 3.12 refuses rate 1 on TensorFlow
         dropped = round(self.rate * 2**16)
         width = inputs.shape[-1]
         if not training or not 0 < dropped < 2**16 or width is None or width % 2:

@@ -1,7 +1,8 @@
-"""Embeddings, the softmax's weights that they share (section 3.4), and positions (section 3.5)."""
+"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5)."""
 
 import functools
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
 
-def sinusoids(positions, d_model):
+def sinusoids(positions: Any, d_model: int) -> Any:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
 
     Args:
@@ -21,7 +22,7 @@ def sinusoids(positions, d_model):
         d_model: width.
 
     Returns:
-        float32 [T, d_model], right to about 1e-6 for positions below 4,096.
+        float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
     """
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # of each sine and cosine, float64
     angles = _angles(positions, frequencies)
@@ -29,10 +30,10 @@ def sinusoids(positions, d_model):
     return ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
 
 
-def _angles(positions, frequencies):
+def _angles(positions: Any, frequencies: Any) -> Any:
     """positions [T] times frequencies [F], less full circles: float32 [T, F].
 
-    The mere product in float32 would be wrong by up to 2e-4 below position 4,096.
+    A plain product in float32 is wrong by up to 2e-4 below position 4,096.
     """
     turns = frequencies / (2 * math.pi)  # full circles per position
     # pos * turns must keep its fraction: 12 leading bits make the product with a 12-bit position exact in float32.
@@ -45,16 +46,16 @@ def _angles(positions, frequencies):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class PositionalEmbedding(keras.layers.ReversibleEmbedding):
-    """Dropout(sqrt(d_model) * embedding + position); id 0 is padding and becomes the mask of what follows.
+    """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
 
-    The embedding is initialised with N(0, d_model^-0.5), so that after the factor each component has variance 1.
-    Table, LoRA (`enable_lora`) and integers (`quantize`) are those of Keras's own layer, for rows and logits alike.
+    Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.
+    Keras's own layer provides table, LoRA (`enable_lora`) and integers (`quantize`), for rows and logits alike.
 
     Args:
         vocab_size: V.
         d_model: width.
         positions: "sinusoidal", for any length, or "learned" (row E of Table 3).
-        max_length: rows of the table of learned positions; longer sequences are an error.
+        max_length: number of learned positions; a longer sequence is an error.
         dropout: rate on the sum (section 5.4).
 
     Examples:
@@ -66,7 +67,15 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         [[True, True, True, False]]
     """
 
-    def __init__(self, vocab_size, d_model=512, positions="sinusoidal", max_length=1024, dropout=0.1, **kwargs):
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 512,
+        positions: str = "sinusoidal",
+        max_length: int = 1024,
+        dropout: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
         if positions not in ("sinusoidal", "learned"):
             raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
@@ -78,33 +87,33 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         self.dropout = dropout
         self.supports_masking = True
 
-    def add_weight(self, *args, **kwargs):
-        """Float32 whatever the policy: casting all of a table for a few rows would cost more."""
+    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
+        """Add a weight that Keras does not cast: casting a whole table for a few rows would cost more."""
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
-    def build(self, ids_shape):
+    def build(self, ids_shape: Any) -> None:
         if is_int8(self):
             shape = (self.vocab_size, self.d_model)
             self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
         else:
             super().build(ids_shape)
-            self._tracker.unlock()  # after LoRA, which comes with the table
+            self._tracker.unlock()  # LoRA, which comes with the table, locks it
         if self.positions == "learned":
             shape = (self.max_length, self.d_model)
             self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
-    def call(self, ids, position=None):
-        """Embed ids [B, T] standing at `position` [T], by default 0 .. T - 1. Returns [B, T, d]."""
+    def call(self, ids: Any, position: Any = None) -> Any:
+        """Embed ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d]."""
         return self.embed(ids, position)
 
-    def quantized_call(self, ids, position=None):
-        """What Keras calls instead, after `quantize`."""
+    def quantized_call(self, ids: Any, position: Any = None) -> Any:
+        """As `call`; Keras calls this after `quantize`."""
         return self.embed(ids, position)
 
-    def embed(self, ids, position=None):
-        """What `call` does, for a caller that makes its own masks: the result carries none."""
+    def embed(self, ids: Any, position: Any = None) -> Any:
+        """As `call`, but the result carries no mask, for a caller that makes its own."""
         ids = ops.cast(ids, "int32")
         if position is None:
             if self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
@@ -116,11 +125,11 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         summed = self.scaled(ids) + self.encoding(position)
         return self.sum_dropout(ops.cast(summed, self.compute_dtype))
 
-    def scaled(self, ids):
+    def scaled(self, ids: Any) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
         return self.rows(ids) * self.d_model**0.5
 
-    def rows(self, ids):
+    def rows(self, ids: Any) -> Any:
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
         if is_int8(self):
             rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
@@ -128,20 +137,20 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         found = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(found, "float32")
 
-    def encoding(self, position):
-        """What is added to embeddings at `position` [T] (section 3.5): float32 [T, d]."""
+    def encoding(self, position: Any) -> Any:
+        """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
             return ops.take(self.position_embeddings, position, axis=0)
         return sinusoids(position, self.d_model)
 
-    def softmax_weights(self):
-        """The same matrix again, as the pre-softmax linear transformation (3.4): [d, V] in the compute dtype; `None` if
-        it is of integers, which are multiplied as they lie."""
+    def softmax_weights(self) -> Any:
+        """The table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype. `None` if the
+        table holds integers, which are multiplied as stored."""
         if self.quantization_mode:
             return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
-    def logits(self, x, softmax_weights=None):
+    def logits(self, x: Any, softmax_weights: Any = None) -> Any:
         """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
 
         Args:
@@ -159,28 +168,28 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
             product = functools.partial(ops.matmul, x2=weights)
         return ops.cast(by_row(product, x), "float32")
 
-    def quantize(self, mode=None, type_check=False, config=None):
-        """Keras's own, which refuses subclasses unless told not to check."""
+    def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
+        """As in Keras, without the type check, which refuses subclasses."""
         super().quantize(mode, type_check=False, config=config)
 
     @property
-    def variable_serialization_spec(self):
-        """What Keras writes into files, in its order: its own layer's weights, then ours."""
+    def variable_serialization_spec(self) -> dict[Any, list[str]]:
+        """The weights that Keras writes into files, in its order: its own layer's, then ours."""
         ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
         return padding_mask(ids)
 
-    def compute_output_shape(self, ids_shape):
+    def compute_output_shape(self, ids_shape: Any) -> Any:
         return (*ids_shape, self.d_model)
 
-    def compute_output_spec(self, *args, **kwargs):
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
 
-    def get_config(self):
-        kerass = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
-        kerass |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
-        config = {name: value for name, value in super().get_config().items() if name not in kerass}
+    def get_config(self) -> dict[str, Any]:
+        fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
+        fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
+        config = {name: value for name, value in super().get_config().items() if name not in fixed}
         names = ("vocab_size", "d_model", "positions", "max_length", "dropout")
         return config | {name: getattr(self, name) for name in names}

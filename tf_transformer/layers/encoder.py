@@ -23,13 +23,13 @@ class EncoderLayer(KeepsQuantized):
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: P_drop, on each sub-layer's output.
         attention_dropout: on attention weights (the paper has none).
-        attention_window: r; self-attention is to positions at most r // 2 away alone (section 4); `None` means to all.
+        attention_window: r; a position attends to positions at most r // 2 away (section 4); `None` means to all.
 
     Examples:
         >>> ids = keras.Input((None,), dtype="int32")
         >>> x = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)(ids)
         >>> x = tt.layers.EncoderLayer(num_heads=4, d_ff=64)(x)
-        >>> x = keras.layers.GlobalAveragePooling1D()(x)  # of the tokens that are no padding
+        >>> x = keras.layers.GlobalAveragePooling1D()(x)  # over tokens, without padding
         >>> classifier = keras.Model(ids, keras.layers.Dense(3, activation="softmax")(x))
         >>> classifier.output_shape
         (None, 3)
@@ -84,7 +84,9 @@ class EncoderLayer(KeepsQuantized):
         """
         kv = self.self_attention.project(x)
         mask, attend = over_queries(mask), attention
-        if self.attention_window and return_attention_scores:  # scores take n * n, so blocks would save nothing
+        if (
+            self.attention_window and return_attention_scores
+        ):  # the scores take n * n anyway, so blocks would save nothing
             mask = both(mask, near_mask(ops.shape(x)[1], self.attention_window))
         elif self.attention_window:
             attend = functools.partial(restricted_attention, window=self.attention_window)
@@ -97,7 +99,7 @@ class EncoderLayer(KeepsQuantized):
         return x_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing: how many outputs, which dtypes
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def get_config(self) -> dict[str, Any]:
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")

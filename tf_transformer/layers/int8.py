@@ -1,13 +1,14 @@
 """Products in 8-bit integers, for serving on CPUs.
 
-Weights are int8 by output channel, and inputs are int8 by row: the largest magnitude of each becomes 127. Sums of
-products are exact whole numbers, so the rows of a product do not depend on each other. All else stays float32.
+Each output channel of a weight matrix, and each row of an input, has a scale of its own: its largest magnitude becomes
+127. Sums of products are exact integers, so the rows of a product do not depend on each other. All else stays float32.
 
-On TensorFlow the product is oneDNN's, by the operation `_QuantizedMatMul`: x86-64 has it and arm64 does not.
+On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It exists on x86-64, not on arm64.
 """
 
 import functools
 import posixpath
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,30 +17,30 @@ from keras import ops
 from tf_transformer.config import BadInput
 
 LARGEST = 127.0
-SMALLEST = 1e-30  # instead of 0, the largest magnitude of a row of zeros
+SMALLEST = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Int8(keras.DTypePolicy):
-    """The dtype policy of layers whose products are of 8-bit integers; their other weights and sums are float32."""
+    """The dtype policy of layers that multiply 8-bit integers; their other weights, and their sums, are float32."""
 
-    def __init__(self, name="int8"):
+    def __init__(self, name: str = "int8") -> None:
         super().__init__("float32")
         self._name = name
 
 
-def policy_of(dtype):
-    """The dtype policy of a dtype by its name: that of "int8" is ours, of others Keras has one."""
+def policy_of(dtype: str | None) -> str | Int8 | None:
+    """The dtype policy with a name: `Int8` for "int8"; other names are policies of Keras."""
     return Int8() if dtype == "int8" else dtype
 
 
-def is_int8(layer) -> bool:
-    """Whether a layer's products are of 8-bit integers."""
+def is_int8(layer: keras.layers.Layer) -> bool:
+    """Whether a layer multiplies 8-bit integers."""
     return isinstance(layer.dtype_policy, Int8)
 
 
-def dense(units, activation=None, *, dtype, **options):
-    """A `keras.layers.Dense` with this dtype policy; one of 8-bit integers if it is `Int8`. Takes rows [B, d]."""
+def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
+    """A dense layer for rows [B, d]: `Int8Dense` if the dtype policy is `Int8`, else `keras.layers.Dense`."""
     if not isinstance(dtype, Int8):
         return keras.layers.Dense(units, activation, dtype=dtype, **options)
     options.pop("kernel_initializer", None)  # its weights come from a trained model
@@ -48,55 +49,57 @@ def dense(units, activation=None, *, dtype, **options):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Int8Dense(keras.layers.Layer):
-    """A `keras.layers.Dense` of 8-bit integers. [B, d] -> float32 [B, units]."""
+    """A dense layer that multiplies 8-bit integers: [B, d] -> float32 [B, units]."""
 
-    def __init__(self, units, activation=None, use_bias=True, **kwargs):
+    def __init__(self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = units
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
 
-    def build(self, x_shape):
+    def build(self, x_shape: Any) -> None:
         self.kernel, self.kernel_max = int8_weights(self, "kernel", (x_shape[-1], self.units), axis=0)
         self.bias = self.add_weight((self.units,), "zeros", name="bias") if self.use_bias else None
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         x = int8_product(x, self.kernel, self.kernel_max)
         return self.activation(x if self.bias is None else x + self.bias)
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: Any) -> Any:
         return (*x_shape[:-1], self.units)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         activation = keras.activations.serialize(self.activation)
         return super().get_config() | {"units": self.units, "activation": activation, "use_bias": self.use_bias}
 
 
-def int8_weights(layer, name, shape, axis):
-    """A layer's variables for an int8 matrix: itself, and the largest magnitudes along `axis`."""
+def int8_weights(
+    layer: keras.layers.Layer, name: str, shape: tuple[int, int], axis: int
+) -> tuple[keras.Variable, keras.Variable]:
+    """Add an int8 matrix to a layer: the variables of its integers, and of its largest magnitudes along `axis`."""
     matrix = layer.add_weight(shape, "zeros", "int8", trainable=False, autocast=False, name=name)
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
 
-def is_largest(variable) -> bool:
-    """Whether a variable holds the largest magnitudes of an int8 matrix, which are no parameters of the model."""
+def is_largest(variable: keras.Variable) -> bool:
+    """Whether a variable holds the largest magnitudes of an int8 matrix, which do not count as parameters."""
     return variable.name.endswith("_max")
 
 
-def copy_weights(model, source) -> None:
-    """Give a built model the weights of another of the same configuration, in its own dtype.
+def copy_weights(model: keras.Model, source: keras.Model) -> None:
+    """Copy the weights of `source` into a built model of the same configuration, converted to the model's dtype.
 
     Raises:
-        BadInput: `source` has weights of 8 bits, ours or Keras's own, whose rounding cannot be undone.
+        BadInput: `source` has 8-bit weights, ours or Keras's own, whose rounding cannot be undone.
     """
-    of_8_bits = any(weight.dtype == "int8" for weight in source.weights)
-    if of_8_bits and not (is_int8(source) and is_int8(model)):
+    has_8_bits = any(weight.dtype == "int8" for weight in source.weights)
+    if has_8_bits and not (is_int8(source) and is_int8(model)):
         wanted = model.dtype_policy.name
         raise BadInput(f"expected a model in another dtype than int8 to convert to {wanted}, got weights of 8 bits")
     values = _by_name(source)
     for name, variable in _by_name(model).items():
         if name not in values:
-            continue  # a largest magnitude, which comes with its matrix
+            continue  # largest magnitudes, which come with their matrix
         value = np.asarray(ops.convert_to_numpy(values[name]))
         if variable.dtype == "int8" and value.dtype != "int8":
             value, largest = quantized(value.astype("float32"), axis=0 if name.endswith("kernel") else 1)
@@ -104,51 +107,51 @@ def copy_weights(model, source) -> None:
         variable.assign(value)
 
 
-def _by_name(model):
+def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
     """A model's variables by their names within the model."""
     scope = posixpath.commonpath([variable.path for variable in model.weights])
     return {posixpath.relpath(variable.path, scope): variable for variable in model.weights}
 
 
-def quantized(matrix, axis: int):
-    """A matrix as 8-bit integers, and the largest magnitudes along `axis` of what they stand for."""
+def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Round a matrix to 8-bit integers: the integers, and the largest magnitudes along `axis` before rounding."""
     largest = np.abs(matrix).max(axis=axis, keepdims=True)
     integers = np.round(matrix * (LARGEST / np.maximum(largest, SMALLEST)))
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 
 
-def int8_product(x, matrix, largest, transposed=False):
+def int8_product(x: Any, matrix: Any, largest: Any, transposed: bool = False) -> Any:
     """x [B, d] times an int8 matrix [d, n], or the transpose of one [n, d]: float32 [B, n].
 
     Args:
         x: float32 [B, d].
         matrix: int8 [d, n], or [n, d] if transposed.
-        largest: float32 [n], the largest magnitudes of what its columns, or its rows if transposed, stand for.
+        largest: float32 [n], the largest magnitude of each column before rounding; of each row if transposed.
         transposed: whether the matrix is [n, d].
     """
-    of_row = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=SMALLEST)  # [B, 1]
-    integers = ops.cast(ops.round(x * (LARGEST / of_row)), "int8")
+    row_largest = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=SMALLEST)  # [B, 1]
+    integers = ops.cast(ops.round(x * (LARGEST / row_largest)), "int8")
     matrix, largest = ops.convert_to_tensor(matrix), ops.convert_to_tensor(largest)
     if keras.backend.backend() == "tensorflow":
-        return _onednn_product(integers, matrix, largest, transposed) * of_row
+        return _onednn_product(integers, matrix, largest, transposed) * row_largest
     sums = ops.matmul(integers, ops.transpose(matrix) if transposed else matrix)  # int32
-    return ops.cast(sums, "float32") * (largest * LARGEST**-2) * of_row
+    return ops.cast(sums, "float32") * (largest * LARGEST**-2) * row_largest
 
 
-def _onednn_product(integers, matrix, largest, transposed):
-    """The sums of products of integers by row and by channel, as float32 with the scale of the channel."""
+def _onednn_product(integers: Any, matrix: Any, largest: Any, transposed: bool) -> Any:
+    """Integers [B, d] times an int8 matrix: float32 [B, n], with the channels' scales but not the rows'."""
     import tensorflow as tf
     from tensorflow.python.framework import op_def_library
 
     if tf.executing_eagerly():
         return tf.function(_onednn_product, autograph=False)(integers, matrix, largest, transposed)
-    # Bias is a must; the row's scale comes after it, so it cannot be the layer's own.
+    # The operation demands a bias. The layer's own cannot be it, since the rows' scales come after it.
     no_bias = tf.zeros([largest.shape[0]])
-    (product,), _ = op_def_library.apply_op(  # no function of tf.raw_ops, since its name begins with an underscore
+    (product,), _ = op_def_library.apply_op(  # tf.raw_ops has no names that begin with an underscore
         "_QuantizedMatMul",
         name="int8_product",
         device_inputs=[tf.bitcast(integers, tf.qint8), tf.bitcast(matrix, tf.qint8), no_bias],
-        host_inputs=[tf.constant(-1.0), tf.constant(1.0), largest, largest],  # of the rows, then of the channels
+        host_inputs=[tf.constant(-1.0), tf.constant(1.0), largest, largest],  # ranges of the rows, then of the channels
         fused_ops=["BiasAdd", "Dequantize"],
         transpose_a=False,
         transpose_b=transposed,
@@ -171,13 +174,14 @@ def _onednn_product(integers, matrix, largest, transposed):
 
 @functools.cache
 def check_kernel() -> None:
-    """
+    """Check that TensorFlow can multiply 8-bit integers on this machine.
+
     Raises:
-        BadInput: this machine cannot multiply 8-bit integers.
+        BadInput: it cannot.
     """
     try:
         int8_product(ops.ones((1, 2)), ops.ones((2, 3), "int8"), ops.ones((3,)))
-    except Exception as error:  # of TensorFlow, in several kinds
+    except Exception as error:  # TensorFlow raises several kinds
         reason = str(error).strip().splitlines()[0]
         raise BadInput(
             f"int8: expected a TensorFlow that has oneDNN's _QuantizedMatMul, as on x86-64, got one without: {reason}"

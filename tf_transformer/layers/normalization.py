@@ -8,7 +8,7 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's own, over the last axis. On TensorFlow, which has no kernel for it, training takes half the passes."""
+    """Keras's layer, over the last axis. On TensorFlow, which has no kernel for it, training takes half the passes."""
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if not training or keras.backend.backend() != "tensorflow":

@@ -17,7 +17,7 @@ class FeedForward(KeepsQuantized):
 
     Args:
         d_ff: width of the hidden layer.
-        activation: of the hidden layer; equation (2) has "relu", max(0, x). Any that `keras.activations.get` takes.
+        activation: of the hidden layer, for `keras.activations.get`; equation (2) has "relu", max(0, x).
 
     Examples:
         >>> layer = tt.layers.FeedForward(d_ff=64)

@@ -2,7 +2,7 @@
 
 `tf.saved_model.load` restores in another way, and loads models that the server cannot load. Here, as in the server,
 TensorFlow's Python is absent, XLA is off, tensorflow-text has only the tokenizer's op, and the graph alone checks
-shapes and dtypes. The libraries are those of the installed packages.
+shapes and dtypes. It uses the libraries of the installed packages.
 
 This file and wire.py import nothing of this package, which would bring Python's TensorFlow. Put their folder on the
 path, or run
