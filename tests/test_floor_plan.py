@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
-    {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
+    {"toy_corpus", "ranges", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"choices", "interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.dropout", "layers.normalization", "layers.products", "layers.quantization", "layers.int8"},
