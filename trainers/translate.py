@@ -93,7 +93,7 @@ def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
 
             _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
 
-        pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log")
+        pipelines = Pipelines(args.workers, args.runner, beams, None if args.runner else work.folder / "log")
         if missing:
             pipelines.run(build, progress)
     lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began
