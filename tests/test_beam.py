@@ -1,7 +1,9 @@
 """Bulk translation on Apache Beam, against the same SavedModel called in other ways."""
 
+import contextlib
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import random
@@ -15,7 +17,9 @@ from typing import NamedTuple
 
 import hostile
 import numpy as np
+import pages
 import pytest
+import test_parsing
 from conftest import TEXTS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +124,7 @@ def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
     for batch in found:
         cost = len(batch) * max(LEAST_BYTES, *(sizes[place] for place in batch))
         assert cost <= most or len(batch) == 1
-    for batch, following in zip(found, found[1:], strict=False):  # none could have been larger
+    for batch, following in itertools.pairwise(found):  # none could have been larger
         assert (len(batch) + 1) * max(LEAST_BYTES, sizes[following[0]]) > most
 
 
@@ -269,8 +273,7 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
 
 
 def test_a_full_disk_is_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
-    monkeypatch.setattr(shards, "new_file", lambda path: open("/dev/full", "rb"))
-    monkeypatch.setattr(shards, "open", lambda *_: open("/dev/full", "wb"), raising=False)
+    monkeypatch.setattr(shards, "new_file", lambda path: contextlib.nullcontext("/dev/full"))
     argv = [saved, "--input", write(tmp_path, "a", LINES), "--output", tmp_path / "part"]
     line = f"error: [Errno 28] No space left on device: '{tmp_path}/part-00000-of-00001.txt'"
     assert fails(translate, argv, capsys) == line
@@ -282,11 +285,11 @@ def test_options_of_beam():
     assert pipelines.threads_of_a_worker(1) >= pipelines.threads_of_a_worker(2) >= 1
 
 
-def test_a_parser(tmp_path):
-    from test_parsing_program import small_parser
+tree_parser = test_parsing.parser  # a fixture
 
-    parser = small_parser()
-    parser.save(tmp_path / "parser/1")
+
+def test_a_parser(tmp_path, tree_parser):
+    tree_parser.save(tmp_path / "parser/1")
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
     model = SavedModel(tt.beam.Method(str(tmp_path / "parser/1")))
     answers = model.answers(texts)
@@ -341,3 +344,18 @@ def test_a_killed_worker(tmp_path, saved):
     assert len(done()) == 31
     assert before.items() <= done().items()
     assert read(tmp_path / "part") == tt.SavedTranslator(saved)(Path(source).read_text().splitlines())
+
+
+@pytest.mark.program
+def test_the_guides_python(tmp_path, saved, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "savedmodels/demo").mkdir(parents=True)
+    (tmp_path / "savedmodels/demo/1").symlink_to(saved)
+    rows = [{"id": i, "text": text} for i, text in enumerate(["Two doors.", "", "The dog sleeps."])]
+    (tmp_path / "rows-1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    names = pages.run_blocks("docs/guides/beam.md")
+    made = "".join(path.read_text() for path in tmp_path.glob("translated-*-of-*.jsonl")).splitlines()
+    found = {row["id"]: row for row in map(json.loads, made)}
+    expected = tt.SavedTranslator(saved)([row["text"] for row in rows])
+    assert [found[i]["translation"] for i in range(3)] == expected
+    assert names["sentences"] == 3
