@@ -279,10 +279,12 @@ def test_a_full_disk_is_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
     assert fails(translate, argv, capsys) == line
 
 
-def test_options_of_beam():
+def test_options_of_beam(monkeypatch):
     assert pipelines.split_options(["a", "--b"]) == (["a", "--b"], [])
     assert pipelines.split_options(["a", "--", "--b", "--"]) == (["a"], ["--b", "--"])
-    assert pipelines.threads_of_a_worker(1) >= pipelines.threads_of_a_worker(2) >= 1
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    assert [pipelines.threads_of_a_worker(workers) for workers in (None, 1, 2, 11)] == [None, None, 3, 1]
 
 
 tree_parser = test_parsing.parser  # a fixture

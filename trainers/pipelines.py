@@ -29,9 +29,11 @@ def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return argv[:place], argv[place + 1 :]
 
 
-def threads_of_a_worker(workers: int | None) -> int:
-    """The threads that each of N workers on this machine gets for one operation."""
-    return max(1, len(os.sched_getaffinity(0)) // (workers or 1)) if hasattr(os, "sched_getaffinity") else 1
+def threads_of_a_worker(workers: int | None) -> int | None:
+    """The threads that each of N workers on this machine gets for one operation; `None` leaves it to TensorFlow."""
+    if (workers or 1) == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return None
+    return max(1, (os.cpu_count() or 1) // (workers or 1))
 
 
 class Pipelines:
