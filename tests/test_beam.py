@@ -102,6 +102,8 @@ def test_flags(model, served):
     np.testing.assert_allclose([answer.score for answer in answers], expected["score"], rtol=1e-4, atol=1e-5)
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.truncated] == ["door " * 3000]
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.empty] == ["", "   ", "\x00\x01"]
+    assert model.answers(["\ud800"])[0].empty  # half a character
+    assert translation._line(b"two\nlines\xff") == "two lines\ufffd"
 
 
 def test_options_and_n_best(saved, served):
@@ -328,14 +330,17 @@ def test_a_killed_worker(tmp_path, saved):
         return {path: path.stat().st_ino for path in tmp_path.glob("part-*-of-*.txt")}
 
     process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while not done():
-        time.sleep(0.1)
-        assert process.poll() is None
-    workers = workers_of(process)
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
-    assert process.wait(20) == 3
-    assert process.stderr.read() == "error: a worker process was killed by signal 9; start again to go on\n"
+    try:
+        while not done():
+            time.sleep(0.1)
+            assert process.poll() is None
+        workers = workers_of(process)
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        assert process.wait(20) == 3
+        assert process.stderr.read() == "error: a worker process was killed by signal 9; start again to go on\n"
+    finally:
+        process.kill()
     before = done()
     assert 0 < len(before) < 31
     time.sleep(2)
