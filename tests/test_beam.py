@@ -40,9 +40,17 @@ LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "
 
 
 @pytest.fixture(scope="module")
-def model(saved):
+def plain(saved):
+    """Its `SavedTranslator`."""
+    return tt.SavedTranslator(saved)
+
+
+@pytest.fixture(scope="module")
+def model(saved, plain):
     """The SavedModel of `saved`, loaded once for this file."""
-    return SavedModel(tt.beam.Method(str(saved)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translation.tf.saved_model, "load", lambda path: plain._model)
+        return SavedModel(tt.beam.Method(str(saved)))
 
 
 @pytest.fixture
@@ -73,14 +81,14 @@ class Row(NamedTuple):
     text: bytes
 
 
-def test_a_key_and_a_text(model, saved, loaded, monkeypatch):
+def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     """Each key keeps its text, over several chunks, and the metrics count what went by."""
     monkeypatch.setattr(translation, "CHUNK", 7)
     texts = [f"{text} {i}" for i in range(3) for text in ("Two doors.", "The dog sleeps.", "The red door")] + TEXTS
     found, metrics = run(list(enumerate(texts)), tt.beam.Translate(saved))
     assert {i: answer.source for i, answer in found} == dict(enumerate(texts))
     with pytest.warns(UserWarning, match="more tokens"):
-        assert [answer.text for _, answer in sorted(found)] == tt.SavedTranslator(saved)(texts)
+        assert [answer.text for _, answer in sorted(found)] == plain(texts)
     lengths = model._tokenize(text=translation.tf.constant(texts))["length"].numpy()
     counters = {name: metrics[name] for name in ("sentences", "tokens", "truncated", "empty")}
     assert counters == {"sentences": len(texts), "tokens": lengths.sum(), "truncated": 1, "empty": 3}
@@ -94,6 +102,7 @@ def test_a_field_of_an_element(loaded, saved):
     assert len({answer.text for _, answer in found}) == 1
 
 
+@pytest.mark.program
 def test_flags(model, served):
     """Too long and empty texts are kept, and flagged; `served` is TensorFlow's own C++."""
     answers = model.answers(TEXTS)
@@ -106,6 +115,7 @@ def test_flags(model, served):
     assert translation._line(b"two\nlines\xff") == "two lines\ufffd"
 
 
+@pytest.mark.program
 def test_options_and_n_best(saved, served):
     options = {"beam_size": 2, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
     found = SavedModel(tt.beam.Method(str(saved), n_best=2, options=options)).answers(TEXTS)
@@ -145,6 +155,7 @@ def test_bad_methods(method, message):
         tt.beam.Translate("a/1", **method)
 
 
+@pytest.mark.program
 def test_what_an_export_cannot_do(saved, tmp_path):
     with pytest.raises(tt.BadInput, match=r"1: n_best: expected 1 to 4, got 5"):
         SavedModel(tt.beam.Method(str(saved), n_best=5))
@@ -184,7 +195,7 @@ def strange():
     return [line.replace(b"\n", b" ") for line in [*lines, b"word " * 30_000, b"\xff" * 999, b"", b"\r", b"\0"]]
 
 
-def test_files(tmp_path, saved, loaded, strange, capsys):
+def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     """A line for each line, in order, whatever it contains; what is finished is kept, the rest is made."""
     write(tmp_path, "b.en", strange)
     write(tmp_path, "a.en.gz", LINES)
@@ -192,14 +203,14 @@ def test_files(tmp_path, saved, loaded, strange, capsys):
     argv = [str(saved), "--input", str(tmp_path / "*.en*"), "--output", str(tmp_path / "out/part"), "--lines", "13"]
     translate.main(argv)
     with pytest.warns(UserWarning, match="more tokens"):
-        expected = tt.SavedTranslator(saved)([*LINES, *strange])
+        expected = plain([*LINES, *strange])
     expected = [text.replace("\n", " ") for text in expected]
     assert read(tmp_path / "out/part") == expected
     assert sorted(path.name for path in (tmp_path / "out/part.work").iterdir()) == ["lock", "log", "settings.json"]
-    assert re.fullmatch(rf"8 files, {len(expected)} lines in \d+ s, \d+ a second\n", capsys.readouterr().out)
+    assert re.fullmatch(rf"7 files, {len(expected)} lines in \d+ s, \d+ a second\n", capsys.readouterr().out)
 
     paths = sorted((tmp_path / "out").glob("part-*"))
-    assert [path.name for path in paths[::7]] == ["part-00000-of-00008.txt", "part-00007-of-00008.txt"]
+    assert [path.name for path in paths[::6]] == ["part-00000-of-00007.txt", "part-00006-of-00007.txt"]
     before = {path: path.stat().st_ino for path in paths}
     paths[3].rename(f"{paths[3]}.tmp")  # as a killed worker leaves it
     translate.main([*argv, "--workers", "1", "--batch-bytes", "77"])
@@ -207,9 +218,10 @@ def test_files(tmp_path, saved, loaded, strange, capsys):
     assert [path for path in paths if path.stat().st_ino != before[path]] in ([], [paths[3]])
     assert "1 files, 13 lines in " in capsys.readouterr().out
     translate.main(argv)
-    assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 8 were there")
+    assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 7 were there")
 
 
+@pytest.mark.program
 def test_json_and_gzip(tmp_path, saved):
     argv = [str(saved), "--input", write(tmp_path, "a", LINES), "--output", str(tmp_path / "part"), "--lines", "7"]
     translate.main([*argv, "--json", "--gzip", "--n-best", "2", "--beam-size", "2"])
@@ -226,6 +238,7 @@ def test_json_and_gzip(tmp_path, saved):
         ]
 
 
+@pytest.mark.program
 def test_output_of_another_work_is_refused(tmp_path, saved, loaded, capsys):
     source = write(tmp_path, "a", LINES)
     argv = [str(saved), "--input", source, "--output", str(tmp_path / "part"), "--lines", "7"]
@@ -292,6 +305,7 @@ def test_options_of_beam(monkeypatch):
 tree_parser = test_parsing.parser  # a fixture
 
 
+@pytest.mark.program
 def test_a_parser(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]

@@ -179,7 +179,10 @@ def _plain(error: BaseException) -> BaseException:
     from tf_transformer.config import BadInput
 
     last = (str(error).strip().splitlines() or [""])[-1]
-    if found := re.fullmatch(r"(?:RuntimeError: )*([\w.]+): (.*?)(?: \[while running '.*'\])?", last):
+    line = re.sub(r" \[while running '[^']*'\]$", "", last)
+    if isinstance(error, BadInput):  # this process was the worker
+        return BadInput(line)
+    if found := re.fullmatch(r"(?:RuntimeError: )*([\w.]+): (.*)", line):
         kind = getattr(builtins, found[1], None)
         if found[1].endswith("BadInput"):
             return BadInput(found[2])
