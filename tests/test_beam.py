@@ -95,6 +95,7 @@ def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     assert metrics["batch_milliseconds"].count >= 3
 
 
+@pytest.mark.program
 def test_a_field_of_an_element(loaded, saved):
     rows = [Row(3, b"Two doors."), {"number": 5, "text": "Two doors."}]
     found, _ = run(rows, tt.beam.Translate(saved, text="text"))
@@ -165,11 +166,24 @@ def test_what_an_export_cannot_do(saved, tmp_path):
 
 @pytest.mark.parametrize(("element", "field"), [(7, None), (("a", "b", "c"), None), ({"texts": "a"}, "text")])
 def test_bad_elements(saved, loaded, element, field):
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(tt.BadInput) as error:
         run([element], tt.beam.Translate(saved, text=field))
     plain = pipelines._plain(error.value)
     assert isinstance(plain, tt.BadInput)
-    assert re.fullmatch(r"elements: expected a string.*, got .*", str(plain))
+    assert re.fullmatch(r"elements: expected a string.*, got [^\[\]]*", str(plain))
+
+
+def test_errors_of_a_worker_process():
+    """Beam gives them as the text of a traceback."""
+    text = "Traceback (most recent call last):\n  File x\n\nRuntimeError: {} [while running 'a/b']\n\n"
+
+    def plain(line):
+        return pipelines._plain(RuntimeError(text.format(line)))
+
+    assert repr(plain("tf_transformer.config.BadInput: a: b [c]")) == repr(tt.BadInput("a: b [c]"))
+    assert repr(plain("OSError: [Errno 28] No space")) == repr(OSError("[Errno 28] No space"))
+    assert isinstance(plain("FileNotFoundError: [Errno 2]"), OSError)
+    assert type(plain("KeyError: 'OSError: a'")) is RuntimeError
 
 
 def write(folder, name, lines):
@@ -287,6 +301,7 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
         assert "mine: expected output that nothing else writes" in fails(translate, argv, capsys)
 
 
+@pytest.mark.program
 def test_a_full_disk_is_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
     monkeypatch.setattr(shards, "new_file", lambda path: contextlib.nullcontext("/dev/full"))
     argv = [saved, "--input", write(tmp_path, "a", LINES), "--output", tmp_path / "part"]
