@@ -13,6 +13,7 @@ _HOME = {
     "Shard": "shards",
     "TranslateShards": "shards",
     "Work": "shards",
+    "Written": "shards",
 }
 
 __all__ = [*_HOME]
