@@ -289,6 +289,7 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
     assert "b.gz: expected a whole gzip file, got a damaged one" in said("--input", packed)
     assert "--workers: expected a positive number, got 0" in said("--input", source, "--workers", 0)
     assert "--workers: expected none with --runner" in said("--input", source, "--workers", 2, "--runner", "A")
+    assert "--runner: expected one of Beam's, with its options; Unexpected" in said("--input", source, "--runner", "A")
     assert "--n-best: expected --json with it" in said("--input", source, "--n-best", 2)
     assert "json: expected --input with it" in said("--json")
     assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)

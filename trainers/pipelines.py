@@ -75,13 +75,13 @@ class Pipelines:
             BadInput, OSError: what a worker raised of these.
             SystemExit: 3, after one line, if a worker process was killed.
         """
-        finished = threading.Event()
+        pipeline, finished = self._pipeline(), threading.Event()
         killed: list[int] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                with self._pipeline() as pipeline:
+                with pipeline:
                     build(pipeline)
             except BaseException as error:  # handed over to the thread that waits
                 failed.append(error)
@@ -121,8 +121,13 @@ class Pipelines:
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
 
+        from tf_transformer.config import BadInput
+
         if self.runner:
-            return beam.Pipeline(self.runner, PipelineOptions(self.options))
+            try:
+                return beam.Pipeline(self.runner, PipelineOptions(self.options))
+            except (ImportError, ValueError) as error:
+                raise BadInput(f"--runner: expected one of Beam's, with its options; {_line(error)}") from error
         from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
         from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
@@ -174,12 +179,16 @@ def _stderr_to(log: Path | None) -> Iterator[Callable[[str], None]]:
         os.close(kept)
 
 
+def _line(error: BaseException) -> str:
+    """The last line of an error's text."""
+    return (str(error).strip().splitlines() or [""])[-1]
+
+
 def _plain(error: BaseException) -> BaseException:
     """What a worker raised, if it was bad input or an error of the operating system: Beam gives its text."""
     from tf_transformer.config import BadInput
 
-    last = (str(error).strip().splitlines() or [""])[-1]
-    line = re.sub(r" \[while running '[^']*'\]$", "", last)
+    line = re.sub(r" \[while running '[^']*'\]$", "", _line(error))
     if isinstance(error, BadInput):  # this process was the worker
         return BadInput(line)
     if found := re.fullmatch(r"(?:RuntimeError: )*([\w.]+): (.*)", line):
