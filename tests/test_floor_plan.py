@@ -2,15 +2,18 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
-    {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
-    {"toy_corpus", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
+    {"corpora", "evaluation", "interop", "parsing", "runs", "serving", "beam"},  # rooms: a sentence each
+    {"toy_corpus", "ranges", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"choices", "interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
     {"layers.dropout", "layers.normalization", "layers.products", "layers.quantization", "layers.int8"},
@@ -21,8 +24,8 @@ FLOORS = [  # a file imports from lower floors only
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
     {"interop.marian_files", "serving.publish", "corpora.records", "parsing.constraint"},
     {"interop.marian_tokenizer", "interop.ctranslate2", "saved_translator"},
-    {"kinds"},
-    {"translator"},
+    {"kinds", "beam.translation"},
+    {"translator", "beam.shards"},
     {"parsing.parser", "corpora.corpus"},
     {"parsing.corpus", "runs.trainer"},
     {""},
@@ -67,10 +70,21 @@ def test_the_model_half_imports_no_tensorflow():
 
 
 def test_importing_the_package_loads_little():
-    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece", "nltk"]
+    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece", "nltk", "apache_beam"]
     program = f"import sys, tf_transformer; sys.exit(str([name for name in {heavy} if name in sys.modules] or ''))"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert process.stderr.splitlines()[-1:] in ([], [""]), process.stderr
+
+
+def test_a_missing_apache_beam_is_one_line(monkeypatch):
+    import tf_transformer as tt
+
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert "Translate" in tt.beam.__all__
+    with pytest.raises(tt.BadInput, match=re.escape('apache_beam: pip install -e ".[beam]"')):
+        _ = tt.beam.Translate
+    with pytest.raises(AttributeError):
+        _ = tt.beam.nothing
 
 
 def test_nothing_imports_the_programs():

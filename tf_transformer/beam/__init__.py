@@ -1,0 +1,38 @@
+"""Bulk work on Apache Beam. Loaded at first use, so that `import tf_transformer.beam` works without apache_beam."""
+
+import importlib
+from typing import Any
+
+from tf_transformer.config import BadInput
+
+_HOME = {
+    "Hypothesis": "translation",
+    "Method": "translation",
+    "Translate": "translation",
+    "Translated": "translation",
+    "Shard": "shards",
+    "TranslateShards": "shards",
+    "Work": "shards",
+    "Written": "shards",
+}
+
+__all__ = [*_HOME]
+
+
+def check_installed() -> None:
+    """Check that Apache Beam is installed.
+
+    Raises:
+        BadInput: it is not.
+    """
+    try:
+        importlib.import_module("apache_beam")
+    except ModuleNotFoundError as error:
+        raise BadInput('expected the package apache_beam: pip install -e ".[beam]"') from error
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_installed()
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,112 @@
+"""Text files in ranges of lines, for several workers. Only b"\\n" ends a line, as in a binary file."""
+
+import gzip
+import hashlib
+import itertools
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.files import new_file
+
+_BLOCK = 1 << 22  # bytes read at a time
+
+
+@dataclass(frozen=True)
+class LineRange:
+    """Lines of a plain text file that one worker reads.
+
+    Attributes:
+        path: the file.
+        offset: the byte at which they begin.
+        first: the number of the first one in its file, from 0.
+        count: how many there are, at least 1.
+    """
+
+    path: str
+    offset: int
+    first: int
+    count: int
+
+
+def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int) -> list[LineRange]:
+    """The lines of plain files as ranges, in order. A range is of one file; an empty file has none.
+
+    Args:
+        paths: the files. The last line of one may lack its newline.
+        lines: the most lines of a range.
+
+    Raises:
+        BadInput: `lines` is not positive.
+        OSError: a file cannot be read.
+    """
+    if lines < 1:
+        raise BadInput(f"lines: expected a positive number, got {lines}")
+    return [each for path in paths for each in _ranges_of(str(path), lines)]
+
+
+def _ranges_of(path: str, lines: int) -> Iterator[LineRange]:
+    offset, first, count, end, last = 0, 0, 0, 0, b"\n"  # the range that is open, and all that was read
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            ends = block.count(b"\n")
+            if count + ends >= lines:  # some ranges end in this block
+                places = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+                for place in places[lines - count - 1 :: lines].tolist():
+                    yield LineRange(path, offset, first, lines)
+                    offset, first = end + place + 1, first + lines
+                count = (count + ends) % lines
+            else:
+                count += ends
+            end, last = end + len(block), block[-1:]
+    count += last != b"\n"
+    if count:
+        yield LineRange(path, offset, first, count)
+
+
+def read_range(lines: LineRange) -> list[bytes]:
+    """The lines of a range, without their newlines.
+
+    Raises:
+        BadInput: the file has become shorter.
+    """
+    with open(lines.path, "rb") as file:
+        file.seek(lines.offset)
+        found = [line.removesuffix(b"\n") for line in itertools.islice(file, lines.count)]
+    if len(found) < lines.count:
+        raise BadInput(f"{lines.path}: expected {lines.first + lines.count:,} lines, got {lines.first + len(found):,}")
+    return found
+
+
+def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """A plain file as it is; a .gz unpacked into `folder`, whole or not at all.
+
+    What was unpacked before is kept, unless the .gz has another time by now. Files of one name from several folders
+    do not meet.
+
+    Raises:
+        BadInput: the .gz is damaged.
+    """
+    path = Path(path)
+    if path.suffix != ".gz":
+        return path
+    modified = path.stat().st_mtime_ns
+    place = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    plain = Path(folder) / f"{path.stem}-{place}"
+    if plain.exists() and plain.stat().st_mtime_ns == modified:
+        return plain
+    plain.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(plain) as temporary:
+        try:
+            with gzip.open(path, "rb") as packed, open(temporary, "wb") as file:
+                shutil.copyfileobj(packed, file, _BLOCK)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
+        os.utime(temporary, ns=(modified, modified))
+    return plain
