@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
-    {"corpora", "evaluation", "interop", "parsing", "runs", "serving"},  # rooms: a sentence each
+    {"corpora", "evaluation", "interop", "parsing", "runs", "serving", "beam"},  # rooms: a sentence each
     {"toy_corpus", "ranges", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"choices", "interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
@@ -21,8 +21,8 @@ FLOORS = [  # a file imports from lower floors only
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
     {"interop.marian_files", "serving.publish", "corpora.records", "parsing.constraint"},
     {"interop.marian_tokenizer", "interop.ctranslate2", "saved_translator"},
-    {"kinds"},
-    {"translator"},
+    {"kinds", "beam.translation"},
+    {"translator", "beam.shards"},
     {"parsing.parser", "corpora.corpus"},
     {"parsing.corpus", "runs.trainer"},
     {""},

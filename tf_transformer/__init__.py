@@ -24,6 +24,7 @@ from tf_transformer.training import (
 from tf_transformer.version import __version__
 
 _LAZY = {
+    "beam": ("beam", None),
     "bleu": ("evaluation.bleu", None),
     "callbacks": ("runs.callbacks", None),
     "Corpus": ("corpora.corpus", "Corpus"),

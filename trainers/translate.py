@@ -1,20 +1,53 @@
-"""Translate a file, or standard input, line by line, with a SavedModel."""
+"""Translate a file, or standard input, line by line, with a SavedModel; or many files, with --input, on Apache Beam."""
 
+import argparse
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
-from trainers.command import in_chunks, load_tensorflow, options, run_program
+from trainers.command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
+from trainers.pipelines import Pipelines, add_pipeline_options, split_options, threads_of_a_worker
+
+SEARCH = ("beam_size", "length_penalty", "min_length", "max_length")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
     parser.add_argument("model", help="the folder of a SavedModel, e.g. savedmodels/demo/1")
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
-    parser.add_argument("--output", help="where the translations go (standard output)")
+    parser.add_argument(
+        "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
-    args = parser.parse_args(argv)
+    bulk = parser.add_argument_group('many files, with Apache Beam (pip install -e ".[beam]")')
+    bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
+    add_pipeline_options(bulk.add_argument)
+    bulk.add_argument("--lines", type=int, metavar="N", help="lines a file of the output (10000)")
+    bulk.add_argument("--batch-bytes", type=int, metavar="N", help="rows a batch times bytes of the longest (8192)")
+    bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
+    bulk.add_argument("--json", action="store_true", default=None, help="JSON lines, with score and flags")
+    add_search_options(bulk.add_argument, ("max_length", "n_best"), ("patience", "extra_length", "max_source_length"))
+    own, beams = split_options(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(own)
     if args.batch_size < 1:
         parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
+    if args.input is None:
+        bulk_only = ("workers", "runner", "lines", "batch_bytes", "gzip", "json", *SEARCH, "n_best")
+        if given := [*chosen(vars(args), bulk_only), *beams]:
+            parser.error(f"{given[0]}: expected --input with it")
+        translate_file(args)
+    else:
+        if args.source != "-" or not args.output:
+            parser.error("--input: expected --output PREFIX with it, and no other file")
+        if args.n_best and not args.json:
+            parser.error("--n-best: expected --json with it")
+        load_tensorflow()
+        translate_files(args, beams)
 
+
+def translate_file(args: argparse.Namespace) -> None:
+    """Translate one file, or standard input, in this process."""
     load_tensorflow()
     import tf_transformer as tt
 
@@ -31,6 +64,41 @@ def main(argv: list[str] | None = None) -> None:
         tt.files.write_text(args.output, translated)
     else:
         sys.stdout.buffer.writelines(line.encode() for line in translated)
+
+
+def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
+    """Translate many files into shards, on Apache Beam; those that are there are kept."""
+    import tf_transformer as tt
+
+    given = vars(args)
+    threads = None if args.runner else threads_of_a_worker(args.workers)
+    method = tt.beam.Method(
+        str(Path(args.model).absolute()),
+        threads=threads,
+        options=chosen(given, SEARCH),
+        **chosen(given, ("n_best", "batch_bytes")),
+    )
+    ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
+    work = tt.beam.Work(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
+    began = time.monotonic()
+    with work.begun() as shards:
+        missing = [shard for shard in shards if not Path(shard.path).exists()]
+
+        def progress() -> str:
+            done = sum(Path(shard.path).exists() for shard in missing)
+            return f"{done:,} of {len(missing):,} files, {time.monotonic() - began:.0f} s"
+
+        def build(pipeline: Any) -> None:
+            import apache_beam as beam
+
+            _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
+
+        pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log")
+        if missing:
+            pipelines.run(build, progress)
+    lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began
+    kept = f"; {len(shards) - len(missing):,} were there" if len(missing) < len(shards) else ""
+    print(f"{len(missing):,} files, {lines:,} lines in {seconds:.0f} s, {lines / seconds:.0f} a second{kept}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""Text files in, translated files out: shards that are complete or absent, so that a stopped pipeline goes on."""
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import portalocker
+from apache_beam.ml.inference.base import RunInference
+
+from tf_transformer.beam.translation import Handler, Method, SavedModel, Translated
+from tf_transformer.config import BadInput
+from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.ranges import LineRange, line_ranges, read_range, unpacked
+from tf_transformer.serving.publish import check_saved_model
+
+SHARD_LINES = 10_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Lines, and the file that their translations go to.
+
+    Attributes:
+        lines: of an input.
+        path: the output, a line for each line: the translation, or JSON if the name has .jsonl; gzip if it ends in .gz.
+    """
+
+    lines: LineRange
+    path: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A translation of files, <prefix>-00000-of-00007.txt and so on; beside them <prefix>.work has what it needs.
+
+    Attributes:
+        inputs: plain files or .gz, or patterns of their names, in the order of the output.
+        prefix: begins the output's names, e.g. out/part.
+        method: how texts are translated.
+        lines: the most lines of a shard.
+        ending: .txt or .jsonl, or one of them with .gz.
+    """
+
+    inputs: tuple[str, ...]
+    prefix: str
+    method: Method
+    lines: int = SHARD_LINES
+    ending: str = ".txt"
+
+    @property
+    def folder(self) -> Path:
+        """<prefix>.work: the settings, a lock, and what was unpacked, until the work is done."""
+        return Path(f"{self.prefix}.work")
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[list[Shard]]:
+        """All shards, in order, while no other process works on them. What is finished has its `path` on disk.
+
+        Raises:
+            BadInput: there are no inputs; one is damaged; the prefix is in use, or has output of other inputs, of
+                another model or of other settings.
+        """
+        paths = self._paths()
+        check_saved_model(self.method.path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as lock:
+            try:
+                portalocker.lock(lock, portalocker.LOCK_EX | portalocker.LOCK_NB)
+            except portalocker.LockException as error:
+                raise BadInput(
+                    f"{self.prefix}: expected output that nothing else writes; it is being written"
+                ) from error
+            self._check_settings(paths)
+            plain = [unpacked(path, self.folder / "inputs") for path in paths]
+            ranges = line_ranges([path.absolute() for path in plain], self.lines)
+            prefix = Path(self.prefix).absolute()
+            yield [
+                Shard(lines, f"{prefix}-{i:05d}-of-{len(ranges):05d}{self.ending}") for i, lines in enumerate(ranges)
+            ]
+            shutil.rmtree(self.folder / "inputs", ignore_errors=True)
+
+    def _paths(self) -> list[str]:
+        found = []
+        for pattern in self.inputs:
+            matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+            if not matching:
+                raise BadInput(f"expected text files, found none at {pattern}")
+            found += matching
+        for path in found:
+            if os.path.isdir(path):
+                raise BadInput(f"expected text files, got the folder {path}")
+        return found
+
+    def _check_settings(self, paths: Sequence[str]) -> None:
+        """Write the settings, or compare them with those of what is there."""
+        file = self.folder / "settings.json"
+        method = {name: value for name, value in asdict(self.method).items() if name in ("n_best", "options")}
+        settings = {
+            "inputs": [{"path": path, "sha256": checksum(path)} for path in paths],
+            "model": {"path": self.method.path, "sha256": _checksum_of_model(self.method.path)},
+            "settings": {**method, "lines": self.lines, "ending": self.ending},
+        }
+        if not file.exists():
+            if there := sorted(glob.glob(f"{glob.escape(self.prefix)}-*-of-*")):
+                raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
+            write_json(file, settings)
+            return
+        found = json.loads(file.read_text())
+        for name, of in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
+            if _contents(found[name]) != _contents(settings[name]):
+                was, now = _described(found[name]), _described(settings[name])
+                raise BadInput(f"{self.prefix}: it has output of {of}: {was}; not of {now}. Give another --output")
+
+
+def _contents(value: Any) -> Any:
+    """A part of the settings without the places of files, which may be moved."""
+    if isinstance(value, list):
+        return [_contents(each) for each in value]
+    return {name: each for name, each in value.items() if name != "path"}
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} files, {', '.join(_described(each) for each in value[:2])}"
+    if "sha256" in value:
+        return f"{value['path']} ({value['sha256'][:8]})"
+    return json.dumps(value)
+
+
+def _checksum_of_model(path: str) -> str:
+    """One of the graph and the weights."""
+    files = [Path(path) / "saved_model.pb", *sorted(Path(path).glob("variables/*"))]
+    return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A shard that was translated.
+
+    Attributes:
+        path: its file.
+        lines: how many it has.
+        truncated, empty: how many of them were flagged so.
+        seconds: the time it took.
+    """
+
+    path: str
+    lines: int
+    truncated: int
+    empty: int
+    seconds: float
+
+
+class TranslateShards(beam.PTransform):  # type: ignore[misc]
+    """Translates `Shard`s, one at a time in a process, and gives a `Written` for each.
+
+    Args:
+        method: how texts are translated.
+    """
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self._handler = _ShardHandler(method, 1)
+
+    def expand(self, shards: Any) -> Any:
+        return shards | beam.Reshuffle() | RunInference(self._handler)
+
+
+class _ShardHandler(Handler):
+    def run_inference(
+        self, batch: Sequence[Shard], model: SavedModel, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[Written]:
+        for shard in batch:
+            began = time.monotonic()
+            rows = model.answers(read_range(shard.lines))
+            write_shard(shard.path, rows)
+            truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
+            yield Written(shard.path, len(rows), truncated, empty, time.monotonic() - began)
+
+
+def write_shard(path: str, rows: Sequence[Translated]) -> None:
+    """Write translations, a line for each, to a file that is complete or absent.
+
+    Raises:
+        OSError: it cannot be written; the error names the file.
+    """
+    text = "".join(f"{_json(row) if '.jsonl' in Path(path).suffixes else row.text}\n" for row in rows).encode()
+    try:
+        with new_file(path) as temporary, open(temporary, "wb") as file:
+            if path.endswith(".gz"):
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:  # the same bytes at any time
+                    packed.write(text)
+            else:
+                file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _json(row: Translated) -> str:
+    fields: dict[str, Any] = {name: getattr(row, name) for name in ("text", "score", "truncated", "empty")}
+    if row.n_best:
+        fields["n_best"] = [asdict(each) for each in row.n_best]
+    return json.dumps(fields, ensure_ascii=False)

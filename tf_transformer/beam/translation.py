@@ -1,0 +1,272 @@
+"""A SavedModel, a translator's or a parser's, on the elements of a Beam pipeline."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import tensorflow as tf
+from apache_beam.metrics import Metrics
+from apache_beam.ml.inference.base import ModelHandler, RunInference
+
+from tf_transformer.config import BadInput
+from tf_transformer.serving.options import SEARCH_OPTIONS, problem
+from tf_transformer.serving.publish import check_saved_model
+
+CHUNK = 1_024  # elements that are sorted by length together
+LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
+UNUSED = -1e9  # the score of a place without a translation
+_OPTIONS = [name for name, option in SEARCH_OPTIONS.items() if option.request]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One of the n best translations of a text.
+
+    Attributes:
+        text: the translation.
+        score: its log-probability / length penalty.
+    """
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What a model made of a text.
+
+    Attributes:
+        source: the text, as it came.
+        text: the best translation, or the tree of a parser; "" if the source is empty. It has no newline.
+        score: its score; 0 if the source is empty.
+        truncated: the source had more tokens than the model reads; the rest was left out.
+        empty: the source has no tokens: nothing, white space or control characters.
+        n_best: the best translations, best first, if more than one was asked for.
+    """
+
+    source: str | bytes
+    text: str
+    score: float
+    truncated: bool
+    empty: bool
+    n_best: tuple[Hypothesis, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """How texts are translated.
+
+    Attributes:
+        path: the folder of a SavedModel, which every worker reads.
+        n_best: translations of each text, at most those of the export.
+        batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
+        threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
+            TensorFlow has done nothing before.
+        options: of the search, that a request may give: beam_size, length_penalty, min_length, max_length. Those not
+            given are the export's.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    path: str
+    n_best: int = 1
+    batch_bytes: int = 8_192
+    threads: int | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.options if name not in _OPTIONS]:
+            raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
+        if wrong := problem({**self.options, "n_best": self.n_best}):
+            raise BadInput(wrong)
+        for name in ("batch_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name}: expected a positive number, got {value}")
+
+
+class Translate(beam.PTransform):  # type: ignore[misc]
+    """Translates the elements of a PCollection, each with its own key, in no order.
+
+    A string becomes a `Translated`. A pair (key, string) becomes (key, `Translated`). With `text`, a dict, a NamedTuple
+    or another object with that field becomes (element, `Translated`). Strings are str or bytes; none makes a bundle
+    fail, whatever it contains.
+
+    The SavedModel is loaded once a process. Beam's metrics have, in the namespace tf_transformer, the counters
+    sentences, tokens (of sources; not for a parser), truncated and empty, and the distribution batch_milliseconds.
+
+    Args:
+        path: the folder of a translator's SavedModel, or a parser's.
+        text: the name of the field that holds the text.
+        method: the other fields of `Method`.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
+        super().__init__()
+        self._handler = _ElementHandler(Method(str(path), **method), text)
+
+    def expand(self, elements: Any) -> Any:
+        return elements | RunInference(self._handler)
+
+
+class SavedModel:
+    """A loaded SavedModel that answers any number of texts.
+
+    Raises:
+        BadInput: the folder holds no SavedModel, or one that cannot do what the method asks for.
+    """
+
+    def __init__(self, method: Method) -> None:
+        if method.threads:
+            os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
+        import tf_transformer.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+
+        if "://" not in method.path:
+            check_saved_model(method.path)
+        self._method = method
+        self._model = tf.saved_model.load(method.path)  # owns what the signatures read
+        signatures = self._model.signatures
+        self._default, self._tokenize = signatures["serving_default"], signatures.get("tokenize")
+        self._search = None
+        if method.options or method.n_best > 1:
+            self._search = self._checked_search()
+
+    def _checked_search(self) -> Any:
+        """The function `search`, which takes the options."""
+        method = self._method
+        if not hasattr(self._model, "search"):
+            raise BadInput(f"{method.path}: expected a translator's SavedModel, for n_best or options of the search")
+        limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
+        found = self._model.model_info(tf.constant(list(limits.values())))["value"].numpy()
+        most = {name: int(value) for name, value in zip(limits, found, strict=True)}
+        if wrong := problem({**method.options, "n_best": method.n_best}, most):
+            raise BadInput(f"{method.path}: {wrong}")
+        return self._model.search
+
+    def answers(self, texts: Sequence[str | bytes]) -> list[Translated]:
+        """The answer to each text, computed in batches of similar length."""
+        encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in texts]
+        rows: list[Any] = [None] * len(texts)
+        for places in batches([len(text) for text in encoded], self._method.batch_bytes):
+            began = time.monotonic()
+            answers = self._answers_of_a_batch([texts[i] for i in places], tf.constant([encoded[i] for i in places]))
+            for i, answer in zip(places, answers, strict=True):
+                rows[i] = answer
+            milliseconds.update(round((time.monotonic() - began) * 1_000))
+        counters["sentences"].inc(len(rows))
+        for name in ("truncated", "empty"):
+            counters[name].inc(sum(getattr(row, name) for row in rows))
+        return rows
+
+    def _answers_of_a_batch(self, sources: list[str | bytes], texts: tf.Tensor) -> Iterator[Translated]:
+        if self._search is None:
+            outputs = self._default(text=texts)
+            (best,) = (output for output in outputs.values() if output.dtype == tf.string)
+            found, scores = best.numpy()[:, None], outputs["score"].numpy()[:, None]  # [B, 1]
+        else:
+            given = self._method.options.items()
+            options = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in given}
+            outputs = self._search(texts, **options)
+            found, scores = outputs["translations"].numpy(), outputs["scores"].numpy()  # [B, N]
+        truncated = outputs["truncated"].numpy().tolist()
+        if self._tokenize is None:  # a parser's
+            empty = [not row[0] for row in found]
+        else:
+            lengths = self._tokenize(text=texts)["length"].numpy()
+            counters["tokens"].inc(int(lengths.sum()))
+            empty = (lengths == 0).tolist()
+        for i, source in enumerate(sources):
+            made = [Hypothesis(_line(text), score) for text, score in zip(found[i], scores[i].tolist(), strict=True)]
+            n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
+            n_best = n_best if self._method.n_best > 1 else ()
+            yield Translated(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
+
+
+def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The places of texts in batches, by size.
+
+    Args:
+        sizes: of the texts, in bytes.
+        most: of a batch, its rows times its longest size; a longer text is alone.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if batch and (len(batch) + 1) * max(sizes[i], LEAST_BYTES) > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _line(text: bytes) -> str:
+    """A model's text as one line: byte pieces can spell a newline."""
+    return text.decode("utf-8", "replace").replace("\n", " ")
+
+
+NAMESPACE = "tf_transformer"
+counters = {name: Metrics.counter(NAMESPACE, name) for name in ("sentences", "tokens", "truncated", "empty")}
+milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
+
+
+class Handler(ModelHandler):  # type: ignore[misc]
+    """Loads a method's SavedModel, once a process, for Beam's `RunInference`.
+
+    Args:
+        method: how texts are translated.
+        chunk: elements that `run_inference` gets at once.
+    """
+
+    def __init__(self, method: Method, chunk: int) -> None:
+        super().__init__()
+        self.method = method
+        self._chunk = chunk
+
+    def load_model(self) -> SavedModel:
+        return SavedModel(self.method)
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        return 0  # a count would cost a copy of all elements
+
+    def get_metrics_namespace(self) -> str:
+        return NAMESPACE
+
+
+class _ElementHandler(Handler):
+    """Answers the elements of `Translate`."""
+
+    def __init__(self, method: Method, text: str | None) -> None:
+        super().__init__(method, CHUNK)
+        self._text = text
+
+    def run_inference(
+        self, batch: Sequence[Any], model: SavedModel, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[Any]:
+        answers = model.answers([self._text_of(element) for element in batch])
+        for element, answer in zip(batch, answers, strict=True):
+            if self._text is not None:
+                yield element, answer
+            else:
+                yield answer if isinstance(element, str | bytes) else (element[0], answer)
+
+    def _text_of(self, element: Any) -> str | bytes:
+        text, expected = element, "a string, or a key and a string"
+        if self._text is not None:
+            expected = f"a string in the field {self._text!r}"
+            text = element.get(self._text) if isinstance(element, Mapping) else getattr(element, self._text, None)
+        elif isinstance(element, tuple) and len(element) == 2:
+            text = element[1]
+        if not isinstance(text, str | bytes):
+            raise BadInput(f"elements: expected {expected}, got {element!r:.80}")
+        return text
