@@ -25,6 +25,7 @@ from tf_transformer.files import checksum, new_file, write_json
 from tf_transformer.tokenizer import Tokenizer
 
 READ_LINES = 1_000  # tokenized at a time
+NO_FILTERS = Filters()
 BUCKET_PAIRS = 4_000_000  # so many hashes are compared at a time, in memory: 100 MB
 
 
@@ -47,7 +48,7 @@ class Preparation:
 
     source: Source
     folder: Path
-    filters: Filters = Filters()
+    filters: Filters = NO_FILTERS
     max_length: int = MAX_LENGTH
 
     def run(self, parts: list[Part], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
@@ -158,8 +159,8 @@ class Preparation:
         tokenizer = _tokenizer((self.folder / "tokenizer.model").read_bytes())
         with _records(path) as write:
             for places, sources, targets in self._batches(part, drops, taken):
-                rows = zip(places, _lists(tokenizer.tokenize(sources)), _lists(tokenizer.tokenize_target(targets)), strict=True)
-                for place, source, target in rows:
+                ids = tokenizer.tokenize(sources), tokenizer.tokenize_target(targets)
+                for place, source, target in zip(places, *map(_lists, ids), strict=True):
                     sizes = len(source) + 1, len(target) + 1  # with EOS
                     if max(sizes) <= self.max_length and min(sizes) > 1:
                         lengths[max(sizes)] += 1

@@ -1,5 +1,6 @@
 """A tokenized corpus on disk, for texts larger than memory: TFRecords, read from any step on."""
 
+import collections
 import itertools
 import json
 from collections.abc import Iterator
@@ -45,7 +46,17 @@ class Records:
         for shard in self.shards:
             path = self.folder / shard["file"]
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                raise BadInput(f"{path}: expected {shard['bytes']:,} bytes; it is damaged or gone")
+                raise BadInput(
+                    f"{path}: expected {shard['bytes']:,} bytes, got others or none; prepare again to mend it"
+                )
+
+    @property
+    def filtered(self) -> dict[str, int]:
+        """How many pairs each filter left out."""
+        found = collections.Counter()
+        for shard in self.shards:
+            found.update(shard.get("filtered", {}))
+        return dict(found)
 
     def summary(self, batch_tokens: int, seed: int = 0) -> Summary:
         """Of the first epoch; padding is not counted."""

@@ -1,4 +1,4 @@
-"""Where a corpus's pairs come from: text files, Parquet, TensorFlow Datasets; each in parts that a worker reads alone."""
+"""Where a corpus's pairs come from: text files, Parquet, TensorFlow Datasets; in parts that a worker reads."""
 
 import abc
 import dataclasses
