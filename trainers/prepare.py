@@ -42,15 +42,18 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--: expected --runner or --workers before Beam's options")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
-    prepare(args, beams)
-
-
-def prepare(args: argparse.Namespace, beams: list[str]) -> None:
-    """Do what the options say."""
     import tf_transformer as tt
 
-    folder = args.to.absolute()
-    work = tt.Preparation(source_of(args), folder, tt.Filters.parse(args.filter))
+    work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
+    with work.alone():
+        prepare(args, beams, work)
+
+
+def prepare(args: argparse.Namespace, beams: list[str], work: Any) -> None:
+    """Do what a `Preparation` is for, as the options say."""
+    import tf_transformer as tt
+
+    folder = work.folder
     parts = work.source.parts(tt.records.SHARD_LINES, folder)
     count = sum(part.count for part in parts)
     if (folder / "tokenizer.model").exists():

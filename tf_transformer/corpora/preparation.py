@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import portalocker
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
@@ -41,7 +42,7 @@ class Preparation:
 
     Attributes:
         source: of the pairs.
-        folder: of the records.
+        folder: of the records, a path.
         filters: which pairs to leave out.
         max_length: pairs with a side of more tokens, EOS included, or with an empty one, are left out.
     """
@@ -50,6 +51,24 @@ class Preparation:
     folder: Path
     filters: Filters = NO_FILTERS
     max_length: int = MAX_LENGTH
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other program prepares records in the folder.
+
+        Raises:
+            BadInput: one does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as lock:
+            try:
+                portalocker.lock(lock, portalocker.LOCK_EX | portalocker.LOCK_NB)
+            except portalocker.LockException as error:
+                raise BadInput(f"{self.folder}: expected a folder that nothing else prepares; it is in use") from error
+            yield
 
     def run(self, parts: list[Part], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
         """All steps in this process.
@@ -220,7 +239,7 @@ def _records(path: Path) -> Iterator[Any]:
         with tf.io.TFRecordWriter(str(path)) as writer:
             yield writer.write
     except tf.errors.OpError as error:
-        raise OSError(f"{path}: expected to write records, got {error.message}") from error
+        raise OSError(f"cannot write records: {error.message}") from error
 
 
 @contextlib.contextmanager
