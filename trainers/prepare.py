@@ -96,7 +96,8 @@ def source_of(args: argparse.Namespace) -> Any:
         return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
     if args.parquet:
         return sources.ParquetSource(str(Path(args.parquet).absolute()), tuple(args.columns or ("source", "target")))
-    return sources.TextSource(*(str(Path(file).absolute()) for file in args.train), args.skip_bad_lines)
+    source, target = (str(Path(file).absolute()) for file in args.train)
+    return sources.TextSource(source, target, args.skip_bad_lines)
 
 
 if __name__ == "__main__":

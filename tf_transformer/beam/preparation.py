@@ -10,7 +10,7 @@ from tf_transformer.corpora.sources import Part
 from tf_transformer.tokenizer import Tokenizer
 
 
-class Prepare(beam.PTransform):  # type: ignore[misc]
+class Prepare(beam.PTransform):
     """Writes the records of a corpus: the steps of `Preparation.run`, each a worker's. A pipeline begins with it.
 
     Its output is one element, what is in records.json at the end.
@@ -43,5 +43,5 @@ class Prepare(beam.PTransform):  # type: ignore[misc]
             )
             numbered = parts | "Number" >> beam.Map(lambda part: (part.number, part))
             both = {"part": numbered, "drops": drops} | "ByShard" >> beam.CoGroupByKey()
-            shards = both | "Write" >> beam.MapTuple(lambda _, found: work.write(*found["part"], found["drops"]))
+            shards = both | "Write" >> beam.MapTuple(lambda _, found: work.write(found["part"][0], found["drops"]))
         return shards | "Collect" >> beam.combiners.ToList() | "Finish" >> beam.Map(work.finish)

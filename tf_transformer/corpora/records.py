@@ -53,7 +53,7 @@ class Records:
     @property
     def filtered(self) -> dict[str, int]:
         """How many pairs each filter left out."""
-        found = collections.Counter()
+        found: collections.Counter[str] = collections.Counter()
         for shard in self.shards:
             found.update(shard.get("filtered", {}))
         return dict(found)
