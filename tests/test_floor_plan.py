@@ -2,9 +2,12 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
@@ -68,10 +71,21 @@ def test_the_model_half_imports_no_tensorflow():
 
 
 def test_importing_the_package_loads_little():
-    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece", "nltk"]
+    heavy = ["tensorflow_text", "tensorflow_datasets", "sacrebleu", "sentencepiece", "nltk", "apache_beam"]
     program = f"import sys, tf_transformer; sys.exit(str([name for name in {heavy} if name in sys.modules] or ''))"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert process.stderr.splitlines()[-1:] in ([], [""]), process.stderr
+
+
+def test_a_missing_apache_beam_is_one_line(monkeypatch):
+    import tf_transformer as tt
+
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert "Translate" in tt.beam.__all__
+    with pytest.raises(tt.BadInput, match=re.escape('apache_beam: pip install -e ".[beam]"')):
+        _ = tt.beam.Translate
+    with pytest.raises(AttributeError):
+        _ = tt.beam.nothing
 
 
 def test_nothing_imports_the_programs():

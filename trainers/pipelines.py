@@ -29,9 +29,11 @@ def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return argv[:place], argv[place + 1 :]
 
 
-def threads_of_a_worker(workers: int | None) -> int:
-    """The threads that each of N workers on this machine gets for one operation."""
-    return max(1, len(os.sched_getaffinity(0)) // (workers or 1)) if hasattr(os, "sched_getaffinity") else 1
+def threads_of_a_worker(workers: int | None) -> int | None:
+    """The threads that each of N workers on this machine gets for one operation; `None` leaves it to TensorFlow."""
+    if (workers or 1) == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return None
+    return max(1, (os.cpu_count() or 1) // (workers or 1))
 
 
 class Pipelines:
@@ -50,8 +52,10 @@ class Pipelines:
     def __init__(
         self, workers: int | None, runner: str | None = None, options: Sequence[str] = (), log: Path | None = None
     ) -> None:
+        from tf_transformer.beam import check_installed
         from tf_transformer.config import BadInput
 
+        check_installed()
         if workers is not None and (workers < 1 or runner):
             expected = "none with --runner, which has an option of its own" if runner else "a positive number"
             raise BadInput(f"--workers: expected {expected}, got {workers}")
@@ -86,7 +90,8 @@ class Pipelines:
         def hook(arguments: Any) -> None:
             """Beam notices a dead worker in a thread of its own, and waits for it for ever."""
             if found := re.search(r"Worker subprocess exited with return code (-?\d+)", str(arguments.exc_value)):
-                killed.append(int(found[1]))
+                if not finished.is_set():
+                    killed.append(int(found[1]))
                 finished.set()
             else:
                 threading.__excepthook__(arguments)
@@ -101,7 +106,7 @@ class Pipelines:
                     if time.monotonic() - last > SECONDS and (line := progress()):
                         say(line)
                         last = time.monotonic()
-                if killed and not failed:
+                if killed:
                     number = killed[0] - 128 if killed[0] > 128 else -killed[0]
                     how = f"was killed by signal {number}" if number > 0 else f"ended with status {killed[0]}"
                     self._end(f"error: a worker process {how}; start again to go on", 3, say)
@@ -118,7 +123,7 @@ class Pipelines:
 
         if self.runner:
             return beam.Pipeline(self.runner, PipelineOptions(self.options))
-        from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+        from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
         from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
         # The local runner for batches itself: the DirectRunner would first look for one that it downloads.
@@ -131,23 +136,36 @@ class Pipelines:
     def _end(self, line: str, status: int, say: Callable[[str], None]) -> None:
         """End at once: a normal exit waits for threads of Beam that do not end. The workers notice."""
         say(line)
+        sys.stdout.flush()
         os._exit(status)
 
 
 @contextlib.contextmanager
 def _stderr_to(log: Path | None) -> Iterator[Callable[[str], None]]:
-    """Send standard error, that of child processes too, to a file; gives a function that still says a line there."""
+    """Send standard error, that of child processes too, to a file; gives a function that still says a line there.
+
+    It goes through a pipe: a worker that cannot write its error, because the disk is full, would never report it.
+    """
     if log is None:
         yield lambda line: print(line, file=sys.stderr, flush=True)
         return
+    file = open(log, "ab", 0)  # noqa: SIM115  (the thread closes it)
     sys.stderr.flush()
     kept = os.dup(2)
+    end, begin = os.pipe()
+    os.dup2(begin, 2)
+    os.close(begin)
 
     def say(line: str) -> None:
         os.write(kept, f"{line}\n".encode())
 
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
+    def copy() -> None:
+        with open(end, "rb", 0) as pipe, file:
+            while text := pipe.read(65_536):
+                with contextlib.suppress(OSError):
+                    file.write(text)
+
+    threading.Thread(target=copy, daemon=True).start()
     try:
         yield say
     finally:

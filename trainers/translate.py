@@ -80,6 +80,7 @@ def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
     )
     ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
     work = tt.beam.Work(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
+    pipelines = Pipelines(args.workers, args.runner, beams, None if args.runner else work.folder / "log")
     began = time.monotonic()
     with work.begun() as shards:
         missing = [shard for shard in shards if not Path(shard.path).exists()]
@@ -93,7 +94,6 @@ def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
 
             _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
 
-        pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log")
         if missing:
             pipelines.run(build, progress)
     lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began

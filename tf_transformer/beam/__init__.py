@@ -16,15 +16,23 @@ _HOME = {
     "Work": "shards",
 }
 
-__all__ = [*_HOME]  # noqa: PLE0604  (loaded by __getattr__)
+__all__ = [*_HOME]
+
+
+def check_installed() -> None:
+    """Check that Apache Beam is installed.
+
+    Raises:
+        BadInput: it is not.
+    """
+    try:
+        importlib.import_module("apache_beam")
+    except ModuleNotFoundError as error:
+        raise BadInput('expected the package apache_beam: pip install -e ".[beam]"') from error
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "apache_beam":
-            raise
-        raise BadInput('expected the package apache_beam: pip install -e ".[beam]"') from error
+    check_installed()
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -161,7 +161,7 @@ class Written:
     seconds: float
 
 
-class TranslateShards(beam.PTransform):  # type: ignore[misc]
+class TranslateShards(beam.PTransform[Any, Any]):
     """Translates `Shard`s, one at a time in a process, and gives a `Written` for each.
 
     Args:

@@ -4,12 +4,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import tensorflow as tf
-from apache_beam.metrics import Metrics
+from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
@@ -90,7 +89,7 @@ class Method:
                 raise BadInput(f"{name}: expected a positive number, got {value}")
 
 
-class Translate(beam.PTransform):  # type: ignore[misc]
+class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, each with its own key, in no order.
 
     A string becomes a `Translated`. A pair (key, string) becomes (key, `Translated`). With `text`, a dict, a NamedTuple
@@ -217,7 +216,7 @@ counters = {name: Metrics.counter(NAMESPACE, name) for name in ("sentences", "to
 milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
 
 
-class Handler(ModelHandler):  # type: ignore[misc]
+class Handler(ModelHandler[Any, Any, SavedModel]):
     """Loads a method's SavedModel, once a process, for Beam's `RunInference`.
 
     Args:

@@ -1,0 +1,368 @@
+"""Bulk translation on Apache Beam, against the same SavedModel called in other ways."""
+
+import contextlib
+import dataclasses
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import hostile
+import numpy as np
+import pages
+import pytest
+import test_parsing
+from conftest import TEXTS
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import ROOT, fails
+
+import tf_transformer as tt
+
+beam = pytest.importorskip("apache_beam")
+
+from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner  # noqa: E402
+
+from tf_transformer.beam import shards, translation  # noqa: E402
+from tf_transformer.beam.translation import LEAST_BYTES, SavedModel, batches  # noqa: E402
+from trainers import pipelines, translate  # noqa: E402
+
+LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "The old woman opens the red door."]]
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    """The SavedModel of `saved`, loaded once for this file."""
+    return SavedModel(tt.beam.Method(str(saved)))
+
+
+@pytest.fixture
+def loaded(model, monkeypatch):
+    """Workers take it instead of loading it."""
+    monkeypatch.setattr(translation.Handler, "load_model", lambda self: model)
+
+
+COLLECTED = []
+
+
+def collect(element):
+    COLLECTED.append(element)
+
+
+def run(elements, transform):
+    """What a transform makes of elements, and the metrics, in this process."""
+    COLLECTED.clear()
+    pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
+    _ = pipeline | beam.Create(elements) | transform | beam.Map(collect)
+    metrics = pipeline.run().metrics().query()
+    counted = {each.key.metric.name: each.committed for each in metrics["counters"] + metrics["distributions"]}
+    return list(COLLECTED), counted
+
+
+class Row(NamedTuple):
+    number: int
+    text: bytes
+
+
+def test_a_key_and_a_text(model, saved, loaded, monkeypatch):
+    """Each key keeps its text, over several chunks, and the metrics count what went by."""
+    monkeypatch.setattr(translation, "CHUNK", 7)
+    texts = [f"{text} {i}" for i in range(3) for text in ("Two doors.", "The dog sleeps.", "The red door")] + TEXTS
+    found, metrics = run(list(enumerate(texts)), tt.beam.Translate(saved))
+    assert {i: answer.source for i, answer in found} == dict(enumerate(texts))
+    with pytest.warns(UserWarning, match="more tokens"):
+        assert [answer.text for _, answer in sorted(found)] == tt.SavedTranslator(saved)(texts)
+    lengths = model._tokenize(text=translation.tf.constant(texts))["length"].numpy()
+    counters = {name: metrics[name] for name in ("sentences", "tokens", "truncated", "empty")}
+    assert counters == {"sentences": len(texts), "tokens": lengths.sum(), "truncated": 1, "empty": 3}
+    assert metrics["batch_milliseconds"].count >= 3
+
+
+def test_a_field_of_an_element(loaded, saved):
+    rows = [Row(3, b"Two doors."), {"number": 5, "text": "Two doors."}]
+    found, _ = run(rows, tt.beam.Translate(saved, text="text"))
+    assert [element for element, _ in found] == rows or [element for element, _ in found] == rows[::-1]
+    assert len({answer.text for _, answer in found}) == 1
+
+
+def test_flags(model, served):
+    """Too long and empty texts are kept, and flagged; `served` is TensorFlow's own C++."""
+    answers = model.answers(TEXTS)
+    expected = served({"text": TEXTS})
+    assert [answer.text.encode() for answer in answers] == expected["translation"].tolist()
+    np.testing.assert_allclose([answer.score for answer in answers], expected["score"], rtol=1e-4, atol=1e-5)
+    assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.truncated] == ["door " * 3000]
+    assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.empty] == ["", "   ", "\x00\x01"]
+    assert model.answers(["\ud800"])[0].empty  # half a character
+    assert translation._line(b"two\nlines\xff") == "two lines\ufffd"
+
+
+def test_options_and_n_best(saved, served):
+    options = {"beam_size": 2, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
+    found = SavedModel(tt.beam.Method(str(saved), n_best=2, options=options)).answers(TEXTS)
+    expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "search")
+    for i, answer in enumerate(found):
+        pairs = zip(expected["translations"][i], expected["scores"][i], strict=True)
+        wanted = [(text.decode(), score) for text, score in pairs if score > -1e8][:2]
+        assert [each.text for each in answer.n_best] == [text for text, _ in wanted]
+        np.testing.assert_allclose([each.score for each in answer.n_best], [score for _, score in wanted], rtol=1e-4)
+        assert (answer.text, answer.score) == (answer.n_best[0].text, answer.n_best[0].score)
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(1, 1_000))
+def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
+    found = list(batches(sizes, most))
+    assert sorted(place for batch in found for place in batch) == list(range(len(sizes)))
+    assert [sizes[place] for batch in found for place in batch] == sorted(sizes)
+    for batch in found:
+        cost = len(batch) * max(LEAST_BYTES, *(sizes[place] for place in batch))
+        assert cost <= most or len(batch) == 1
+    for batch, following in itertools.pairwise(found):  # none could have been larger
+        assert (len(batch) + 1) * max(LEAST_BYTES, sizes[following[0]]) > most
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
+        ({"options": {"beam_size": 17}}, "beam_size: expected 1 to 16, got 17"),
+        ({"options": {"patience": 1}}, "options: expected beam_size, length_penalty, min_length, max_length; got pat"),
+        ({"batch_bytes": 0}, "batch_bytes: expected a positive number, got 0"),
+        ({"threads": -1}, "threads: expected a positive number, got -1"),
+    ],
+)
+def test_bad_methods(method, message):
+    with pytest.raises(tt.BadInput, match=re.escape(message)):
+        tt.beam.Translate("a/1", **method)
+
+
+def test_what_an_export_cannot_do(saved, tmp_path):
+    with pytest.raises(tt.BadInput, match=r"1: n_best: expected 1 to 4, got 5"):
+        SavedModel(tt.beam.Method(str(saved), n_best=5))
+    with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
+        SavedModel(tt.beam.Method(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("element", "field"), [(7, None), (("a", "b", "c"), None), ({"texts": "a"}, "text")])
+def test_bad_elements(saved, loaded, element, field):
+    with pytest.raises(RuntimeError) as error:
+        run([element], tt.beam.Translate(saved, text=field))
+    plain = pipelines._plain(error.value)
+    assert isinstance(plain, tt.BadInput)
+    assert re.fullmatch(r"elements: expected a string.*, got .*", str(plain))
+
+
+def write(folder, name, lines):
+    text = b"".join(line + b"\n" for line in lines)
+    (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return str(folder / name)
+
+
+def read(prefix):
+    """The lines of all shards, in order."""
+    paths = sorted(Path(prefix).parent.glob(f"{Path(prefix).name}-*-of-*"))
+    assert not [path for path in paths if path.suffix == ".tmp"]
+    texts = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in paths]
+    assert all(text.endswith(b"\n") for text in texts)
+    return [line.decode() for text in texts for line in text[:-1].split(b"\n")]
+
+
+@pytest.fixture(scope="module")
+def strange():
+    """Lines that are no sentences: `hostile.py`'s, and very long ones."""
+    r = random.Random(5)
+    lines = [maker(r) for maker in hostile.KINDS[:-1] for _ in range(9)]
+    return [line.replace(b"\n", b" ") for line in [*lines, b"word " * 30_000, b"\xff" * 999, b"", b"\r", b"\0"]]
+
+
+def test_files(tmp_path, saved, loaded, strange, capsys):
+    """A line for each line, in order, whatever it contains; what is finished is kept, the rest is made."""
+    write(tmp_path, "b.en", strange)
+    write(tmp_path, "a.en.gz", LINES)
+    (tmp_path / "empty.en").write_bytes(b"")
+    argv = [str(saved), "--input", str(tmp_path / "*.en*"), "--output", str(tmp_path / "out/part"), "--lines", "13"]
+    translate.main(argv)
+    with pytest.warns(UserWarning, match="more tokens"):
+        expected = tt.SavedTranslator(saved)([*LINES, *strange])
+    expected = [text.replace("\n", " ") for text in expected]
+    assert read(tmp_path / "out/part") == expected
+    assert sorted(path.name for path in (tmp_path / "out/part.work").iterdir()) == ["lock", "log", "settings.json"]
+    assert re.fullmatch(rf"8 files, {len(expected)} lines in \d+ s, \d+ a second\n", capsys.readouterr().out)
+
+    paths = sorted((tmp_path / "out").glob("part-*"))
+    assert [path.name for path in paths[::7]] == ["part-00000-of-00008.txt", "part-00007-of-00008.txt"]
+    before = {path: path.stat().st_ino for path in paths}
+    paths[3].rename(f"{paths[3]}.tmp")  # as a killed worker leaves it
+    translate.main([*argv, "--workers", "1", "--batch-bytes", "77"])
+    assert read(tmp_path / "out/part") == expected
+    assert [path for path in paths if path.stat().st_ino != before[path]] in ([], [paths[3]])
+    assert "1 files, 13 lines in " in capsys.readouterr().out
+    translate.main(argv)
+    assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 8 were there")
+
+
+def test_json_and_gzip(tmp_path, saved):
+    argv = [str(saved), "--input", write(tmp_path, "a", LINES), "--output", str(tmp_path / "part"), "--lines", "7"]
+    translate.main([*argv, "--json", "--gzip", "--n-best", "2", "--beam-size", "2"])
+    rows = [json.loads(line) for line in read(tmp_path / "part")]
+    expected = SavedModel(tt.beam.Method(str(saved), n_best=2, options={"beam_size": 2})).answers(LINES)
+    for row, answer in zip(rows, expected, strict=True):
+        fields = dataclasses.asdict(answer)
+        del fields["source"]
+        assert row.keys() == fields.keys()
+        assert row["score"] == pytest.approx(fields["score"], rel=1e-4, abs=1e-5)
+        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.n_best]
+        assert [row[name] for name in ("text", "truncated", "empty")] == [
+            fields[name] for name in ("text", "truncated", "empty")
+        ]
+
+
+def test_output_of_another_work_is_refused(tmp_path, saved, loaded, capsys):
+    source = write(tmp_path, "a", LINES)
+    argv = [str(saved), "--input", source, "--output", str(tmp_path / "part"), "--lines", "7"]
+    translate.main(argv)
+    moved = write(tmp_path, "moved", LINES)
+    translate.main([str(saved), "--input", moved, *argv[3:]])  # the same lines
+    before = read(tmp_path / "part")
+
+    other = write(tmp_path, "b", LINES[1:])
+    assert "part: it has output of other inputs: " in fails(
+        translate, [str(saved), "--input", other, *argv[3:]], capsys
+    )
+    changed = tmp_path / "model/1"
+    (changed / "variables").mkdir(parents=True)
+    (changed / "saved_model.pb").write_bytes(b"another")
+    assert "part: it has output of another model: " in fails(translate, [str(changed), *argv[1:]], capsys)
+    for more in (["--json"], ["--beam-size", "2"], ["--lines", "5"]):
+        assert "part: it has output of other settings: " in fails(translate, [*argv, *more], capsys)
+    argv[4] = str(tmp_path / "other")
+    (tmp_path / "other-00000-of-00001.txt").touch()
+    assert "other: expected no output of another work, found " in fails(translate, argv, capsys)
+    assert read(tmp_path / "part") == before
+
+
+def test_what_is_wrong_with_files(tmp_path, saved, capsys):
+    source, packed = write(tmp_path, "a", LINES), tmp_path / "b.gz"
+    packed.write_bytes(gzip.compress(b"".join(LINES))[:-9])
+
+    def said(*argv):
+        return fails(translate, [saved, *argv, "--output", tmp_path / "part"], capsys)
+
+    assert said("--input", tmp_path / "none*") == f"error: expected text files, found none at {tmp_path / 'none*'}"
+    assert f"expected text files, got the folder {tmp_path}" in said("--input", tmp_path)
+    assert "b.gz: expected a whole gzip file, got a damaged one" in said("--input", packed)
+    assert "--workers: expected a positive number, got 0" in said("--input", source, "--workers", 0)
+    assert "--workers: expected none with --runner" in said("--input", source, "--workers", 2, "--runner", "A")
+    assert "--n-best: expected --json with it" in said("--input", source, "--n-best", 2)
+    assert "json: expected --input with it" in said("--json")
+    assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)
+    assert not list(tmp_path.glob("part-*"))
+
+    work = tt.beam.Work((source,), str(tmp_path / "mine"), tt.beam.Method(str(saved)))
+    with work.begun() as found:
+        assert len(found) == 1
+        argv = [saved, "--input", source, "--output", tmp_path / "mine"]
+        assert "mine: expected output that nothing else writes" in fails(translate, argv, capsys)
+
+
+def test_a_full_disk_is_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
+    monkeypatch.setattr(shards, "new_file", lambda path: contextlib.nullcontext("/dev/full"))
+    argv = [saved, "--input", write(tmp_path, "a", LINES), "--output", tmp_path / "part"]
+    line = f"error: [Errno 28] No space left on device: '{tmp_path}/part-00000-of-00001.txt'"
+    assert fails(translate, argv, capsys) == line
+
+
+def test_options_of_beam(monkeypatch):
+    assert pipelines.split_options(["a", "--b"]) == (["a", "--b"], [])
+    assert pipelines.split_options(["a", "--", "--b", "--"]) == (["a"], ["--b", "--"])
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    assert [pipelines.threads_of_a_worker(workers) for workers in (None, 1, 2, 11)] == [None, None, 3, 1]
+
+
+tree_parser = test_parsing.parser  # a fixture
+
+
+def test_a_parser(tmp_path, tree_parser):
+    tree_parser.save(tmp_path / "parser/1")
+    texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
+    model = SavedModel(tt.beam.Method(str(tmp_path / "parser/1")))
+    answers = model.answers(texts)
+    assert [answer.text for answer in answers] == tt.SavedTranslator(tmp_path / "parser/1")(texts)
+    assert [answer.empty for answer in answers] == [False, True, False]
+    assert answers[0].text.startswith("(TOP ")
+    with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
+        SavedModel(tt.beam.Method(str(tmp_path / "parser/1"), options={"beam_size": 2}))
+
+
+def workers_of(process):
+    """The worker processes of a program."""
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in found]
+
+
+@pytest.mark.program
+def test_a_killed_worker(tmp_path, saved):
+    """The program ends at once with one line; started again it makes what is missing, and only that."""
+    source = write(tmp_path, "a", [b"The old woman opens the red door %d." % i for i in range(3_001)])
+    argv = [
+        sys.executable,
+        "-m",
+        "trainers.translate",
+        str(saved),
+        "--input",
+        source,
+        "--output",
+        str(tmp_path / "part"),
+    ]
+    argv += ["--lines", "97", "--workers", "2"]
+
+    def done():
+        return {path: path.stat().st_ino for path in tmp_path.glob("part-*-of-*.txt")}
+
+    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        while not done():
+            time.sleep(0.1)
+            assert process.poll() is None
+        workers = workers_of(process)
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        assert process.wait(20) == 3
+        assert process.stderr.read() == "error: a worker process was killed by signal 9; start again to go on\n"
+    finally:
+        process.kill()
+    before = done()
+    assert 0 < len(before) < 31
+    time.sleep(2)
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+    assert len(done()) == 31
+    assert before.items() <= done().items()
+    assert read(tmp_path / "part") == tt.SavedTranslator(saved)(Path(source).read_text().splitlines())
+
+
+@pytest.mark.program
+def test_the_guides_python(tmp_path, saved, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "savedmodels/demo").mkdir(parents=True)
+    (tmp_path / "savedmodels/demo/1").symlink_to(saved)
+    rows = [{"id": i, "text": text} for i, text in enumerate(["Two doors.", "", "The dog sleeps."])]
+    (tmp_path / "rows-1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    names = pages.run_blocks("docs/guides/beam.md")
+    made = "".join(path.read_text() for path in tmp_path.glob("translated-*-of-*.jsonl")).splitlines()
+    found = {row["id"]: row for row in map(json.loads, made)}
+    expected = tt.SavedTranslator(saved)([row["text"] for row in rows])
+    assert [found[i]["translation"] for i in range(3)] == expected
+    assert names["sentences"] == 3
