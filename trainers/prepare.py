@@ -38,19 +38,21 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--skip-bad-lines: expected --train beside it")
     if args.columns and not args.parquet:
         parser.error("--columns: expected --parquet beside it")
-    if beams and not (args.runner or args.workers):
+    if beams and args.workers is None and not args.runner:
         parser.error("--: expected --runner or --workers before Beam's options")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
 
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
+    spread = args.workers is not None or args.runner
+    pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log") if spread else None
     with work.alone():
-        prepare(args, beams, work)
+        prepare(args, work, pipelines)
 
 
-def prepare(args: argparse.Namespace, beams: list[str], work: Any) -> None:
-    """Do what a `Preparation` is for, as the options say."""
+def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) -> None:
+    """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, or in this process."""
     import tf_transformer as tt
 
     folder = work.folder
@@ -63,10 +65,11 @@ def prepare(args: argparse.Namespace, beams: list[str], work: Any) -> None:
     else:
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
-        tokenizer = tt.Tokenizer.learn_from(work.source.sample(parts, args.sample // 2), size, args.tokenizer)
+        texts = work.source.sample(parts, args.sample // 2)
+        tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample)
         tokenizer.save(folder / "tokenizer.model")
     began = time.monotonic()
-    if args.workers or args.runner:
+    if pipelines:
 
         def progress() -> str:
             done = sum(1 for _ in folder.glob("shard-*.json"))
@@ -75,7 +78,7 @@ def prepare(args: argparse.Namespace, beams: list[str], work: Any) -> None:
         def build(pipeline: Any) -> None:
             _ = pipeline | tt.beam.Prepare(work, parts, tokenizer)
 
-        Pipelines(args.workers, args.runner, beams, folder / "log").run(build, progress)
+        pipelines.run(build, progress)
     else:
         for shard in work.run(parts, tokenizer):
             print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
