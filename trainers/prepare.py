@@ -67,7 +67,6 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
         tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample)
-        tokenizer.save(folder / "tokenizer.model")
     began = time.monotonic()
     if pipelines:
 
