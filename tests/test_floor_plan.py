@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 FLOORS = [  # a file imports from lower floors only
     {"version", "config", "masks", "files", "evaluation.bleu", "serving.options", "serving.wire"},
     {"corpora", "evaluation", "interop", "parsing", "runs", "serving", "beam"},  # rooms: a sentence each
+    {"corpora.filters"},
     {"toy_corpus", "ranges", "parsing.treebank", "evaluation.costs", "evaluation.table3", "runs.recipe"},
     {"choices", "interop.hub", "interop.marian_native"},
     {"parsing.evalb", "distribution", "serving.loader", "serving.probe", "serving.check"},
@@ -22,9 +23,9 @@ FLOORS = [  # a file imports from lower floors only
     {"layers"},
     {"training", "model", "decoding", "search", "tokenizer", "batching", "runs.run"},
     {"ensemble", "data", "sampling", "runs.callbacks", "serving.export", "interop.marian", "evaluation.visualize"},
-    {"interop.marian_files", "serving.publish", "corpora.records", "parsing.constraint"},
-    {"interop.marian_tokenizer", "interop.ctranslate2", "saved_translator"},
-    {"kinds", "beam.translation"},
+    {"interop.marian_files", "serving.publish", "corpora.records", "corpora.sources", "parsing.constraint"},
+    {"interop.marian_tokenizer", "interop.ctranslate2", "saved_translator", "corpora.preparation"},
+    {"kinds", "beam.translation", "beam.preparation"},
     {"translator", "beam.shards"},
     {"parsing.parser", "corpora.corpus"},
     {"parsing.corpus", "runs.trainer"},

@@ -1,16 +1,22 @@
 """A corpus on disk: every pair once an epoch, whole after a stop, and step N without what came before it."""
 
 import dataclasses
+import gzip
 import itertools
 import json
+import random
+import shutil
+from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
+import tensorflow as tf
 from test_data import expected_rows
 
 import tf_transformer as tt
 from tf_transformer import toy_corpus
-from tf_transformer.corpora import records
+from tf_transformer.corpora import preparation, records
 from tf_transformer.corpora.corpus import Batching
 
 PAIRS, BATCH = 701, 512
@@ -26,21 +32,33 @@ def corpus():
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Shards of 50 lines, in batches of 1,000 before that: 15 shards, blocks of 4, the last one of 3."""
+    """Shards of 50 lines, tokenized 11 at a time: 15 shards, blocks of 4, the last one of 3."""
     monkeypatch.setattr(records, "SHARD_LINES", 50)
-    monkeypatch.setattr(records, "READ_LINES", 10)
+    monkeypatch.setattr(preparation, "READ_LINES", 11)
     monkeypatch.setattr(records, "BLOCK_SHARDS", 4)
 
 
-def write(corpus, folder):
+def write_text(folder, pairs):
+    """Two files; the names of both."""
+    names = []
+    for side, texts in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        names.append(folder / f"text.{side}")
+        names[-1].write_bytes(b"".join((t if isinstance(t, bytes) else t.encode()) + b"\n" for t in texts))
+    return list(map(str, names))
+
+
+def write(corpus, folder, skip_bad_lines=True, **options):
+    """Records of pairs, in folder/records."""
     pairs, tokenizer = corpus
-    return records.write_records(tt.data.in_memory(*map(list, zip(*pairs, strict=True))), tokenizer, folder)
+    source = tt.sources.TextSource(*write_text(folder, pairs), skip_bad_lines)
+    work = tt.Preparation(source, folder / "records", **options)
+    return work.run(source.parts(records.SHARD_LINES, work.folder), tokenizer)
 
 
 @pytest.fixture
 def written(corpus, tmp_path):
     assert len(list(write(corpus, tmp_path))) == 15
-    return records.Records(tmp_path)
+    return records.Records(tmp_path / "records")
 
 
 def take(found, count):
@@ -98,34 +116,178 @@ def test_what_was_stopped_goes_on_to_the_same_files(corpus, written, tmp_path_fa
     for _ in range(6):
         next(stopped)
     stopped.close()
-    (folder / ".shard-00006.tfrecord").write_bytes(b"half")
+    made = folder / "records"
+    half = made / ".shard-00006.tfrecord-x"
+    half.mkdir()
+    (half / "shard-00006.tfrecord.tmp").write_bytes(b"half")
     with pytest.raises(tt.BadInput, match="is not complete; start trainers.prepare again"):
-        records.Records(folder)
-    assert len(list(write(corpus, folder))) == 9
-    assert list(write(corpus, folder)) == []
-    assert (folder / "records.json").read_text() == (written.folder / "records.json").read_text()
-    for shard in written.shards:
-        assert (folder / shard["file"]).read_bytes() == (written.folder / shard["file"]).read_bytes()
+        records.Records(made)
+    times = {file.name: file.stat().st_mtime_ns for file in made.glob("shard-*")}
+    assert len(times) == 12
+    for _ in range(2):
+        assert len(list(write(corpus, folder))) == 15
+        assert {file: (made / file).stat().st_mtime_ns for file in times} == times  # these were kept
+        assert contents(made) == contents(written.folder)
 
 
-def test_what_is_damaged_or_another_s(corpus, written):
-    pairs, _ = corpus
-    other = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 390)
-    with pytest.raises(tt.BadInput, match="holds records of another tokenizer"):
-        list(write((pairs, other), written.folder))
-    shard = written.folder / written.shards[3]["file"]
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_damaged_shard_is_made_again_and_nothing_else(corpus, written, tmp_path):
+    expected, shard = contents(written.folder), written.folder / written.shards[3]["file"]
+    (written.folder / written.shards[5]["file"]).unlink()
     content = shard.read_bytes()
     shard.write_bytes(content[:-1])
-    with pytest.raises(tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes"):
+    with pytest.raises(
+        tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes, got others or none; prepare again to mend it"
+    ):
         records.Records(written.folder)
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(tt.BadInput, match=rf"{shard.name}: its checksum is wrong"):
-        list(write(corpus, written.folder))
+    assert len(list(write(corpus, tmp_path))) == 15
+    assert contents(written.folder) == expected
+
+
+def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_path):
+    pairs, tokenizer = corpus
+    other = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 390)
+    for change, options, name in (
+        ((pairs, other), {}, "tokenizer"),
+        ((pairs[:-1], tokenizer), {}, "corpus"),
+        (corpus, {"max_length": 99}, "max_length"),
+        (corpus, {"filters": tt.Filters(duplicates=True)}, "filters"),
+    ):
+        with pytest.raises(tt.BadInput, match=f"holds records of another {name}: .*, not .*"):
+            list(write(change, tmp_path, **options))
     with pytest.raises(tt.BadInput, match="batch_tokens: expected at least max_length=256"):
         written.batches(100)
-    (written.folder / "records.json").write_text(json.dumps({"complete": False}))
     with pytest.raises(tt.BadInput, match="found no records.json"):
-        records.Records(written.folder / "nowhere")
+        records.Records(tmp_path / "nowhere")
+    (written.folder / "records.json").unlink()  # to begin anew: what is left of before is not taken for finished
+    assert len(list(write((pairs, other), tmp_path))) == 15
+    assert sum(records.Records(written.folder).shards[0]["tokens"]) != sum(written.shards[0]["tokens"])
+
+
+OLD = Path(__file__).parent / "records"
+
+
+def test_records_of_an_earlier_version_are_read(tmp_path):
+    """Written by the version before this one: 23 pairs in shards of 10 lines."""
+    folder = shutil.copytree(OLD, tmp_path / "records")
+    found = records.Records(folder)
+    assert (found.summary(BATCH).pairs, found.filtered) == (22, {})
+    batches = take(found.batches(BATCH, lines=True), found.summary(BATCH).batches)
+    assert sorted(line for *_, lines in batches for line in lines.tolist()) == [*range(1, 8), *range(9, 24)]
+    source = tt.sources.TextSource(*write_text(tmp_path, [("a", "b")] * 23))
+    work = tt.Preparation(source, folder)
+    for complete, hint in ((True, "; training reads it as it is"), (False, "")):
+        manifest = json.loads((folder / "records.json").read_text()) | {"complete": complete}
+        (folder / "records.json").write_text(json.dumps(manifest))
+        with pytest.raises(tt.BadInput, match=f"records of an earlier version; remove it to prepare anew{hint}$"):
+            list(work.run(source.parts(50, folder), found.tokenizer))
+
+
+def test_hostile_lines(corpus, tmp_path):
+    """What is bad is left out and counted, or an error that says where; what is strange only is kept."""
+    chance = random.Random(3)
+    texts = [kind(chance).replace(b"\n", b" ") for kind in hostile.KINDS for _ in range(40)]
+    texts += [b"", b"\xff\xfe broken \xc3", b"word " * 30_000, b"fine\r"]
+    pairs = [(text, b"gut") for text in texts] + [(b"good", text) for text in texts]
+    shards = list(write((pairs, corpus[1]), tmp_path))
+    bad = [place for place, pair in enumerate(pairs) if any(map(tt.data.line_problem, pair))]
+    assert 50 < len(bad) < len(pairs) - 50
+    lines = [ids[2] for ids in rows(tmp_path / "records")]
+    assert set(lines) <= {place + 1 for place in range(len(pairs)) if place not in bad}
+    kept = sum(sum(shard["lengths"]) for shard in shards)
+    assert kept == len(lines) == len(pairs) - sum(shard["skipped"] for shard in shards) > 300
+    source, target, line = rows(tmp_path / "records")[-1]
+    for found, text in zip((source, target), pairs[line - 1], strict=True):
+        assert found == corpus[1].tokenize([text]).to_list()[0]
+    shutil.rmtree(tmp_path / "records")
+    side, number = ("en", bad[0] + 1) if bad[0] < len(texts) else ("de", bad[0] + 1)
+    with pytest.raises(tt.BadInput, match=rf"text\.{side}, line {number:,}: expected a sentence in UTF-8, got "):
+        list(write((pairs, corpus[1]), tmp_path, skip_bad_lines=False))
+
+
+def rows(folder):
+    """Source, target and line of every record, in order."""
+    found = []
+    for file in sorted(folder.glob("*.tfrecord")):
+        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+            feature = tf.train.Example.FromString(record).features.feature
+            source, target, line = (list(feature[name].int64_list.value) for name in ("source", "target", "line"))
+            found.append((source, target, line[0]))
+    return found
+
+
+def test_filters_count_and_take_what_a_loop_takes(corpus, tmp_path):
+    """Duplicates in other shards too; the order of the filters."""
+    chance = random.Random(5)
+    words = [f"w{number}" for number in range(4)]
+    texts = [" ".join(chance.choices(words, k=chance.randint(1, 5))) for _ in range(2 * 461)]
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
+    pairs[400] = ("  " + pairs[3][0] + " ", pairs[3][1])  # the same but for spaces
+    filters = tt.Filters(duplicates=True, identical=True, max_ratio=2.5)
+    shards = list(write((pairs, corpus[1]), tmp_path, filters=filters))
+    seen, expected, counts = set(), [], dict.fromkeys(("duplicates", "identical", "max_ratio"), 0)
+    for number, (source, target) in enumerate(pairs, 1):
+        key = (source.strip(), target)
+        if key in seen:
+            counts["duplicates"] += 1
+        elif key[0] == key[1]:
+            counts["identical"] += 1
+        elif max(len(key[0]), len(key[1])) > 2.5 * min(len(key[0]), len(key[1])):
+            counts["max_ratio"] += 1
+        else:
+            expected.append(number)
+        seen.add(key)
+    assert min(counts.values()) > 5
+    assert [line for _, _, line in rows(tmp_path / "records")] == expected
+    assert records.Records(tmp_path / "records").filtered == counts
+    assert sum(shard["skipped"] for shard in shards) == 0
+
+
+def test_packed_text_and_text_of_other_lengths(corpus, written, tmp_path):
+    pairs, tokenizer = corpus
+    names = write_text(tmp_path, pairs)
+    for name in names:
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    packed = tt.sources.TextSource(*(f"{name}.gz" for name in names), skip_bad_lines=True)
+    work = tt.Preparation(packed, tmp_path / "packed")
+    parts = packed.parts(50, work.folder)
+    assert len(list((work.folder / "unpacked").iterdir())) == 2
+    list(work.run(parts, tokenizer))
+    found = contents(work.folder)
+    assert "unpacked" not in found
+    for name, content in contents(written.folder).items():
+        assert name == "records.json" or found[name] == content
+    sample = list(packed.sample(packed.parts(50, work.folder), 45))
+    assert sample == [text for part in range(15) for pair in pairs[part * 50 :][:3] for text in pair][: len(sample)]
+    assert len(sample) == 2 * (14 * 3 + 1)
+    write_text(tmp_path, pairs[:-3])
+    with pytest.raises(tt.BadInput, match=r"the same number of lines .*, got 701 in .* and 698 in .*text\.de"):
+        tt.sources.TextSource(f"{names[0]}.gz", names[1]).parts(50, tmp_path)
+
+
+def test_parquet(corpus, written, tmp_path):
+    """Row groups of another size than shards, in two files."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    pairs, tokenizer = corpus
+    for number, some in enumerate((pairs[:307], pairs[307:])):
+        columns = {side: [pair[i] or None for pair in some] for i, side in enumerate(("en", "de"))}
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet", row_group_size=71)
+    source = tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "de"))
+    work = tt.Preparation(source, tmp_path / "other")
+    list(work.run(source.parts(50, work.folder), tokenizer))
+    assert rows(work.folder) == rows(written.folder)
+    with pytest.raises(tt.BadInput, match=r"0.parquet: expected columns among en, de; got fr"):
+        tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "fr")).parts(50, tmp_path)
+    with pytest.raises(tt.BadInput, match="expected a Parquet file, got something else"):
+        tt.sources.ParquetSource(str(tmp_path / "text.en"), ("en", "fr")).parts(50, tmp_path)
+    with pytest.raises(FileNotFoundError, match="expected Parquet files, found none at"):
+        tt.sources.ParquetSource(str(tmp_path / "*.nothing"), ("en", "fr")).parts(50, tmp_path)
 
 
 def test_records_are_of_one_tokenizer(written, corpus):

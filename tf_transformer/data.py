@@ -58,14 +58,16 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
     for pair in zip(_paths(source), _paths(target), strict=True):
         counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
         if counts[0] != counts[1]:
-            raise BadInput(
-                f"expected the same number of lines in both files, got {counts[0]:,} in {pair[0]} "
-                f"and {counts[1]:,} in {pair[1]}"
-            )
+            raise BadInput(unequal(*pair, *counts))
         total += counts[0]
     if not total:
         raise BadInput(f"expected sentences, got an empty file: {source}")
     return total
+
+
+def unequal(source: str, target: str, lines: int, others: int) -> str:
+    """What is wrong with two files that have so many lines."""
+    return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
 
 
 def read_text_pairs(
@@ -103,7 +105,7 @@ def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
     try:
         with open_text(path) as lines:
             for number, line in enumerate(lines, 1):
-                problem = None if skip_bad_lines else _what_is_wrong(line)
+                problem = None if skip_bad_lines else line_problem(line)
                 if problem and not (empty_lines and problem == EMPTY):
                     raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -113,7 +115,8 @@ def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
     return number
 
 
-def _what_is_wrong(line: bytes) -> str | None:
+def line_problem(line: bytes) -> str | None:
+    """Why a line is no sentence: it is empty, not UTF-8, or over 16,384 bytes; None if it is one."""
     if len(line) > MAX_BYTES:
         return f"{len(line):,} bytes (at most {MAX_BYTES:,})"
     try:
@@ -187,7 +190,7 @@ def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir: str 
 
     Args:
         name: for example "wmt14_translate/de-en".
-        split: for example "train".
+        split: for example "train", or "train[200:300]", a range of it.
         languages: of source and target, for example ("en", "de").
         data_dir: folder of the corpora; `None` means the default of TFDS.
     """
@@ -198,7 +201,7 @@ def tfds_pairs(name: str, split: str, languages: tuple[str, str], data_dir: str 
         known = ", ".join(builder.info.features)
         raise BadInput(f"{name}: expected languages among {known}; got {', '.join(sorted(missing))}")
     builder.download_and_prepare()
-    if split not in builder.info.splits:
+    if split.partition("[")[0] not in builder.info.splits:
         raise BadInput(f"{name}: expected one of the splits {', '.join(builder.info.splits)}; got {split!r}")
     source, target = languages
     pairs = builder.as_dataset(split=split, shuffle_files=False).map(lambda pair: (pair[source], pair[target]))

@@ -1,12 +1,17 @@
 """Tokenize a large corpus once, into shards of TFRecords that trainers.translation --prepared reads.
 
-What is there already is kept: a program that was stopped goes on when started again with the same options.
+What is there already is kept: a program that was stopped goes on when started again with the same options. With
+--workers or --runner, many workers share the work, on Apache Beam; the files are the same.
 """
 
+import argparse
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from trainers.command import add_tfds_options, load_tensorflow, options, run_program
+from trainers.pipelines import Pipelines, add_pipeline_options, split_options
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -14,40 +19,87 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, plain or .gz")
     add_tfds_options(add)
+    add("--parquet", metavar="GLOB", help="Parquet files instead, e.g. 'corpus/*.parquet'")
+    add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="their columns (source target)")
     add("--to", type=Path, required=True, metavar="DIR", help="where the records go")
-    add("--vocab-size", type=int, default=37_000, metavar="N", help="of the shared vocabulary (37,000)")
+    add("--vocab-size", type=int, metavar="N", help="of the shared vocabulary (37,000)")
     add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
     sample = "sentences to learn the vocabulary from (1,000,000)"
     add("--sample", type=int, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
-    args = parser.parse_args(argv)
-    if bool(args.train) == bool(args.tfds):
-        parser.error("expected either --train SOURCE TARGET or --tfds NAME")
-    if args.tfds and args.skip_bad_lines:
+    filters = "leave out pairs, e.g. duplicates identical max-ratio=3 languages=en,de"
+    add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help=filters)
+    add_pipeline_options(parser.add_argument_group('with Apache Beam (pip install -e ".[beam]")').add_argument)
+    own, beams = split_options(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(own)
+    if [args.train, args.tfds, args.parquet].count(None) != 2:
+        parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
+    if args.skip_bad_lines and not args.train:
         parser.error("--skip-bad-lines: expected --train beside it")
+    if args.columns and not args.parquet:
+        parser.error("--columns: expected --parquet beside it")
+    if beams and args.workers is None and not args.runner:
+        parser.error("--: expected --runner or --workers before Beam's options")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
 
+    work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
+    spread = args.workers is not None or args.runner
+    pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log") if spread else None
+    with work.alone():
+        prepare(args, work, pipelines)
+
+
+def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) -> None:
+    """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, or in this process."""
+    import tf_transformer as tt
+
+    folder = work.folder
+    parts = work.source.parts(tt.records.SHARD_LINES, folder)
+    count = sum(part.count for part in parts)
+    if (folder / "tokenizer.model").exists():
+        tokenizer = tt.Tokenizer.load(folder / "tokenizer.model")
+        if args.vocab_size not in (None, tokenizer.vocab_size):
+            raise tt.BadInput(f"--vocab-size: expected {tokenizer.vocab_size}, that of {folder}; got {args.vocab_size}")
+    else:
+        size = args.vocab_size or 37_000
+        print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
+        texts = work.source.sample(parts, args.sample // 2)
+        tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample)
+    began = time.monotonic()
+    if pipelines:
+
+        def progress() -> str:
+            done = sum(1 for _ in folder.glob("shard-*.json"))
+            return f"  {done:,} of {len(parts):,} shards, {time.monotonic() - began:,.0f} s"
+
+        def build(pipeline: Any) -> None:
+            _ = pipeline | tt.beam.Prepare(work, parts, tokenizer)
+
+        pipelines.run(build, progress)
+    else:
+        for shard in work.run(parts, tokenizer):
+            print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
+    records = tt.records.Records(folder)
+    found = records.summary(batch_tokens=25_000)
+    print(f"{args.to}: {found.pairs:,} pairs, {found.source_tokens:,} + {found.target_tokens:,} tokens, ", end="")
+    print(f"{found.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
+    if records.filtered:
+        print("left out: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
+    print(f"now: python -m trainers.translation --prepared {args.to} --dev ...")
+
+
+def source_of(args: argparse.Namespace) -> Any:
+    """Where the pairs come from."""
+    from tf_transformer.corpora import sources
+
     if args.tfds:
-        pairs = tt.data.tfds_pairs(args.tfds, "train", tuple(args.languages), args.tfds_dir)
-        count, texts = int(pairs.cardinality()), tt.data.each_sentence(pairs)
-    else:
-        count = tt.data.check_text_pairs(*args.train, args.skip_bad_lines)
-        pairs, texts = tt.data.text_lines(*args.train, args.skip_bad_lines), tt.tokenizer.sentences(args.train)
-    if (args.to / "tokenizer.model").exists():
-        tokenizer = tt.Tokenizer.load(args.to / "tokenizer.model")
-    else:
-        print(f"{count:,} pairs; learning a vocabulary of {args.vocab_size:,}", flush=True)
-        tokenizer = tt.Tokenizer.learn_from(texts, args.vocab_size, args.tokenizer, sample=args.sample)
-    began, tokens, skipped = time.perf_counter(), 0, 0
-    for shard in tt.records.write_records(pairs, tokenizer, args.to):
-        tokens, skipped = tokens + sum(shard["tokens"]), skipped + shard["skipped"]
-        rate = tokens / (time.perf_counter() - began)
-        print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {rate:,.0f} tokens/s", flush=True)
-    summary = tt.records.Records(args.to).summary(batch_tokens=25_000)
-    print(f"{args.to}: {summary.pairs:,} pairs, {summary.source_tokens:,} + {summary.target_tokens:,} tokens, ", end="")
-    print(f"{summary.skipped:,} too long or empty\nnow: python -m trainers.translation --prepared {args.to} --dev ...")
+        return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
+    if args.parquet:
+        return sources.ParquetSource(str(Path(args.parquet).absolute()), tuple(args.columns or ("source", "target")))
+    source, target = (str(Path(file).absolute()) for file in args.train)
+    return sources.TextSource(source, target, args.skip_bad_lines)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 from tf_transformer.config import BadInput
 
 _HOME = {
+    "Prepare": "preparation",
     "Hypothesis": "translation",
     "Method": "translation",
     "Translate": "translation",

@@ -1,0 +1,146 @@
+"""Records made by a Beam pipeline are those of the plain loop, to the byte."""
+
+import functools
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_records import contents, rows, write_text
+
+import tf_transformer as tt
+from tf_transformer import toy_corpus
+from tf_transformer.corpora import preparation
+
+beam = pytest.importorskip("apache_beam")
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+PAIRS, SHARD = 331, 53
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    pairs = toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]
+    pairs[7], pairs[120], pairs[300] = pairs[3], pairs[119], pairs[3]
+    pairs[11], pairs[62], pairs[200] = ("same", "same"), ("", "leer"), ("long " * 300, "lang")
+    return pairs, tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
+
+
+@pytest.mark.parametrize("filters", [tt.Filters(), tt.Filters(duplicates=True, identical=True)])
+def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, filters):
+    monkeypatch.setattr(preparation, "BUCKET_PAIRS", 150)
+    pairs, tokenizer = corpus
+    source = tt.sources.TextSource(*write_text(tmp_path, pairs), skip_bad_lines=True)
+    loop, spread = (tt.Preparation(source, tmp_path / name, filters) for name in ("loop", "spread"))
+    assert pickle.loads(pickle.dumps(spread)) == spread
+    parts = source.parts(SHARD, tmp_path)
+    assert len(list(loop.run(parts, tokenizer))) == 7
+    for _ in range(2):  # the second time everything is there
+        with beam.Pipeline(FnApiRunner()) as pipeline:
+            _ = pipeline | tt.beam.Prepare(spread, parts, tokenizer)
+        assert contents(spread.folder) == contents(loop.folder)
+    found = tt.records.Records(spread.folder)
+    lines = [line for _, _, line in rows(spread.folder)]
+    left_out = {8, 121, 301} | {12} if filters.duplicates else set()
+    assert lines == [line for line in range(1, PAIRS + 1) if line not in {63, 201} | left_out]
+    assert found.filtered == ({"duplicates": 3, "identical": 1} if left_out else {})
+
+
+PROGRAM = """
+import sys
+from trainers import prepare
+from trainers.command import load_tensorflow, run_program
+load_tensorflow()
+from tf_transformer.corpora import records
+records.SHARD_LINES = 5_000
+run_program(lambda: prepare.main(sys.argv[1:]))
+"""
+
+
+def command(*argv):
+    return [sys.executable, "-c", PROGRAM, *map(str, argv)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Files of 89,997 pairs, all different, and their records by the loop."""
+    folder = tmp_path_factory.mktemp("large")
+    pairs = toy_corpus.corpus(train=900, dev=0, test=0)["train"]
+    names = write_text(folder, [(f"{i} {source}", f"{target} {i}") for i in range(100) for source, target in pairs][3:])
+    argv = ["--train", *names, "--vocab-size", 400, "--filter", "duplicates"]
+    subprocess.run(command(*argv, "--to", folder / "loop"), cwd=ROOT, check=True, capture_output=True)
+    return argv, folder / "loop"
+
+
+def workers_of(pid):
+    """Process ids of the workers that a program has started."""
+    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "trainers.pipelines"], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def same_records(folder, expected):
+    files = contents(folder)
+    assert {name: files[name] for name in contents(expected)} == contents(expected)
+    assert {name for name in files if name != "log"} == set(contents(expected))
+
+
+@pytest.mark.program
+def test_a_killed_worker_costs_nothing(large, tmp_path):
+    argv, expected = large
+    argv = command(*argv, "--to", tmp_path / "records", "--workers", 2)
+    program = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(list((tmp_path / "records").glob("shard-*.json"))) < 2:
+        assert program.poll() is None
+        time.sleep(0.02)
+    os.kill(workers_of(program.pid)[0], signal.SIGKILL)
+    _, errors = program.communicate(timeout=30)
+    assert program.returncode == 3
+    assert errors == "error: a worker process was killed by signal 9; start again to go on\n"
+    done = {file: file.stat().st_mtime_ns for file in (tmp_path / "records").glob("shard-*.json")}
+    assert 2 <= len(done) < 18
+    printed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "89,997 pairs, " in printed
+    assert "left out: 0 duplicates" in printed
+    assert {file: file.stat().st_mtime_ns for file in done} == done
+    same_records(tmp_path / "records", expected)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("workers", [[], ["--workers", 2]], ids=["loop", "beam"])
+def test_a_full_disk_costs_nothing(large, tmp_path, workers):
+    argv, expected = large
+    argv = command(*argv, "--to", tmp_path / "records", *workers)
+    (tmp_path / "records").mkdir()
+    shutil.copy(expected / "tokenizer.model", tmp_path / "records")
+    most = (expected / "tokenizer.model").stat().st_size + 5_000
+    assert most < (expected / "shard-00000.tfrecord").stat().st_size
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+    failed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit)
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
+    assert "File too large" in failed.stderr
+    assert not list((tmp_path / "records").glob("shard-*"))
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+    same_records(tmp_path / "records", expected)
+
+
+@pytest.mark.program
+def test_a_bad_line_is_named(large, tmp_path):
+    argv, _ = large
+    source = Path(argv[1])
+    lines = source.read_bytes().split(b"\n")
+    lines[60_000] = b"\xff"
+    (tmp_path / "text.en").write_bytes(b"\n".join(lines))
+    argv = ["--train", tmp_path / "text.en", *argv[2:], "--to", tmp_path / "records", "--workers", 2]
+    failed = subprocess.run(command(*argv), cwd=ROOT, capture_output=True, text=True)
+    expected = f"error: {tmp_path}/text.en, line 60,001: expected a sentence in UTF-8, got the byte 0xff at column 1\n"
+    assert (failed.returncode, failed.stderr) == (2, expected)
+    printed = subprocess.run(command(*argv, "--skip-bad-lines"), cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "89,996 pairs, " in printed.stdout
+    assert ", 1 too long or bad; " in printed.stdout

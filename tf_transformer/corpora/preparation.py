@@ -1,0 +1,251 @@
+"""A corpus made into records: the steps, each for one shard, and a plain loop over them. `tf_transformer.beam` has
+another way through the same steps, with many workers."""
+
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import portalocker
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.corpora.filters import Filters, hashed, repeated
+from tf_transformer.corpora.sources import Part, Source
+from tf_transformer.data import MAX_LENGTH
+from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.tokenizer import Tokenizer
+
+READ_LINES = 1_000  # tokenized at a time
+NO_FILTERS = Filters()
+BUCKET_PAIRS = 4_000_000  # so many hashes are compared at a time, in memory: 100 MB
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The records of a corpus, in a folder that all workers see. It pickles.
+
+    A shard is a file of `tf.train.Example`: ids "source" and "target" without BOS and EOS, and the "line", from 1. It
+    holds the pairs of one part of the source, so that it depends on no other shard. Beside it lies a .json with its
+    checksum, and how many pairs of each length it holds and were left out; records.json has that of all.
+
+    What is in the folder already is kept: of a finished shard only the checksum is computed.
+
+    Attributes:
+        source: of the pairs.
+        folder: of the records, a path.
+        filters: which pairs to leave out.
+        max_length: pairs with a side of more tokens, EOS included, or with an empty one, are left out.
+    """
+
+    source: Source
+    folder: Path
+    filters: Filters = NO_FILTERS
+    max_length: int = MAX_LENGTH
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other program prepares records in the folder.
+
+        Raises:
+            BadInput: one does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as lock:
+            try:
+                portalocker.lock(lock, portalocker.LOCK_EX | portalocker.LOCK_NB)
+            except portalocker.LockException as error:
+                raise BadInput(f"{self.folder}: expected a folder that nothing else prepares; it is in use") from error
+            yield
+
+    def run(self, parts: list[Part], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+        """All steps in this process.
+
+        Args:
+            parts: of the source.
+            tokenizer: of source and target.
+
+        Yields:
+            what records.json says of each shard, when it is there.
+
+        Raises:
+            BadInput: a line is bad, or the folder holds records of something else.
+            OSError: a file cannot be read or written.
+        """
+        self.begin(parts, tokenizer)
+        drops = self._drops(parts) if self.filters.duplicates else {}
+        shards = []
+        for part in parts:
+            shards.append(self.write(part, drops.get(part.number, ())))
+            yield shards[-1]
+        self.finish(shards)
+
+    def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
+        """Check what is in the folder, and put there what the workers need.
+
+        Raises:
+            BadInput: the folder holds records of another corpus, tokenizer, length or other filters.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
+        manifest |= {"corpus": self.source.describe() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
+        manifest["filters"] = self.filters.chosen()
+        if (file := self.folder / "records.json").exists():
+            found = json.loads(file.read_text())
+            if "corpus" not in found:
+                hint = "; training reads it as it is" if found["complete"] else ""
+                raise BadInput(f"{self.folder}: holds records of an earlier version; remove it to prepare anew{hint}")
+            for name, value in manifest.items():
+                if found[name] != value:
+                    raise BadInput(f"{self.folder}: holds records of another {name}: {found[name]}, not {value}")
+        else:
+            for facts in self.folder.glob("shard-*.json"):
+                facts.unlink()
+            write_json(file, manifest | {"complete": False, "shards": []})
+        for scratch in self.folder.glob(".shard-*"):  # of workers that were killed
+            shutil.rmtree(scratch)
+        tokenizer.save(self.folder / "tokenizer.model")
+
+    def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
+        """A part's pairs for `filters.repeated`, in as many buckets: their numbers, and hashes."""
+        return hashed(part.number, self.source.good_pairs(part), buckets)
+
+    def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
+        """Write a part's shard, whole or not at all, unless it is there.
+
+        Args:
+            part: of the source.
+            drops: places of pairs in it that came before, of `filters.repeated`.
+
+        Returns:
+            what records.json says of the shard.
+        """
+        path = self.folder / f"shard-{part.number:05d}.tfrecord"
+        facts_file = path.with_suffix(".json")
+        if facts_file.exists() and path.exists():
+            found: dict[str, Any] = json.loads(facts_file.read_text())
+            if checksum(path) == found["sha256"]:
+                return found
+        with _whole(path) as temporary:
+            facts = self._write(part, drops, temporary)
+            facts = {"file": path.name, "sha256": checksum(temporary), "bytes": temporary.stat().st_size} | facts
+        with _whole(facts_file) as temporary:
+            temporary.write_text(json.dumps(facts))
+        return facts
+
+    def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Write records.json, and remove what only the workers needed.
+
+        Args:
+            shards: what `write` returned, in any order.
+
+        Returns:
+            what is in records.json.
+        """
+        file = self.folder / "records.json"
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        manifest |= {"complete": True, "shards": sorted(shards, key=lambda shard: (len(shard["file"]), shard["file"]))}
+        write_json(file, manifest)
+        shutil.rmtree(self.folder / "unpacked", ignore_errors=True)
+        return manifest
+
+    def _drops(self, parts: list[Part]) -> dict[int, list[bytes]]:
+        """For each shard, the places of pairs that came before."""
+        by_bucket, drops = collections.defaultdict(list), collections.defaultdict(list)
+        for part in parts:
+            for bucket, found in self.hashes(part, buckets(parts)):
+                by_bucket[bucket].append(found)
+        for hashes in by_bucket.values():
+            for number, places in repeated(hashes):
+                drops[number].append(places)
+        return drops
+
+    def _write(self, part: Part, drops: Iterable[bytes], path: Path) -> dict[str, Any]:
+        taken = dict.fromkeys(self.filters.chosen(), 0)
+        lengths, tokens = [0] * (self.max_length + 1), [0, 0]
+        tokenizer = _tokenizer((self.folder / "tokenizer.model").read_bytes())
+        with _records(path) as write:
+            for places, sources, targets in self._batches(part, drops, taken):
+                ids = tokenizer.tokenize(sources), tokenizer.tokenize_target(targets)
+                for place, source, target in zip(places, *map(_lists, ids), strict=True):
+                    sizes = len(source) + 1, len(target) + 1  # with EOS
+                    if max(sizes) <= self.max_length and min(sizes) > 1:
+                        lengths[max(sizes)] += 1
+                        tokens = [tokens[0] + sizes[0], tokens[1] + sizes[1]]
+                        write(_example(source, target, part.first + place + 1))
+        skipped = part.count - sum(lengths) - sum(taken.values())
+        return {"skipped": skipped, "tokens": tokens, "lengths": lengths, "filtered": taken}
+
+    def _batches(self, part: Part, drops: Iterable[bytes], taken: dict[str, int]) -> Iterator[Any]:
+        """Pairs that the filters leave, `READ_LINES` at a time: places, sources, targets; `taken` counts the others."""
+        came_before = set(np.frombuffer(b"".join(drops), "u4").tolist())
+
+        def stays(row: tuple[int, bytes, bytes]) -> bool:
+            place, source, target = row
+            reason = "duplicates" if place in came_before else self.filters.reason(source, target)
+            if reason:
+                taken[reason] += 1
+            return not reason
+
+        rows = filter(stays, self.source.good_pairs(part))
+        while batch := list(itertools.islice(rows, READ_LINES)):
+            yield zip(*batch, strict=True)
+
+
+def buckets(parts: list[Part]) -> int:
+    """How many buckets the hashes of a corpus are compared in."""
+    return -(-_pairs(parts) // BUCKET_PAIRS)
+
+
+def _pairs(parts: list[Part]) -> int:
+    return sum(part.count for part in parts)
+
+
+@functools.lru_cache(1)
+def _tokenizer(model: bytes) -> Tokenizer:
+    """One for all shards of a process."""
+    return Tokenizer(model)
+
+
+def _lists(ids: tf.RaggedTensor) -> Iterator[list[int]]:
+    """Rows of a ragged tensor [B, None]; lists are much faster than slices of arrays."""
+    values, splits = ids.values.numpy().tolist(), ids.row_splits.numpy().tolist()
+    return (values[start:end] for start, end in itertools.pairwise(splits))
+
+
+def _example(source: list[int], target: list[int], line: int) -> bytes:
+    example = tf.train.Example()
+    for name, ids in (("source", source), ("target", target), ("line", [line])):
+        example.features.feature[name].int64_list.value.extend(ids)
+    return example.SerializeToString(deterministic=True)
+
+
+@contextlib.contextmanager
+def _records(path: Path) -> Iterator[Any]:
+    """A function that writes a record to a file."""
+    try:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            yield writer.write
+    except tf.errors.OpError as error:
+        raise OSError(f"cannot write records: {error.message}") from error
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """As `files.new_file`, in a place of its own: two workers may write the same shard, if one is thought dead."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
+        with new_file(Path(scratch) / path.name) as temporary:
+            yield temporary
+        os.replace(Path(scratch) / path.name, path)
