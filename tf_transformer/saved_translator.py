@@ -1,5 +1,9 @@
 """A SavedModel called from Python."""
 
+import os
+from collections.abc import Iterable
+from typing import overload
+
 import tensorflow as tf
 
 from tf_transformer.batching import by_batch, warn_of_truncated
@@ -16,20 +20,26 @@ class SavedTranslator:
         batch_size: sentences a batch; they are sorted by length first.
     """
 
-    def __init__(self, path, batch_size: int = 32):
+    def __init__(self, path: str | os.PathLike[str], batch_size: int = 32) -> None:
         import tf_transformer.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
         check_saved_model(path)
         self._model = tf.saved_model.load(str(path))
         self.batch_size = batch_size
 
-    def __call__(self, texts):
+    @overload  # a string is an iterable of strings, too
+    def __call__(self, texts: str) -> str: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, texts: Iterable[str | bytes]) -> list[str]: ...
+
+    def __call__(self, texts: str | Iterable[str | bytes]) -> str | list[str]:
         """The answer to each text. A string gives a string, a list a list."""
         if isinstance(texts, str):
             return self([texts])[0]
         texts = list(texts)
 
-        def answer(batch):
+        def answer(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             outputs = self._model.signatures["serving_default"](text=batch)
             (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
             return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))

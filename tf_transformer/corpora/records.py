@@ -3,8 +3,10 @@
 import collections
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +33,7 @@ class Records:
         folder: of the records.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         file = self.folder / "records.json"
         if not file.is_file():
@@ -66,12 +68,14 @@ class Records:
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
         return Summary(batches, pairs, sum(shard["skipped"] for shard in self.shards), source, target, None)
 
-    def batches(self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines=False) -> tf.data.Dataset:
+    def batches(
+        self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines: bool = False
+    ) -> tf.data.Dataset:
         """Endless batches as of `data.text_pairs`, from the one numbered `first` on; with the lines [B] if asked."""
         if batch_tokens < self.max_length:
             raise BadInput(f"batch_tokens: expected at least max_length={self.max_length}, got {batch_tokens}")
 
-        def blocks():
+        def blocks() -> Iterator[tuple[list[str], Any, int]]:
             skip = first
             for epoch, block, shards in self._blocks(seed):
                 if skip < (count := self._count(shards, batch_tokens)):
@@ -79,14 +83,14 @@ class Records:
                     yield files, np.random.default_rng([seed, epoch, block]).integers(2**62), skip
                 skip = max(0, skip - count)
 
-        def read(files, seed, skip):
+        def read(files: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
             shuffled = tf.data.TFRecordDataset(files).shuffle(
                 BLOCK_SHARDS * SHARD_LINES, seed=seed, reshuffle_each_iteration=False
             )
             ids = shuffled.batch(256).map(parse, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
             return bucketed(ids, batch_tokens, self.max_length).skip(skip)
 
-        def parse(examples):
+        def parse(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:
             found = tf.io.parse_example(examples, FEATURES)
             source, target = (tf.cast(found[name], tf.int32) for name in ("source", "target"))
             return (source, target, found["line"]) if lines else (source, target)
@@ -95,14 +99,14 @@ class Records:
         signature = (tf.TensorSpec((None,), tf.string), number, number)
         return tf.data.Dataset.from_generator(blocks, output_signature=signature).flat_map(read).prefetch(16)
 
-    def _blocks(self, seed) -> Iterator[tuple[int, int, list[int]]]:
+    def _blocks(self, seed: int) -> Iterator[tuple[int, int, list[int]]]:
         """For ever: the number of the epoch, of the block in it, and the block's shards."""
         for epoch in itertools.count():
             order = np.random.default_rng([seed, epoch]).permutation(len(self.shards)).tolist()
             for block, start in enumerate(range(0, len(order), BLOCK_SHARDS)):
                 yield epoch, block, order[start : start + BLOCK_SHARDS]
 
-    def _count(self, shards, batch_tokens) -> int:
+    def _count(self, shards: list[int], batch_tokens: int) -> int:
         """How many batches a block of these shards makes."""
         lengths = np.sum([self.shards[shard]["lengths"] for shard in shards], axis=0)
         bounds = bucket_bounds(self.max_length)
