@@ -1,5 +1,6 @@
 """Ranges of lines against Python's own reading of a binary file."""
 
+import contextlib
 import gzip
 import os
 
@@ -82,3 +83,10 @@ def test_a_damaged_gz(tmp_path, damage):
     with pytest.raises(BadInput, match=r"text\.gz: expected a whole gzip file, got a damaged one: "):
         unpacked(tmp_path / "text.gz", tmp_path / "to")
     assert not [path for path in (tmp_path / "to").iterdir() if path.suffix != ".tmp"]
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"a"))
+    monkeypatch.setattr(ranges, "new_file", lambda path: contextlib.nullcontext("/dev/full"))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/to/text-\w{12}'"):
+        unpacked(tmp_path / "text.gz", tmp_path / "to")

@@ -92,6 +92,7 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
 
     Raises:
         BadInput: the .gz is damaged.
+        OSError: there is no room for it.
     """
     path = Path(path)
     if path.suffix != ".gz":
@@ -108,5 +109,7 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
                 shutil.copyfileobj(packed, file, _BLOCK)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
+        except OSError as error:  # a full disk, which names no file
+            raise OSError(error.errno, error.strerror, str(plain)) from error
         os.utime(temporary, ns=(modified, modified))
     return plain

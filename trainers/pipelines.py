@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-LOCAL = "FnApiRunner"
+from trainers.command import quiet_stderr
+
 SECONDS = 30  # between lines of progress
 
 
@@ -27,6 +28,18 @@ def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     argv = list(argv)
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], argv[place + 1 :]
+
+
+def load_beam() -> None:
+    """Import apache_beam quietly: it warns of parts that are not installed.
+
+    Raises:
+        BadInput: it is not installed itself.
+    """
+    from tf_transformer.beam import check_installed
+
+    with quiet_stderr():
+        check_installed()
 
 
 def threads_of_a_worker(workers: int | None) -> int | None:
@@ -52,10 +65,9 @@ class Pipelines:
     def __init__(
         self, workers: int | None, runner: str | None = None, options: Sequence[str] = (), log: Path | None = None
     ) -> None:
-        from tf_transformer.beam import check_installed
         from tf_transformer.config import BadInput
 
-        check_installed()
+        load_beam()
         if workers is not None and (workers < 1 or runner):
             expected = "none with --runner, which has an option of its own" if runner else "a positive number"
             raise BadInput(f"--workers: expected {expected}, got {workers}")

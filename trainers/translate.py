@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
-from trainers.pipelines import Pipelines, add_pipeline_options, split_options, threads_of_a_worker
+from trainers.pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 SEARCH = ("beam_size", "length_penalty", "min_length", "max_length")
 
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         if args.n_best and not args.json:
             parser.error("--n-best: expected --json with it")
         load_tensorflow()
+        load_beam()
         translate_files(args, beams)
 
 
