@@ -118,7 +118,7 @@ def test_flags(model, served):
 
 @pytest.mark.program
 def test_options_and_n_best(saved, served):
-    options = {"beam_size": 2, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
+    options = {"beam_size": 3, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
     found = SavedModel(tt.beam.Method(str(saved), n_best=2, options=options)).answers(TEXTS)
     expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "search")
     for i, answer in enumerate(found):
