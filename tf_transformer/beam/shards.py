@@ -110,11 +110,12 @@ class Work:
             "model": {"path": self.method.path, "sha256": _checksum_of_model(self.method.path)},
             "settings": {**method, "lines": self.lines, "ending": self.ending},
         }
-        if not file.exists():
-            if there := sorted(glob.glob(f"{glob.escape(self.prefix)}-*-of-*")):
-                raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
+        there = sorted(glob.glob(f"{glob.escape(self.prefix)}-*-of-*"))
+        if not there:
             write_json(file, settings)
             return
+        if not file.exists():
+            raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
         found = json.loads(file.read_text())
         for name, of in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
             if _contents(found[name]) != _contents(settings[name]):
