@@ -54,6 +54,7 @@ def one_line(capsys, program, *options):
     return line
 
 
+@pytest.mark.slow
 def test_training(capsys):
     options = ("--pairs", 67, "--length", 41, "--parts", 2)
     line = one_line(capsys, training, "--dtype", "bfloat16", "--steps", 3, "--warmup", 2, *options)
@@ -82,6 +83,7 @@ def test_records(folder, capsys):
     assert line["pairs"] == 300 and line["tokens_per_second"] > 0 and line["bytes"] > 300 * 20
 
 
+@pytest.mark.slow
 def test_growth_writes_a_table_and_its_picture(folder, capsys):
     table, picture = folder / "growth.csv", folder / "growth.png"
     options = ("--longest", 13, "--repeats", 1, "--out", table, "--picture", picture, "--work", folder)
@@ -265,6 +267,7 @@ def test_peers_get_batches_without_control_symbols():
     assert min(source.min(), target.min()) >= common.FIRST_ID and max(source.max(), target.max()) < TINY.vocab_size
 
 
+@pytest.mark.slow
 def test_patience(tmp_path, capsys):
     """Outputs of less patience are no better, and some are worse: a checkpoint that was trained a little."""
     pairs = tt.toy_corpus.corpus(train=0, dev=40, test=0)["dev"]

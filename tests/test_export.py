@@ -175,7 +175,9 @@ def test_defaults_are_the_translators(served, translator, saved):
         assert (found["scores"][row][len(answers) :] == -1e9).all()
 
 
-@pytest.mark.parametrize("names", [("served", "translator"), ("served_ending", "ending")])
+@pytest.mark.parametrize(
+    "names", [("served", "translator"), pytest.param(("served_ending", "ending"), marks=pytest.mark.program)]
+)
 def test_score_is_what_the_search_found(names, request):
     """Forcing the search's own output gives the log-probability that the search summed step by step."""
     served, translator = map(request.getfixturevalue, names)
@@ -204,6 +206,7 @@ def test_score_is_what_the_search_found(names, request):
     assert compared or not found["finished"].any()
 
 
+@pytest.mark.program
 def test_the_end_symbol_is_no_token(served_ending, ending):
     """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=ending.tokenizer.model)

@@ -48,7 +48,7 @@ def cache(tmp_path, monkeypatch):
     return folder / "snapshots" / ("5" * 40)
 
 
-@pytest.mark.parametrize("name", ["opus-mt-en-no", "Helsinki-NLP/opus-mt-en-no"])
+@pytest.mark.parametrize("name", ["opus-mt-en-no", pytest.param("Helsinki-NLP/opus-mt-en-no", marks=pytest.mark.slow)])
 def test_a_model_of_the_hub(cache, name):
     translator = tt.Translator.from_marian(name)
     assert translator(SENTENCES[:3]) == tt.Translator.from_marian(TRAINED)(SENTENCES[:3])

@@ -531,6 +531,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkey
         close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("window", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_copy_task_is_learned_and_decoded_exactly(window):
     """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""

@@ -81,7 +81,7 @@ def test_samples(translator):
         translator.sample(texts, temperature=0)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_weights_in_another_dtype(translator, dtype):
     cast = translator.astype(dtype)
     assert {weight.dtype for weight in cast.model.weights} == {dtype}
@@ -278,6 +278,7 @@ def ensemble(translator):
     return tt.Ensemble([translator.model, other])
 
 
+@pytest.mark.program
 def test_an_ensemble_translates(translator, ensemble):
     options = translator.options | {"batch_size": 4}
     both = tt.Translator(ensemble, translator.tokenizer, **options)
