@@ -347,7 +347,7 @@ def running(pid):
     return bool(state) and not state.startswith("Z")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_killed_worker(tmp_path, saved):
     """The program ends at once with one line; started again it makes what is missing, and only that."""
     source = write(tmp_path, "a", [b"The old woman opens the red door %d." % i for i in range(3_001)])

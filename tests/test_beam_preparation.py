@@ -91,7 +91,7 @@ def same_records(folder, expected):
     assert {name for name in files if name != "log"} == set(contents(expected))
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(large, tmp_path):
     argv, expected = large
     argv = command(*argv, "--to", tmp_path / "records", "--workers", 2)
@@ -113,7 +113,7 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("workers", [[], ["--workers", 2]], ids=["loop", "beam"])
+@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "beam"])
 def test_a_full_disk_costs_nothing(large, tmp_path, workers):
     argv, expected = large
     argv = command(*argv, "--to", tmp_path / "records", *workers)
@@ -130,7 +130,7 @@ def test_a_full_disk_costs_nothing(large, tmp_path, workers):
     same_records(tmp_path / "records", expected)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_bad_line_is_named(large, tmp_path):
     argv, _ = large
     source = Path(argv[1])

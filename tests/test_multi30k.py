@@ -54,7 +54,7 @@ def staged(pairs, folders=(), **methods):
     return StagedCorpus(Pairs(pairs), Methods(**(none | methods)), folders)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_first_steps_learn_both_directions(text):
     """Then pairs come as they are, in the order of a run that never had any other."""
     pairs, tokenizer = text[0][:101], text[1]
@@ -117,7 +117,7 @@ def test_translations_stand_beside_the_pairs_they_are_of(tmp_path):
     )
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_words_are_hidden_after_the_bidirectional_steps(text):
     """As a function of the seed and the step: of source and target_in, not of what the model learns to say."""
     pairs, tokenizer = text

@@ -139,7 +139,7 @@ def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
         tt.Trainer(tmp_path / "run", config, corpus, start=other, **still).fit()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_without_the_checkpoint(corpus, tmp_path):
     start = tt.Translator.from_marian(TRAINED)
     config = start.model.config

@@ -66,7 +66,7 @@ def killed_once(program, text, folder):
     assert (folder / "savedmodels/mine/1/saved_model.pb").exists()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_what_a_person_writes_is_killed_and_goes_on(text, corpus, tmp_path):
     """With the weights of a run that was not; see the slow test for the whole of it."""
     killed_once(SMALLER, text, tmp_path / "killed")
@@ -84,7 +84,7 @@ def test_the_block_word_for_word(tmp_path):
     same_weights(tmp_path / "killed/runs/mine", tmp_path / "again/runs/mine")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     """At a checkpoint, between two, and twice in one epoch: with the same end, and the same checkpoints."""
     whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, RECIPE)
