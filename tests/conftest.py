@@ -22,6 +22,13 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:You are using a softmax over axis")  # sequences of one token
 
 
+@pytest.fixture(autouse=True, scope="module")
+def freeze_what_is_old():
+    """Garbage is looked for among a file's own objects: Keras's `quantize` collects it at each weight it replaces."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seed():
     keras.utils.set_random_seed(7)

@@ -344,7 +344,7 @@ def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-@pytest.mark.slow
+@pytest.mark.program
 def test_quantize_makes_integers_of_the_embeddings_too(tmp_path):
     model = built()
     exact = array(model((SOURCE, TARGET)))
