@@ -72,6 +72,7 @@ def test_a_savedmodel_of_the_model_alone(tmp_path):
         np.testing.assert_allclose(served.serve((ids(B, S), ids(B, T))), model((ids(B, S), ids(B, T))), atol=1e-5)
 
 
+@pytest.mark.program
 @every_format
 def test_a_transformer(format, tmp_path):
     model = tt.Transformer(tt.TransformerConfig(2, 32, 23, 4, vocab_size=53))

@@ -91,6 +91,7 @@ def test_its_export_passes_every_check(saved):
     assert len(findings) > 50
 
 
+@pytest.mark.program
 def test_the_export_answers_as_the_translator(saved):
     ours, served = translator(3), Served(saved)
     texts = [*ANSWERS["sentences"], *(text for text in TEXTS if len(text) < 100)]  # the longest come back cut
@@ -108,6 +109,7 @@ def test_the_export_answers_as_the_translator(saved):
     served.close()
 
 
+@pytest.mark.program
 def test_a_translator_of_the_export(saved):
     found = tt.load(saved)
     assert found(ANSWERS["sentences"]) == translator(3)(ANSWERS["sentences"])

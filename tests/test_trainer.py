@@ -138,6 +138,7 @@ class Halved(keras.optimizers.schedules.LearningRateSchedule):
         return 0.25 * 0.5 ** keras.ops.cast(step, "float32")
 
 
+@pytest.mark.program
 def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
     seen = []
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=epoch + 0.5))
