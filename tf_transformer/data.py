@@ -66,7 +66,7 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
 
 
 def unequal(source: str, target: str, lines: int, others: int) -> str:
-    """What is wrong with two files that have so many lines."""
+    """The error message for two files with these numbers of lines."""
     return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
 
 

@@ -25,9 +25,9 @@ class Filters:
         duplicates: pairs that came before, anywhere in the corpus: the first one stays. They are known by a hash of
             128 bits.
         identical: pairs whose two sides are the same text.
-        max_ratio: pairs with a side of more than so many times as many characters as the other; `None` means no limit.
+        max_ratio: the most that one side's characters may be, as a multiple of the other's; `None` means no limit.
         languages: of source and target, for example ("en", "de"): pairs with a side that py3langid takes for another
-            language (`pip install "tf-transformer[filters]"`); `None` means any.
+            language (`pip install -e ".[filters]"`); `None` means any.
 
     Raises:
         BadInput: the ratio is below 1, or a language is unknown.
@@ -101,7 +101,7 @@ def _py3langid() -> Any:
     try:
         import py3langid
     except ImportError as error:
-        raise BadInput('languages: expected py3langid; pip install "tf-transformer[filters]" brings it') from error
+        raise BadInput('languages: expected py3langid; pip install -e ".[filters]" brings it') from error
     return py3langid
 
 

@@ -27,7 +27,7 @@ from tf_transformer.tokenizer import Tokenizer
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()
-BUCKET_PAIRS = 4_000_000  # so many hashes are compared at a time, in memory: 100 MB
+BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory: 100 MB
 
 
 @dataclass(frozen=True)

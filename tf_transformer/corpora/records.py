@@ -16,7 +16,7 @@ from tf_transformer.data import Summary, bucket_bounds, bucketed
 from tf_transformer.tokenizer import Tokenizer
 
 SHARD_LINES = 100_000
-BLOCK_SHARDS = 8  # so many shards, drawn anew every epoch, are shuffled together, in memory
+BLOCK_SHARDS = 8  # shards that are shuffled together in memory, drawn anew every epoch
 FEATURES = {name: tf.io.RaggedFeature(tf.int64) for name in ("source", "target")} | {
     "line": tf.io.FixedLenFeature((), tf.int64)
 }

@@ -49,7 +49,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def parts(self, pairs: int, folder: Path) -> list[Part]:
-        """The corpus in parts of so many pairs, the last one of fewer.
+        """The corpus in parts of `pairs` pairs; the last one may have fewer.
 
         Args:
             pairs: of a part.
@@ -83,7 +83,7 @@ class Source(abc.ABC):
                 raise BadInput(f"{name}: expected a sentence in UTF-8, got {problems[side]}")
 
     def sample(self, parts: list[Part], pairs: int) -> Iterator[str]:
-        """Texts of both sides to learn a vocabulary from: the first pairs of every part, about so many in all."""
+        """Texts of both sides to learn a vocabulary from: the first of every part, about `pairs` in all."""
         each = -(-pairs // len(parts))
         for part in parts:
             for pair in self.read(dataclasses.replace(part, count=min(each, part.count))):
