@@ -1,9 +1,9 @@
 """Sentences/s and BLEU on real text, strings in and strings out: our SavedModel and CTranslate2 with the same weights.
 
 Exports a run once for each engine, starts a process for each, and lets them translate the whole text in turn, so that
-what else the machine does meets all of them; a line of JSON each. `others_cores` says how many cores other processes
-kept busy meanwhile: where that is not about 0, the times are not to be trusted, CTranslate2's above all: if not told
-OMP_WAIT_POLICY=PASSIVE its threads wait for each other without sleeping, ten times as long as the work takes and more.
+what else the machine does meets all of them. Prints a line of JSON for each. A process whose turn it is not is stopped:
+unless OMP_WAIT_POLICY is PASSIVE, CTranslate2's threads wait without sleeping, also when there is nothing to do.
+`others_cores` says how many cores other processes kept busy meanwhile. Trust the times only where that is about 0.
 
 Search is each engine's own, with the same beams; both end it when as many outputs as beams have ended. Ours divides by
 ((5 + length) / 6)^length_penalty, CTranslate2 by length^length_penalty.
@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import tempfile
 from pathlib import Path
@@ -105,26 +106,36 @@ def folder_of(folder: Path, name: str) -> Path:
 
 
 class Engine:
-    """An engine in a process of its own, which translates the text whenever it is asked to."""
+    """An engine in a process of its own, which runs only while it translates the text."""
 
     def __init__(self, spawn, name: str, folder: Path, args, sources: list[str]):
         self.pipe, other = spawn.Pipe()
         self.process = spawn.Process(target=serve, args=(other, name, folder_of(folder, name), args, sources))
         self.process.start()
         other.close()
+        self.pipe.recv()  # it is loaded
+        self.stop()
         self.seconds: list[float] = []
         self.others: list[float] = []
         self.translations: list[str] = []
 
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def ask(self, what: str) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.pipe.send(what)
+
     def translate(self, keep: bool) -> None:
-        self.pipe.send("translate")
+        self.ask("translate")
         seconds, others, self.translations = self.pipe.recv()
+        self.stop()
         if keep:
             self.seconds.append(seconds)
             self.others.append(others)
 
     def close(self) -> None:
-        self.pipe.send("end")
+        self.ask("end")
         self.process.join()
 
 
@@ -132,6 +143,7 @@ def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
     """The process of an engine."""
     translate = (load_tensorflow if name.startswith("tf_transformer") else load_ctranslate2)(path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    pipe.send("loaded")
     while pipe.recv() == "translate":
         translations, clock = [""] * len(sources), common.Clock()
         clock.tick()
