@@ -12,6 +12,12 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.layers import int8
 
+
+@pytest.fixture(autouse=True)
+def every_size_in_8_bits(monkeypatch):
+    monkeypatch.setattr(int8, "WORTHWHILE", 0)
+
+
 TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
 
 
@@ -61,6 +67,18 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
         meant = integers * np.expand_dims(largest, axis) / 127
         assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 127, 0)).all()
         assert (np.abs(meant - matrix) <= np.expand_dims(largest, axis) / 253).all()
+
+
+def test_small_matrices_stay_float32(monkeypatch):
+    monkeypatch.setattr(int8, "WORTHWHILE", 11 * 17)
+    x = np.random.default_rng(2).normal(size=(5, 11)).astype("float32")
+    layers = [int8.dense(units, dtype=int8.Int8()) for units in (13, 17)]
+    for layer in layers:
+        layer.build(x.shape)
+    assert [layer.kernel.dtype for layer in layers] == ["float32", "int8"]
+    kernel, bias = np.random.default_rng(3).normal(size=(11, 13)), np.arange(13)
+    layers[0].set_weights([kernel, bias])
+    np.testing.assert_allclose(layers[0](x), x @ kernel + bias, rtol=1e-5, atol=1e-5)
 
 
 def close_to(translator, texts=TEXTS):
