@@ -8,14 +8,23 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's layer, over the last axis. On TensorFlow, which has no kernel for it, training takes half the passes."""
+    """Keras's layer, over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        if not training or keras.backend.backend() != "tensorflow":
+        if keras.backend.backend() != "tensorflow":
             return super().call(inputs)
         dtype = keras.backend.result_type(inputs.dtype, "float32")
-        given = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
-        return ops.cast(self._normalized(*given), self.compute_dtype)
+        x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
+        if training:
+            return ops.cast(self._normalized(x, gamma, beta), self.compute_dtype)
+        unit, _ = self._unit(x)
+        return ops.cast(unit * gamma + beta, self.compute_dtype)
+
+    def _unit(self, x: Any) -> tuple[Any, Any]:
+        """x [..., d] with mean 0 and variance 1, and the factor [..., 1] that made its variance so."""
+        centred = x - ops.mean(x, axis=-1, keepdims=True)
+        inverse = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + self.epsilon)
+        return centred * inverse, inverse
 
     def _normalized(self, x: Any, gamma: Any, beta: Any) -> Any:  # [..., d], [d], [d]
         def mean(x: Any) -> Any:
@@ -23,9 +32,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
 
         @ops.custom_gradient
         def normalized(x: Any, gamma: Any, beta: Any) -> Any:
-            centred = x - mean(x)
-            inverse = ops.rsqrt(mean(ops.square(centred)) + self.epsilon)  # [..., 1]
-            unit = centred * inverse
+            unit, inverse = self._unit(x)
 
             def gradient(upstream: Any) -> Any:
                 rows = tuple(range(len(x.shape) - 1))
