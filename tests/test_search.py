@@ -2,18 +2,15 @@
 
 import math
 
-import keras
 import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import close, draw_weights, normal, weights_of
+from conftest import close, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
 from tf_transformer.choices import IMPOSSIBLE
-from tf_transformer.decoding import decoding
 from tf_transformer.search import Start, beam_search, begins_with, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
@@ -446,115 +443,3 @@ def test_a_graph_computes_what_eager_does():
     found = tf.function(lambda: search(models, 6, beam_size=3, n_best=2))()
     for part, expected in zip(found, search(models, 6, beam_size=3, n_best=2), strict=True):
         close(part, expected)
-
-
-# With a Transformer
-
-BOS = 2
-
-
-def tiny(vocab_size, **sizes):
-    model = Transformer(TransformerConfig(dropout=0.0, vocab_size=vocab_size, **sizes))
-    model.build()
-    return model
-
-
-def search_transformer(model, source, max_length, favour=None, **options):
-    """What the translator does, with ids; `favour` [L, V] is added to the logits."""
-    favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
-    memory, memory_mask, _ = model.encode(source)
-    own = decoding(model, memory, memory_mask)
-
-    def step(ids, position, slot, ancestry, cache):
-        logits, cache = own.step(ids, position, slot, ancestry, cache)
-        return logits + tf.constant(favour)[position], cache
-
-    return beam_search(Start(step, own.cache, own.keep, tf.fill([len(source)], BOS), max_length, END), **options)
-
-
-def search_without_cache(model, source, max_length, favour, **options):
-    """The same search, where a step decodes the whole outputs of all beams again."""
-
-    def step(ids, position, slot, ancestry, cache):
-        (B, K), symbols = ids.shape, cache[1].numpy()  # [B, C], the symbol in each slot
-        symbols[:, slot : slot + K] = ids
-        rows = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
-        targets = np.array(rows).reshape(B * K, -1)  # [B * K, position + 1]
-        assert targets.shape[1] == position + 1
-        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[0])
-        logits, _, _ = model.decode(targets, *every_beam)
-        return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (cache[0], tf.constant(symbols))
-
-    cache = (model.encode(source)[:2], tf.zeros([len(source), 1], tf.int32))
-    return beam_search(Start(step, cache, keep_symbols, tf.fill([len(source)], BOS), max_length, END), **options)
-
-
-@pytest.mark.parametrize(
-    "K, alpha, window",
-    [
-        (1, 0.6, None),
-        (4, 0.0, None),
-        (4, 1.0, None),
-        (4, 0.6, 4),
-        pytest.param(1, 0.6, 4, marks=pytest.mark.slow),
-        pytest.param(3, 1.0, 3, marks=pytest.mark.slow),
-    ],
-)
-def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkeypatch):
-    monkeypatch.setattr("tf_transformer.search.STEPS", 2)
-    monkeypatch.setattr("tf_transformer.search.ROUND", 1)
-    sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
-    model = draw_weights(tiny(13, **sizes, attention_window=window))
-    source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
-    # A random Transformer repeats itself: chance at each place makes beams part and meet before they end. Never id 0,
-    # though, which a whole target would hide as padding.
-    favour = 2 * normal(7, 13, seed=1)
-    favour[:3, END], favour[:, 0] = -9, -np.inf
-    options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "favour": favour}
-    found, expected = search_transformer(model, source, **options), search_without_cache(model, source, **options)
-    for part in ("ids", "lengths", "finished"):
-        assert np.array_equal(getattr(found, part), getattr(expected, part))
-    close(found.log_probs, expected.log_probs, atol=1e-4)
-    close(found.scores, expected.scores, atol=1e-4)
-    # A sentence alone, without the padding that its batch needs, has the same answer.
-    alone = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
-    assert np.array_equal(alone.ids[0], found.ids[1])
-    close(alone.scores[0], found.scores[1], atol=1e-4)
-    # Each output has the log-probability that the oracle gives to its symbols: a beam remembers its own ancestors.
-    weights = weights_of(model)
-    for b, k in np.argwhere(found.lengths):
-        ids = found.ids[b, k, : found.lengths[b, k]].numpy()
-        logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3, window)
-        log_probs = (
-            oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
-        )
-        close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
-
-
-@pytest.mark.program
-@pytest.mark.parametrize("window", [None, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_copy_task_is_learned_and_decoded_exactly(window):
-    """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""
-    V, L, place = 11, 6, np.arange(6)
-    random = np.random.default_rng(0)
-
-    def sentences(count):
-        lengths = random.integers(1, L, (count, 1))
-        symbols = random.integers(BOS + 1, V, (count, L))
-        return np.where(place < lengths, symbols, np.where(place == lengths, END, 0))  # [B, L]
-
-    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4, attention_window=window)
-    model.compile(
-        optimizer=keras.optimizers.Adam(WarmupSchedule(32, warmup_steps=200), beta_1=0.9, beta_2=0.98, epsilon=1e-9),
-        loss=SmoothedCrossEntropy(0.1),
-        metrics=[TokenAccuracy()],
-    )
-    source = sentences(64 * 700)
-    shifted = np.where(source == 0, 0, np.pad(source[:, :-1], [(0, 0), (1, 0)], constant_values=BOS))
-    model.fit((source, shifted), source, batch_size=64, verbose=0)
-    source = sentences(50)
-    for options in ({"beam_size": 1}, {"beam_size": 3}):
-        found = search_transformer(model, source, [L + 2] * len(source), **options)
-        assert np.all(found.finished)
-        assert np.array_equal(found.ids[:, 0, :L], source)
-        assert not np.any(found.ids[:, 0, L:])
