@@ -19,7 +19,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 
 LARGEST = 127.0
-WORTHWHILE = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 1 to 128 rows
+WORTHWHILE = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 4 to 128 rows
 SMALLEST = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
 
 
