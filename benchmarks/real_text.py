@@ -53,13 +53,18 @@ def main(argv=None) -> list[dict]:
         exporter.join()
         if exporter.exitcode:
             raise SystemExit(f"{args.run} could not be exported")
-        engines = {name: Engine(spawn, name, Path(folder), args, sources) for name in ENGINES}
-        for round_ in range(args.warmup + args.rounds):
+        engines: dict[str, Engine] = {}
+        try:
+            for name in ENGINES:
+                engines[name] = Engine(spawn, name, Path(folder), args, sources)
+            for round_ in range(args.warmup + args.rounds):
+                for engine in engines.values():
+                    engine.translate(keep=round_ >= args.warmup)
+        finally:
             for engine in engines.values():
-                engine.translate(keep=round_ >= args.warmup)
+                engine.process.kill()  # a stopped process would outlive this one
         lines = []
         for name, engine in engines.items():
-            engine.close()
             score = bleu(engine.translations, references)
             seconds = statistics.median(engine.seconds)
             lines.append(
@@ -122,21 +127,14 @@ class Engine:
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
 
-    def ask(self, what: str) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-        self.pipe.send(what)
-
     def translate(self, keep: bool) -> None:
-        self.ask("translate")
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.pipe.send("translate")
         seconds, others, self.translations = self.pipe.recv()
         self.stop()
         if keep:
             self.seconds.append(seconds)
             self.others.append(others)
-
-    def close(self) -> None:
-        self.ask("end")
-        self.process.join()
 
 
 def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
@@ -144,7 +142,7 @@ def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
     translate = (load_tensorflow if name.startswith("tf_transformer") else load_ctranslate2)(path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     pipe.send("loaded")
-    while pipe.recv() == "translate":
+    while pipe.recv():
         translations, clock = [""] * len(sources), common.Clock()
         clock.tick()
         for start in range(0, len(sources), args.sentences):
