@@ -41,7 +41,7 @@ def main(argv=None) -> list[dict]:
     args = parser.parse_args(argv)
     common.prepare(args)
 
-    from tf_transformer.data import read_text_pairs
+    from tf_transformer.corpora.data import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
     from tf_transformer.serving.publish import size_of
 

@@ -39,7 +39,7 @@ def write(translator, path) -> None:
     from safetensors.numpy import save_file
 
     from tf_transformer.files import new_folder, write_json
-    from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID, Tokenizer
+    from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID, Tokenizer
 
     tokenizer: Tokenizer = translator.tokenizer
     rows = [EOS_ID, UNKNOWN_ID, *range(UNKNOWN_ID + 1, tokenizer.vocab_size), BOS_ID]  # Marian's order
@@ -94,7 +94,7 @@ def config(model, vocab_size: int) -> dict:
 
 def tensors(model, rows: list[int]) -> dict[str, np.ndarray]:
     """The weights by their names in PyTorch; `rows` of the vocabulary, in this order."""
-    from tf_transformer.interop.marian import MarianEmbedding
+    from tf_transformer.interop.marian.model import MarianEmbedding
 
     embedding, d_model = model.embedding, model.config.d_model
     order = np.arange(d_model)

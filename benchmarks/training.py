@@ -99,7 +99,7 @@ def fit(model, batches, **options):
 def model_of(work):
     """Our model of this work's sizes, with random weights."""
     import tf_transformer as tt
-    from tf_transformer.interop.marian import MarianConfig, MarianTransformer
+    from tf_transformer.interop.marian.model import MarianConfig, MarianTransformer
 
     config = tt.TransformerConfig(
         work.num_layers,

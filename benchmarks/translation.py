@@ -140,7 +140,7 @@ def never_end(model) -> None:
     What the last layer normalization gives has the mean 0 before its beta is added. With beta = 1 the logit of an
     embedding of -1s is therefore -d_model; of the others, N(0, 1 / d_model) in each component, it is as it was or so.
     """
-    from tf_transformer.tokenizer import EOS_ID
+    from tf_transformer.text.tokenizer import EOS_ID
 
     beta = model.decoder_layers[-1].feed_forward_norm.norm.beta
     beta.assign(beta * 0 + 1.0)

@@ -50,7 +50,7 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A folder with a corpus of the grammar: train, dev and test, in .en and .de."""
-    from tf_transformer import toy_corpus
+    from tf_transformer.corpora import toy_corpus
 
     folder = tmp_path_factory.mktemp("text")
     toy_corpus.write_corpus(folder, train=900, dev=23, test=19)
@@ -132,7 +132,7 @@ def random_model(vocab_size, seed, end, sizes, kind=None):
         kind: a class of models instead of `Transformer`.
     """
     import tf_transformer as tt
-    from tf_transformer.tokenizer import EOS_ID
+    from tf_transformer.text.tokenizer import EOS_ID
 
     config = tt.TransformerConfig(2, 14, 23, 2, dropout=0.0, vocab_size=vocab_size, **sizes)
     model = (kind or tt.Transformer)(config)

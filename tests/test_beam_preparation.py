@@ -15,8 +15,7 @@ import pytest
 from test_records import contents, rows, write_text
 
 import tf_transformer as tt
-from tf_transformer import toy_corpus
-from tf_transformer.corpora import preparation
+from tf_transformer.corpora import preparation, toy_corpus
 
 beam = pytest.importorskip("apache_beam")
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402

@@ -15,7 +15,7 @@ import tf_transformer as tt
 from tf_transformer import layers
 from tf_transformer.interop.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizer import EOS_ID
+from tf_transformer.text.tokenizer import EOS_ID
 from trainers import export
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer import data, toy_corpus
-from tf_transformer.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.corpora import data, toy_corpus
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
 

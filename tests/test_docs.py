@@ -11,7 +11,7 @@ from test_parsing_program import write_trees
 
 import tf_transformer as tt
 from tf_transformer.runs.recipe import FREE
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 ROOT = pages.ROOT
 

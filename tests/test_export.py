@@ -14,8 +14,8 @@ from served import Served, merge
 
 import tf_transformer as tt
 from tf_transformer.serving.export import CONTRACT, Export
-from tf_transformer.serving.options import SEARCH_OPTIONS
-from tf_transformer.tokenizer import EOS_ID
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import TEXTS
 from served import LOADER
 
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def in_a_process(program, *arguments):

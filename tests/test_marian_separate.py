@@ -17,8 +17,8 @@ from conftest import array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.marian_files import read_vocabulary
-from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.interop.marian.files import read_vocabulary
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 
 pytest.importorskip("safetensors")
 

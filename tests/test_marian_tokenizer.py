@@ -16,9 +16,9 @@ from conftest import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_transformer import toy_corpus
-from tf_transformer.interop.marian_files import read_vocabulary
-from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.corpora import toy_corpus
+from tf_transformer.interop.marian.files import read_vocabulary
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]

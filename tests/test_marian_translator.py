@@ -16,8 +16,8 @@ from conftest import TEXTS, array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.marian_files import read_vocabulary
-from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.interop.marian.files import read_vocabulary
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.serving.check import check
 
 pytest.importorskip("safetensors")

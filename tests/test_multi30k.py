@@ -16,9 +16,9 @@ import tf_transformer as tt
 from examples.multi30k import teachers, train
 from examples.multi30k.corpus import Methods, StagedCorpus, with_translations
 from examples.multi30k.stages import StagedTrainer, dropout_stages
-from tf_transformer import data, toy_corpus
+from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.corpus import Batching, PairCorpus
-from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 from trainers import publishing
 
 PAIRS = 43

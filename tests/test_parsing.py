@@ -13,7 +13,7 @@ from nltk import Tree
 import tf_transformer as tt
 from tf_transformer.parsing.parser import Grammar, Parser, pair_ids
 from tf_transformer.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 TREES = [
     "(S (NP (PRP He)) (VP (VBD slept)) (. .))",

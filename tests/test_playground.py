@@ -19,7 +19,7 @@ pytest.importorskip("flask")
 from savedmodels.playground import __main__ as playground
 from savedmodels.playground import rest
 from savedmodels.playground.model import ServedModel, find_version
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 OPTIONS = {"beam_size": 3, "length_penalty": 0.6, "max_length": 9}
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from programs import ROOT, fails, options
 
-from tf_transformer import toy_corpus
+from tf_transformer.corpora import toy_corpus
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from trainers import attention, evaluate, export, prepare, translate, translation

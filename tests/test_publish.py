@@ -15,8 +15,8 @@ import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from tf_transformer.serving.export import Export, Root
-from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def test_whole_or_not_at_all(translator, saved, monkeypatch):

@@ -15,8 +15,7 @@ import tensorflow as tf
 from test_data import expected_rows
 
 import tf_transformer as tt
-from tf_transformer import toy_corpus
-from tf_transformer.corpora import preparation, records
+from tf_transformer.corpora import preparation, records, toy_corpus
 from tf_transformer.corpora.corpus import Batching
 
 PAIRS, BATCH = 701, 512

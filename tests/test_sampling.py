@@ -6,8 +6,8 @@ import tensorflow as tf
 from conftest import close
 from test_search import END, START, random_models, search
 
-from tf_transformer.sampling import sample
-from tf_transformer.search import Start
+from tf_transformer.text.sampling import sample
+from tf_transformer.text.search import Start
 
 
 def draw(logits, max_length, seed, **options):

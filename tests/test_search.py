@@ -10,8 +10,8 @@ from conftest import close, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.choices import IMPOSSIBLE
-from tf_transformer.search import Start, beam_search, begins_with, penalty
+from tf_transformer.text.logits import IMPOSSIBLE
+from tf_transformer.text.search import Start, beam_search, begins_with, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -233,8 +233,8 @@ def keep_symbols(cache, slots):
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order."""
-    monkeypatch.setattr("tf_transformer.search.STEPS", steps)
-    monkeypatch.setattr("tf_transformer.search.ROUND", round_)
+    monkeypatch.setattr("tf_transformer.text.search.STEPS", steps)
+    monkeypatch.setattr("tf_transformer.text.search.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
     models[:, :, :, END] += np.linspace(9, -9, 19)[:, np.newaxis, np.newaxis]  # some end soon, some never
     sizes = set()

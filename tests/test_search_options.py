@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from savedmodels.clients import rest
-from tf_transformer.search import OPTIONS
 from tf_transformer.serving import options
 from tf_transformer.serving.export import FIRST_OPTIONS
-from tf_transformer.serving.options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search import OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 
 ROOT = Path(__file__).parents[1]
 

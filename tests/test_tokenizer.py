@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer import toy_corpus
+from tf_transformer.corpora import toy_corpus
 
 HOSTILE = [
     "The old woman opens the red door.",
@@ -146,9 +146,9 @@ def test_symbols_have_the_first_ids_and_no_text_makes_them():
 
 def test_without_tensorflow_text_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow_text", None)
-    monkeypatch.delitem(sys.modules, "tf_transformer.tokenizer", raising=False)
+    monkeypatch.delitem(sys.modules, "tf_transformer.text.tokenizer", raising=False)
     minor = re.escape(".".join(tf.__version__.split(".")[:2]))
-    module = "tf_transformer.tokenizer"
+    module = "tf_transformer.text.tokenizer"
     for needs_text in (lambda: importlib.import_module(module), lambda: tt.SavedTranslator(tmp_path)):
         with pytest.raises(tt.BadInput, match=rf"^text: expected tensorflow-text {minor}, .*tensorflow_text.*$"):
             needs_text()

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
-from tf_transformer import files, toy_corpus
-from tf_transformer.toy_corpus import (
+from tf_transformer import files
+from tf_transformer.corpora import toy_corpus
+from tf_transformer.corpora.toy_corpus import (
     ADJECTIVES,
     FEW,
     HE,

@@ -15,8 +15,8 @@ from conftest import TEXTS
 import tf_transformer as tt
 from tf_transformer.serving.check import check
 from tf_transformer.serving.export import Root
-from tf_transformer.serving.options import SEARCH_OPTIONS
 from tf_transformer.serving.publish import save_export
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def test_a_batch_answers_as_its_sentences_alone(translator):

@@ -69,7 +69,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
     """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow."""
-    table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "serving" / "options.py"))
+    table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "text" / "search_options.py"))
     for option in table["SEARCH_OPTIONS"].values():
         if (option.translator or option.name in more) and option.name not in without:
             kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")

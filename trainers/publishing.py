@@ -19,8 +19,8 @@ from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer, load
 from tf_transformer.serving import publish as serving
 from tf_transformer.serving.export import Root
-from tf_transformer.serving.options import SEARCH_OPTIONS, problem
-from tf_transformer.translator import Translator
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.translator import Translator
 from trainers.command import chosen
 
 CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # the class that scores a kind of run

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer import BadInput, data
+from tf_transformer import BadInput
+from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, PairCorpus
-from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from examples.multi30k.corpus import StagedCorpus, translations_of
 from examples.multi30k.stages import StagedTrainer
-from tf_transformer import BadInput, data, distribution
+from tf_transformer import BadInput, distribution
+from tf_transformer.corpora import data
 from tf_transformer.files import write_text
 from tf_transformer.runs.run import Run
 from trainers.command import in_chunks

@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from werkzeug.exceptions import HTTPException
 
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(classify|regress|predict)")
 STATUS = re.compile(r"/v1/models(?:/([^/:]+))?(?:/versions/(\d+)|/labels/([^/:]+))?(?:/(metadata))?")

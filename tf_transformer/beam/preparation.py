@@ -7,7 +7,7 @@ import apache_beam as beam
 from tf_transformer.corpora.filters import repeated
 from tf_transformer.corpora.preparation import Preparation, buckets
 from tf_transformer.corpora.sources import Part
-from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.text.tokenizer import Tokenizer
 
 
 class Prepare(beam.PTransform):

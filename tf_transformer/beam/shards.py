@@ -19,8 +19,8 @@ from apache_beam.ml.inference.base import RunInference
 
 from tf_transformer.beam.translation import Handler, Method, SavedModel, Translated
 from tf_transformer.config import BadInput
+from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, new_file, write_json
-from tf_transformer.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.serving.publish import check_saved_model
 
 SHARD_LINES = 10_000

@@ -12,8 +12,8 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import check_saved_model
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -126,7 +126,7 @@ class SavedModel:
     def __init__(self, method: Method) -> None:
         if method.threads:
             os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
-        import tf_transformer.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
         if "://" not in method.path:
             check_saved_model(method.path)

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer import data, toy_corpus
 from tf_transformer.config import BadInput
+from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.records import Records
 from tf_transformer.evaluation import bleu
-from tf_transformer.tokenizer import Tokenizer, sentences
-from tf_transformer.translator import Translator
+from tf_transformer.text.tokenizer import Tokenizer, sentences
+from tf_transformer.text.translator import Translator
 
 Texts = tuple[list[str], list[str]]  # sources and their references
 Files = Sequence[str | Path]

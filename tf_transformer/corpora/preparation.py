@@ -19,11 +19,11 @@ import portalocker
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
 from tf_transformer.corpora.sources import Part, Source
-from tf_transformer.data import MAX_LENGTH
 from tf_transformer.files import checksum, new_file, write_json
-from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.text.tokenizer import Tokenizer
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()

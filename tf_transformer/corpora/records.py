@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.data import Summary, bucket_bounds, bucketed
-from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.corpora.data import Summary, bucket_bounds, bucketed
+from tf_transformer.text.tokenizer import Tokenizer
 
 SHARD_LINES = 100_000
 BLOCK_SHARDS = 8  # shards that are shuffled together in memory, drawn anew every epoch

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tf_transformer import data
 from tf_transformer.config import BadInput
-from tf_transformer.ranges import line_ranges, read_range, unpacked
+from tf_transformer.corpora import data
+from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 
 Pair = tuple[bytes, bytes]  # source and target, in UTF-8 unless they are bad
 

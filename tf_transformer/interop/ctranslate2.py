@@ -19,7 +19,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import new_folder
-from tf_transformer.interop.marian import CONTROLS, MarianEmbedding, MarianSourceEmbedding, MarianTransformer
+from tf_transformer.interop.marian.model import CONTROLS, MarianEmbedding, MarianSourceEmbedding, MarianTransformer
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -30,7 +30,7 @@ from tf_transformer.layers import (
 )
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import Transformer
-from tf_transformer.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
 RULED_OUT = -1e4  # a logit; finite in 16 bits, too

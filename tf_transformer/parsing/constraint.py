@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids

@@ -5,13 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer import data
 from tf_transformer.config import BadInput
+from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
 from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
-from tf_transformer.tokenizer import Tokenizer
-from tf_transformer.translator import Translator
+from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.text.translator import Translator
 
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.batching import by_batch, check_length
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation.visualize import Attention
 from tf_transformer.masks import PAD_ID
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.search import OPTIONS, Hypotheses, Start, beam_search
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
-from tf_transformer.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
-from tf_transformer.translator import Translator
+from tf_transformer.text.batching import by_batch, check_length
+from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
+from tf_transformer.text.translator import Translator
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 

@@ -8,17 +8,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_transformer import data, distribution, training
+from tf_transformer import distribution, training
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Corpus, Files
 from tf_transformer.ensemble import Ensemble
-from tf_transformer.kinds import build_model, load_tokenizer
+from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
 from tf_transformer.runs.recipe import Recipe
 from tf_transformer.runs.run import START, Run
-from tf_transformer.translator import Translator
+from tf_transformer.text.translator import Translator
 
 UNKNOWN = {"origin": "another translator"}
 RATES = ("dropout", "attention_dropout", "label_smoothing", "train_steps")  # may differ from those of its start

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_largest
-from tf_transformer.search import penalty
-from tf_transformer.serving.options import SEARCH_OPTIONS, problem
-from tf_transformer.tokenizer import EOS_ID
+from tf_transformer.text.search import penalty
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.tokenizer import EOS_ID
 from tf_transformer.version import __version__
 
 CONTRACT = "2"

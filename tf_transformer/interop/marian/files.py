@@ -1,4 +1,4 @@
-"""Reads a MarianMT checkpoint, written by Hugging Face's `transformers` or by Marian itself (`marian_native`):
+"""Reads a MarianMT checkpoint, written by Hugging Face's `transformers` or by Marian itself (`native`):
 vocabulary, settings, weights."""
 
 import json
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.interop import marian_native
-from tf_transformer.interop.marian import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
+from tf_transformer.interop.marian import native
+from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 
@@ -100,8 +100,8 @@ def search_options(directory: str | Path) -> dict[str, Any]:
 
 def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     """The file of the settings, and the settings by Hugging Face's names."""
-    if marian_native.is_native(directory):
-        return marian_native.read_settings(directory)
+    if native.is_native(directory):
+        return native.read_settings(directory)
     if not (directory / "config.json").is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor decoder.yml in {directory}")
     return directory / "config.json", _read_json(directory, "config.json")
@@ -119,8 +119,8 @@ def has_two_vocabularies(directory: str | Path) -> bool:
 
 def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     """The file of a side's vocabulary, and its ids by piece."""
-    if marian_native.is_native(directory):
-        return marian_native.read_ids(directory, side)
+    if native.is_native(directory):
+        return native.read_ids(directory, side)
     name = "vocab.json"
     if side == "target" and has_two_vocabularies(directory):
         file = directory / "tokenizer_config.json"
@@ -144,8 +144,8 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The file of the weights, and the weights by PyTorch's names."""
-    if marian_native.is_native(directory):
-        return marian_native.read_tensors(directory)
+    if native.is_native(directory):
+        return native.read_tensors(directory)
     readers: dict[str, Callable[..., Any]] = {
         "model.safetensors": _read_safetensors,
         "tf_model.h5": _read_h5,

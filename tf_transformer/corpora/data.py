@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence

@@ -6,8 +6,8 @@ from typing import overload
 
 import tensorflow as tf
 
-from tf_transformer.batching import by_batch, warn_of_truncated
 from tf_transformer.serving.publish import check_saved_model
+from tf_transformer.text.batching import by_batch, warn_of_truncated
 
 
 class SavedTranslator:
@@ -21,7 +21,7 @@ class SavedTranslator:
     """
 
     def __init__(self, path: str | os.PathLike[str], batch_size: int = 32) -> None:
-        import tf_transformer.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
         check_saved_model(path)
         self._model = tf.saved_model.load(str(path))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.choices import IMPOSSIBLE, log_sum_exp, top_k, without_end
-from tf_transformer.serving.options import SEARCH_OPTIONS
+from tf_transformer.text.logits import IMPOSSIBLE, log_sum_exp, top_k, without_end
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 STEPS = 16  # a full cache gets slots for this many more steps
 ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes

@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer.choices import without_end
-from tf_transformer.search import Hypotheses, Start
+from tf_transformer.text.logits import without_end
+from tf_transformer.text.search import Hypotheses, Start
 
 
 def sample(

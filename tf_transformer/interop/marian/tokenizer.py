@@ -10,8 +10,8 @@ import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.interop.marian_files import has_two_vocabularies, read_vocabulary
-from tf_transformer.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
+from tf_transformer.interop.marian.files import has_two_vocabularies, read_vocabulary
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
 SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import TransformerConfig
-from tf_transformer.interop.marian import MarianConfig, MarianTransformer
-from tf_transformer.interop.marian_tokenizer import MarianTokenizer
+from tf_transformer.interop.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
-from tf_transformer.tokenizer import Tokenizer
+from tf_transformer.text.tokenizer import Tokenizer
 
 ZIP = b"PK"  # begins a zip archive; a `MarianTokenizer` is stored as one
 

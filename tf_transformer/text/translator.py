@@ -7,25 +7,25 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.batching import by_batch, check_length, warn_of_truncated
 from tf_transformer.config import BadInput
-from tf_transformer.decoding import decoding
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.evaluation.visualize import Attention
 from tf_transformer.interop import hub
-from tf_transformer.interop.marian_files import load_marian, search_options
-from tf_transformer.interop.marian_tokenizer import MarianTokenizer
-from tf_transformer.kinds import build_model, config_of, load_tokenizer, tokenizer_of
+from tf_transformer.interop.families import build_model, config_of, load_tokenizer, tokenizer_of
+from tf_transformer.interop.marian.files import load_marian, search_options
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.layers.int8 import check_kernel
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import AttentionScores, Transformer
 from tf_transformer.runs.run import Run
-from tf_transformer.sampling import sample
-from tf_transformer.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
 from tf_transformer.serving.export import Export
-from tf_transformer.serving.options import SEARCH_OPTIONS, problem
 from tf_transformer.serving.publish import read_export, save_export
-from tf_transformer.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.text.batching import by_batch, check_length, warn_of_truncated
+from tf_transformer.text.decoding import decoding
+from tf_transformer.text.sampling import sample
+from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.training import average_weights
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")  # of a `Translator`

@@ -1,0 +1,1 @@
+"""MarianMT: models, tokenizers and files."""

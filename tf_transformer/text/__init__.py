@@ -1,0 +1,1 @@
+"""Text in, text out: tokenizer, search, sampling, and the translator that holds them."""
