@@ -33,12 +33,11 @@ def main(argv=None) -> list[dict]:
     from tf_transformer.evaluation.bleu import bleu
 
     sources, references = read_text_pairs(args.source, args.reference)
-    options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty}
+    options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "batch_size": args.sentences}
     translators = {each: tt.load(args.model, **options, patience=each) for each in [*args.patience, math.inf]}
     found, seconds = {}, {each: [] for each in translators}
     for _ in range(1 + args.rounds):
         for each, translator in translators.items():
-            translator.batch_size = args.sentences
             began = time.perf_counter()
             found[each] = [best[0] for best in translator.n_best(sources, 1)]
             seconds[each].append(time.perf_counter() - began)

@@ -308,8 +308,8 @@ def test_the_program(tokenizer, tmp_path, capsys):
     tokenizer.save(tmp_path / "run/tokenizer.model")
 
     argv = ["--run", str(tmp_path / "run"), "--name", "mine", "--base", str(tmp_path / "base")]
-    export.main([*argv, "--format", "ctranslate2", "--quantization", "int8"])
-    assert f"published {tmp_path / 'base/mine/1'}: CTranslate2, int8" in capsys.readouterr().out
+    export.main([*argv, "--format", "ctranslate2", "--dtype", "int8"])
+    assert f"published {tmp_path / 'base/mine/1'}: a folder for CTranslate2, int8" in capsys.readouterr().out
     expected = random_model(tokenizer.vocab_size, 1, 3.0, {})
     expected.set_weights([np.mean(pair, axis=0) for pair in zip(*(m.get_weights() for m in models), strict=True)])
     save(tt.Translator(expected, tokenizer), tmp_path / "expected", "int8")
@@ -318,9 +318,11 @@ def test_the_program(tokenizer, tmp_path, capsys):
 
     theirs = ["--format", "ctranslate2"]
     for wrong, said in (
-        (["--quantization", "int8"], "--quantization: expected --format ctranslate2 with it"),
-        ([*theirs, "--dtype", "bfloat16"], "expected neither --dtype nor --dev"),
-        ([*theirs, "--run", "one", "two", "three"], "expected one --run, since it has no ensembles, got 3"),
+        (["--dtype", "int16"], "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"),
+        ([*theirs, "--dtype", "int4"], "dtype: expected one of float32, int8, int16, float16, bfloat16 for a folder"),
+        ([*theirs, "--dev", "a", "b"], "a folder for CTranslate2: expected none of facts, which it cannot hold"),
+        ([*theirs, "--n-best", "2"], "a folder for CTranslate2: expected none of n_best, which it cannot hold"),
+        ([*theirs, "--run", "one", "two", "three"], "expected none of ensemble, which it cannot hold"),
     ):
         with pytest.raises(SystemExit):
             export.main([*argv, *wrong])

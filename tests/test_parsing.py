@@ -288,5 +288,5 @@ def test_a_parser_passes_the_checks_of_serving(parser, tmp_path):
 
 
 def test_a_tree_has_no_least_length(parser):
-    with pytest.raises(tt.BadInput, match="min_length: expected 0, since the grammar ends a tree, got 3"):
+    with pytest.raises(tt.BadInput, match="min_length: expected 0, since a grammar makes the tree, got 3"):
         Parser(tt.Translator(parser.translator.model, parser.tokenizer, min_length=3))

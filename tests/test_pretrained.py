@@ -54,6 +54,7 @@ def test_a_model_of_the_hub(cache, name):
     assert translator(SENTENCES[:3]) == tt.Translator.from_marian(TRAINED)(SENTENCES[:3])
     assert translator.beam_size == 3
     facts = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
+    facts |= {"commit": "5" * 40}
     assert translator.export_options == facts | {"max_length": 127}  # max_length there counts the start symbol
     assert translator.astype("bfloat16").export_options == translator.export_options
 
@@ -68,14 +69,14 @@ def test_settings_that_say_nothing(cache):
 def test_one_file_of_weights_is_downloaded(there, tmp_path, monkeypatch):
     asked = []
 
-    def snapshot_download(name, allow_patterns):
-        assert name == "somebody/model"
+    def snapshot_download(name, revision, allow_patterns):
+        assert (name, revision) == ("somebody/model", "v2")
         asked.extend(allow_patterns)
         (tmp_path / there).write_bytes(b"") if there in allow_patterns else None
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert hub.folder_of("somebody/model") == tmp_path
+    assert hub.folder_of("somebody/model", revision="v2") == tmp_path
     assert [name for name in asked if name in hub.WEIGHTS] == list(hub.WEIGHTS[: hub.WEIGHTS.index(there) + 1])
     assert {"*.json", "*.spm", "README.md"} <= set(asked)
 
@@ -134,7 +135,7 @@ def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
     assert found.export_options == start.export_options == {"origin": "trained", "max_length": 127}
     assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
     other = tt.Translator.from_marian(TRAINED)
-    other.export_options = {"origin": "another"}
+    other = other.replace(export_options={"origin": "another"})
     with pytest.raises(tt.BadInput, match='start.origin was "trained", now "another"'):
         tt.Trainer(tmp_path / "run", config, corpus, start=other, **still).fit()
 
@@ -194,9 +195,9 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
 
 def test_export_of_a_checkpoint(tmp_path, capsys):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    argv = ["--marian", str(TRAINED), "--name", "en-de", "--base", str(tmp_path)]
+    argv = ["--pretrained", str(TRAINED), "--name", "en-de", "--base", str(tmp_path)]
     export.main([*argv, "--format", "ctranslate2"])
-    assert "trained, a checkpoint of MarianMT; 54,639 parameters" in capsys.readouterr().out
+    assert "trained; 54,639 parameters" in capsys.readouterr().out
     assert ctranslate2.Translator(str(tmp_path / "en-de/1")) and (tmp_path / "en-de/1/source.spm").exists()
     for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run with it")):
         with pytest.raises(SystemExit):

@@ -170,6 +170,11 @@ def light(translator):
     return lambda: Root(translator.model, translator.tokenizer, (), {})
 
 
+def writer(export, checked=False):
+    """What `publish` calls to write an export."""
+    return lambda path: publish.save_export(export, path, checked)
+
+
 def says(path):
     """The version that an export itself says it is: in its description, and when it is asked."""
     described = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())["version"]
@@ -191,17 +196,17 @@ def test_a_version_that_somebody_else_takes_meanwhile(light, tmp_path, monkeypat
                 (theirs / "theirs").touch()
 
     monkeypatch.setattr(tf.saved_model, "save", slowly)
-    path = publish.publish(light(), root, checked=False)
+    path = publish.publish(writer(light()), root)
     assert path == root / "5" and says(path) == ("5", "5")
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5"]
     assert [[file.name for file in (root / name).iterdir()] for name in "34"] == [[] if empty else ["theirs"]] * 2
 
     taken.append("7")
     with pytest.raises(FileExistsError, match="name/7 exists by now"):
-        publish.publish(light(), root, version=7, checked=False)
+        publish.publish(writer(light()), root, version=7)
     with pytest.raises(FileExistsError, match="name/7 exists$"):
-        publish.publish(light(), root, version=7, checked=False)
-    assert publish.publish(light(), root, version=9, checked=False) == root / "9"
+        publish.publish(writer(light()), root, version=7)
+    assert publish.publish(writer(light()), root, version=9) == root / "9"
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5", "7", "9"]
 
 
@@ -217,7 +222,7 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", at_once)
     exports = [light(), light()]
     with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(lambda export: publish.publish(export, tmp_path / "name", checked=False), exports))
+        paths = list(pool.map(lambda export: publish.publish(writer(export), tmp_path / "name"), exports))
     assert (
         sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
     )
@@ -229,5 +234,5 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
 def test_what_is_published_is_checked(light, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with pytest.raises(tt.BadInput, match="FAIL 1 is wrong$"):
-        publish.publish(light(), tmp_path / "name")
-    assert publish.publish(light(), tmp_path / "name", checked=False).name == "1"
+        publish.publish(writer(light(), checked=True), tmp_path / "name")
+    assert publish.publish(writer(light()), tmp_path / "name").name == "1"

@@ -132,6 +132,41 @@ def test_wrong_options(translator, wrong, message):
         tt.Translator(translator.model, translator.tokenizer, **wrong)
 
 
+@pytest.mark.parametrize("name", ["beam_size", "model", "batch_size", "tokenizer", "options"])
+def test_a_translator_does_not_change(translator, name):
+    """A traced function would go on with the former value."""
+    translator(["Two doors."])
+    with pytest.raises(AttributeError):
+        setattr(translator, name, 1)
+    with pytest.raises(AttributeError, match="no attribute 'alpha'"):
+        _ = translator.alpha
+
+
+def test_another_setting_is_another_translator(translator):
+    """Its answers are those of a translator made so from the start; the first one's stay."""
+    texts = ["Two doors.", "The red door."]
+    before = translator.n_best(texts, 2)
+    greedy = translator.replace(beam_size=1, extra_length=3)
+    made = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=3)
+    assert greedy.n_best(texts, 1) == made.n_best(texts, 1) != [row[:1] for row in before]
+    assert translator.n_best(texts, 2) == before
+    assert greedy.options == translator.options | {"beam_size": 1, "extra_length": 3}
+    assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
+
+
+def test_a_model_that_gets_adapters_is_traced_anew(translator):
+    model = translator.model.astype("float32")
+    tuned = tt.Translator(model, translator.tokenizer)
+    before = tuned.n_best(["Two doors."], 1)
+    model.embedding.enable_lora(3)
+    assert tuned.n_best(["Two doors."], 1)[0][0].text == before[0][0].text  # adapters begin with zeros
+    model.embedding.lora_embeddings_b.assign(
+        np.random.default_rng(1).normal(size=model.embedding.lora_embeddings_b.shape)
+    )
+    expected = tt.Translator(model, translator.tokenizer).n_best(["Two doors."], 1)
+    assert tuned.n_best(["Two doors."], 1) == expected != before
+
+
 def test_no_option_is_lost_or_unknown(translator):
     """Every option of the table that a `Translator` takes is an attribute, and goes along with a copy."""
     given = {name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if option.translator}

@@ -36,7 +36,7 @@ _LAZY = {
     "files": ("files", None),
     "Filters": ("corpora.filters", "Filters"),
     "grammar": ("corpora.toy_corpus", None),  # its former name
-    "load": ("runs.trainer", "load"),
+    "load": ("loading", "load"),
     "load_marian": ("interop.marian.files", "load_marian"),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+DTYPES = ("float32", "bfloat16", "float16", "int8")  # that weights can be stored and multiplied in
+
 
 class BadInput(ValueError):
     """Invalid input from a user. The message says in one line what was expected and what arrived."""

@@ -9,7 +9,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
-from tf_transformer.layers.int8 import copy_weights, policy_of
+from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import padding_mask
 
@@ -25,6 +25,14 @@ class AttentionScores(NamedTuple):
     encoder: list[Any]  # [B, h, S, S]
     decoder: list[Any]  # [B, h, T, T]
     cross: list[Any]  # [B, h, T, S]
+
+
+class Attention(NamedTuple):
+    """The attention weights of one pair of sentences, with the tokens to draw them by."""
+
+    source: list[str]  # S tokens as the encoder reads them, the end symbol last
+    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
+    scores: AttentionScores
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -262,7 +270,13 @@ class Transformer(KeepsQuantized, Model):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def astype(self, dtype: str) -> "Transformer":
-        """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8"."""
+        """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8".
+
+        Raises:
+            BadInput: the backend cannot multiply 8-bit integers here.
+        """
+        if dtype == "int8":
+            check_kernel()
         model = type(self)(self.config, dtype=policy_of(dtype))
         model.build()
         copy_weights(model, self)

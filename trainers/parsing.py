@@ -40,7 +40,6 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of
-    from tf_transformer.serving.export import ParserExport
     from tf_transformer.serving.publish import next_version
     from trainers.publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
 
@@ -71,14 +70,12 @@ def main(argv: list[str] | None = None) -> None:
     if args.tune:
         scores = {}
         for beam_size, length_penalty in itertools.product((1, 4, 8), (0.0, 0.3, 0.6)):
-            learned.translator.beam_size, learned.translator.length_penalty = beam_size, length_penalty
-            tuned = tt.Parser(learned.translator)
+            tuned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
             value = corpus.score(tuned(corpus.dev[0]), corpus.dev[1])
             scores[beam_size, length_penalty] = value
             print(f"dev F1 {value:.2f} with {beam_size} beams, length penalty {length_penalty}", flush=True)
-        best = max(scores, key=lambda options: scores[options])
-        learned.translator.beam_size, learned.translator.length_penalty = best
-        learned = tt.Parser(learned.translator)
+        beam_size, length_penalty = max(scores, key=lambda options: scores[options])
+        learned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
 
     sources, trees = corpus.test[0], corpus.test_trees
     result = trainer.evaluate(translator=learned)["F1"]
@@ -104,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
         "beam_size": learned.translator.beam_size,
         "length_penalty": learned.translator.length_penalty,
     }
-    saved = publish(trainer.run, ParserExport(learned, f1=metrics["test_f1"]), root, metrics, sources[:3])
+    saved = publish(trainer.run, learned.export(f1=metrics["test_f1"]), root, metrics, sources[:3])
     print(tt.treebank.drawn(tt.treebank.read_tree(learned(sources[0]))))
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
   echo "The cat sat on the mat ." | python -m trainers.translate {saved}""")

@@ -13,10 +13,11 @@ from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
 from tf_transformer.evaluation import costs
 from tf_transformer.files import write_json
+from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
-from tf_transformer.runs.trainer import Trainer, load
+from tf_transformer.runs.trainer import Trainer
 from tf_transformer.serving import publish as serving
 from tf_transformer.serving.export import Root
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
@@ -93,7 +94,7 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
     print("writing the SavedModel, and checking that it can be served", flush=True)
     state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
     export.describe(step=state["step"])
-    saved = serving.publish(export, root)
+    saved = serving.publish(lambda path: serving.save_export(export, path, checked=True), root)
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)

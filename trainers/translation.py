@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
     add("--preset", metavar="NAME", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
-    pretrained = "fine-tune this run, SavedModel or MarianMT checkpoint: a folder, or a checkpoint's name on the hub"
+    pretrained = "fine-tune this run, SavedModel or pretrained checkpoint: a folder, or a checkpoint's name on the hub"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
-    start = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_marian)(args.start)
+    start = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_pretrained)(args.start)
     if start and not isinstance(start, tt.Translator):
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}

@@ -121,7 +121,7 @@ def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: di
         translator = translator.astype(one.recipe.mixed_precision)
     of_source, of_target = (translator.tokenizer.tokenize(side).row_lengths().numpy() for side in sides)
     longest = int(abs(of_source - of_target).max())
-    translator.extra_length = min(max(longest, 1), translator.extra_length)
+    translator = translator.replace(extra_length=min(max(longest, 1), translator.extra_length))
     one.run.lock()
     for file, side in zip(translations_of(one.run.path), sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)

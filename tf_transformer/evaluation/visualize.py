@@ -8,7 +8,7 @@ the decoder writes; its self-attention reads the tokens before that one.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,14 +29,6 @@ BEGIN = "<s>"  # what the decoder reads before it has written anything
 CONTROLS = {code: 0x2400 + code for code in range(32)} | {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
 CELL = 0.15  # inches of a figure for a token
 FONT = 7.0  # points
-
-
-class Attention(NamedTuple):
-    """The attention weights of one pair of sentences, with the tokens to draw them by."""
-
-    source: list[str]  # S tokens as the encoder reads them, the end symbol last
-    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
-    scores: AttentionScores
 
 
 def attention_page(pairs: Iterable[Pair]) -> str:

@@ -19,7 +19,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import new_folder
-from tf_transformer.interop.marian.model import CONTROLS, MarianEmbedding, MarianSourceEmbedding, MarianTransformer
+from tf_transformer.interop.families import FAMILIES
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -31,19 +31,20 @@ from tf_transformer.layers import (
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import Transformer
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+from tf_transformer.text.translator import Translator
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
 RULED_OUT = -1e4  # a logit; finite in 16 bits, too
 MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
 
 
-def save(translator: Any, path: str | os.PathLike[str], quantization: str | None = None) -> None:
+def save(translator: Translator, path: str | os.PathLike[str], quantization: str | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
-    The folder holds model.bin, config.json, shared_vocabulary.json and tokenizer.model, the SentencePiece model. A
-    MarianMT checkpoint gives source.spm and target.spm instead, and a code such as ">>fra<<" is a piece of its own
-    before the text's pieces. With two vocabularies there are source_vocabulary.json and target_vocabulary.json. Sources
-    are lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
+    The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,
+    the SentencePiece model, or source.spm and target.spm of a pretrained model that has two; a code such as ">>fra<<"
+    is a piece of its own before the text's pieces. With two vocabularies there are source_vocabulary.json and
+    target_vocabulary.json. Sources are lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
@@ -185,9 +186,9 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
     spec.decoder.projection.weight = embeddings  # tied: one array, stored once
     own = getattr(model, "source_embedding", None)
     source_embeddings = embeddings if own is None else array(own.embeddings)
-    if isinstance(embedding, MarianEmbedding):
+    if getattr(embedding, "logits_bias", None) is not None:
         bias = array(embedding.logits_bias)
-        bias[:CONTROLS] = RULED_OUT
+        bias[: embedding.controls] = RULED_OUT
         spec.decoder.projection.bias = bias
     spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source_embeddings, embeddings
     for side in (spec.encoder, spec.decoder):
@@ -209,7 +210,7 @@ def _check_parts(model: Any) -> None:
     """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
 
     def check(part: Any, kind: type, *methods: str) -> None:
-        kinds = (kind, MarianTransformer, MarianEmbedding, MarianSourceEmbedding)
+        kinds = (kind, *(part for family in FAMILIES for part in family.parts))
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(

@@ -1,27 +1,58 @@
-"""Which model a configuration is of, and which tokenizer a file holds: the paper's, or MarianMT's."""
+"""The registry of families: which one a configuration, a tokenizer's file or a folder of a checkpoint belongs to."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.config import TransformerConfig
-from tf_transformer.interop.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.interop import marian
+from tf_transformer.interop.family import Family
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.text.tokenizer import Tokenizer
 
-ZIP = b"PK"  # begins a zip archive; a `MarianTokenizer` is stored as one
+PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer)
+FAMILIES = (marian.FAMILY, PAPER)  # the paper's tokenizer takes any file, so it comes last
 
 
-def config_of(values: dict[str, Any]) -> TransformerConfig:
-    """The configuration with these fields; the inverse of `to_dict`."""
-    return MarianConfig(**values) if "num_decoder_layers" in values else TransformerConfig(**values)
+def family_named(name: str) -> Family:
+    """The family with this name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise BadInput(f"family: expected one of {', '.join(family.name for family in FAMILIES)}; got {name!r}")
+
+
+def family_of_folder(folder: str | Path) -> Family | None:
+    """The family of the checkpoint in a folder; `None` if it holds none."""
+    return next((family for family in FAMILIES if family.recognizes(Path(folder))), None)
+
+
+def config_of(values: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration with these fields, the inverse of `to_dict`; of the family that has the fewest others.
+
+    Raises:
+        BadInput: no family has these fields, or a value is out of range.
+    """
+    fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in FAMILIES}
+    fitting = [config for config, names in fields.items() if values.keys() <= names]
+    if not fitting:
+        known = set().union(*fields.values())
+        wrong = ", ".join(map(str, values.keys() - known)) or "those of several families"
+        raise BadInput(f"expected the fields of a model's configuration, got also {wrong}")
+    return min(fitting, key=lambda config: len(fields[config]))(**values)
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
     """A built model with random weights. `dtype` is a dtype, "int8" included, or a policy of Keras; `None` means the
     current policy."""
-    kind: type[Any] = MarianTransformer if isinstance(config, MarianConfig) else Transformer
+    models = {family.config: family.model for family in FAMILIES}
+    kind = next(models[parent] for parent in type(config).__mro__ if parent in models)
     model = kind(config, dtype=policy_of(dtype))
     model.build()
     return model
@@ -48,4 +79,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _kind_of(model: bytes) -> type[Tokenizer]:
-    return MarianTokenizer if model.startswith(ZIP) else Tokenizer
+    return next(family.tokenizer for family in FAMILIES if family.tokenizer.recognizes(model))

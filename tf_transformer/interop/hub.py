@@ -7,19 +7,20 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 
-OWNER = "Helsinki-NLP"  # the default owner, which has OPUS-MT's models
 WEIGHTS = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")  # one of them is enough
-FACTS = ("origin", "license", "languages", "source_language", "target_language")
+FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "README.md")
 
 
-def folder_of(name: str | Path) -> Path:
+def folder_of(name: str | Path, owner: str = "", revision: str | None = None) -> Path:
     """The folder of a checkpoint.
 
     Args:
         name: a folder; or, with the package huggingface_hub, a model's name on the Hugging Face hub, for example
-            "Helsinki-NLP/opus-mt-en-de". A name without an owner is one of Helsinki-NLP. The needed files are
-            downloaded once, into that package's cache. HF_HUB_OFFLINE=1 reads the cache alone.
+            "Helsinki-NLP/opus-mt-en-de". The needed files are downloaded once, into that package's cache.
+            HF_HUB_OFFLINE=1 reads the cache alone.
+        owner: of a model whose name has none.
+        revision: a branch, a tag or a commit of the model; `None` means its main branch.
 
     Raises:
         BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
@@ -35,17 +36,18 @@ def folder_of(name: str | Path) -> Path:
             f"expected a checkpoint's folder, found none at {name}; downloading a model of this name takes the package "
             f"huggingface_hub: pip install -e '.[hub]' ({error})"
         ) from error
-    model = str(name) if "/" in str(name) else f"{OWNER}/{name}"
+    model = f"{owner}/{name}" if owner and "/" not in str(name) else str(name)
     try:
         for weights in WEIGHTS:
-            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*OTHERS, weights]))
+            patterns = [*OTHERS, weights]
+            folder = Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
             if (folder / weights).is_file():
                 return folder
     except Exception as error:  # the package raises its own errors and those of its dependencies
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise BadInput(
             f"expected a checkpoint's folder or a model on the Hugging Face hub, found no folder {name} and got no "
-            f"model {model}: {said}"
+            f"model {model}{f' at revision {revision}' if revision else ''}: {reason}"
         ) from error
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
@@ -53,8 +55,9 @@ def folder_of(name: str | Path) -> Path:
 def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
     """The origin of a checkpoint, for `model_info` and tf_transformer.json.
 
-    "origin" is its name. "license", "languages", "source_language" and "target_language" come from its
-    tokenizer_config.json and the head of its README.md, as far as these have them.
+    "origin" is its name, and "commit" the hub's, which names one state of its files. "license", "languages",
+    "source_language" and "target_language" come from its tokenizer_config.json and the head of its README.md, as far
+    as these have them.
 
     Args:
         name: the name that the user gave.
@@ -62,6 +65,8 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
     """
     path = Path(name)
     facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
+    if folder.parent.name == "snapshots":  # of the hub's cache
+        facts["commit"] = folder.name
     head = _front_matter(folder / "README.md")
     languages = head.get("language") or []
     if languages := [languages] if isinstance(languages, str) else languages:
@@ -70,12 +75,12 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
         facts["license"] = str(head["license"])
     file = folder / "tokenizer_config.json"
     try:
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise BadInput(f"{file}: cannot be read: {error}") from error
     for side in ("source", "target"):
-        if said.get(f"{side}_lang"):
-            facts[f"{side}_language"] = str(said[f"{side}_lang"])
+        if settings.get(f"{side}_lang"):
+            facts[f"{side}_language"] = str(settings[f"{side}_lang"])
     return facts
 
 
@@ -88,9 +93,9 @@ def _front_matter(file: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install -e '.[marian]'") from error
+        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install -e '.[hub]'") from error
     try:
-        said = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
+        settings = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
     except yaml.YAMLError:
         return {}  # a person wrote it; a mistake there must not keep the model from loading
-    return said if isinstance(said, dict) else {}
+    return settings if isinstance(settings, dict) else {}

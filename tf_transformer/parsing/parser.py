@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.evaluation.visualize import Attention
 from tf_transformer.masks import PAD_ID
+from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text.batching import by_batch, check_length
 from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.text_model import SetOnce
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
 from tf_transformer.text.translator import Translator
 
@@ -86,8 +88,8 @@ class Parsed(NamedTuple):
     truncated: bool  # only the first words were parsed; the others stand under the root, tagged XX
 
 
-class Parser:
-    """Parses English sentences.
+class Parser(SetOnce):
+    """Parses English sentences. A parser does not change: `replace` gives another one.
 
     parser(["The cat slept ."]) gives ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
 
@@ -96,8 +98,10 @@ class Parser:
     """
 
     def __init__(self, translator: Translator) -> None:
-        if translator.min_length:
-            raise BadInput(f"min_length: expected 0, since the grammar ends a tree, got {translator.min_length}")
+        for name, option in SEARCH_OPTIONS.items():
+            if not option.parser and translator.options.get(name, option.default) != option.default:
+                value = translator.options[name]
+                raise BadInput(f"{name}: expected {option.default}, since a grammar makes the tree, got {value}")
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config
@@ -107,9 +111,6 @@ class Parser:
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in names]
         after = self.tokenizer.vocab_size - FIRST_ID - len(names)
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
-        texts = tf.TensorSpec([None], tf.string)
-        self._parse = tf.function(self.parse, input_signature=[texts], autograph=False)
-        self._free = tf.function(self._search_freely, input_signature=[texts], autograph=False)
 
     @classmethod
     def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Parser":
@@ -117,6 +118,10 @@ class Parser:
         section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
         return cls(Translator.from_run(path, average_last, **options))
+
+    def replace(self, **changes: Any) -> "Parser":
+        """Another parser, with some arguments of this one's translator changed: `parser.replace(beam_size=1)`."""
+        return Parser(self.translator.replace(**changes))
 
     def astype(self, dtype: str) -> "Parser":
         """As `Translator.astype`."""
@@ -130,13 +135,17 @@ class Parser:
 
     def parses(self, texts: list[str]) -> list[Parsed]:
         """The tree of each text, with its score."""
-        rows = by_batch(self._parse, [texts], self.translator.batch_size)
+        rows = by_batch(self._traced(self.parse), [texts], self.translator.batch_size)
         return [Parsed(tree.decode(), score, truncated) for tree, score, truncated in rows]
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
         """The best line of symbols for each text without the grammar; it may be no tree."""
-        rows = by_batch(self._free, [texts], self.translator.batch_size)
+        rows = by_batch(self._traced(self._search_freely), [texts], self.translator.batch_size)
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
+
+    def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        texts = tf.TensorSpec([None], tf.string)
+        return self.translator.traced(f"parser {function.__name__}", function, input_signature=[texts])
 
     def _line(self, ids: Any, firsts: Any) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
@@ -224,7 +233,7 @@ class Parser:
         """Search; with a source, under the grammar."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
         translator = self.translator
-        return beam_search(start, allowed=allowed, **{name: getattr(translator, name) for name in OPTIONS})
+        return beam_search(start, allowed=allowed, **{name: translator.options[name] for name in OPTIONS})
 
     def trees(self, ids: Any, source: Source) -> tf.Tensor:
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
@@ -242,4 +251,8 @@ class Parser:
 
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.publish.save_export` does."""
-        save_export(ParserExport(self, **facts), path, checked)
+        save_export(self.export(**facts), path, checked)
+
+    def export(self, **facts: Any) -> ParserExport:
+        """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
+        return ParserExport(self, **facts)

@@ -15,7 +15,6 @@ from tf_transformer.corpora.corpus import Batching, Corpus, Files
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
-from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
 from tf_transformer.runs.recipe import Recipe
 from tf_transformer.runs.run import START, Run
@@ -87,7 +86,7 @@ class Trainer:
         }
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         settings |= {name: type(value).__name__ for name, value in given.items() if value}
-        return settings | ({"start": self.start.export_options or UNKNOWN} if self.start else {})
+        return settings | ({"start": dict(self.start.export_options) or UNKNOWN} if self.start else {})
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
@@ -247,7 +246,7 @@ class Trainer:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
 
-    def translator(self, **search: Any) -> Translator | Parser:
+    def translator(self, **search: Any) -> Any:
         """The average of the run's last checkpoints (section 6.1), in float32.
 
         Args:
@@ -256,7 +255,9 @@ class Trainer:
         Returns:
             a `Translator`, or a `Parser` if the run parses.
         """
-        return load(self.path, self.recipe.average_last, **search)
+        from tf_transformer import loading
+
+        return loading.load(self.path, self.recipe.average_last, **search)
 
     def evaluate(self, files: Files | None = None, translator: Any = None) -> dict[str, Any]:
         """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
@@ -267,25 +268,3 @@ class Trainer:
         """
         source, references = self.corpus.read(files) if files else self.corpus.test
         return self.corpus.scores((translator or self.translator())(source), references)
-
-
-def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
-    """Load a run, a SavedModel or a MarianMT checkpoint as a `Translator` or a `Parser`.
-
-    Args:
-        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
-        average_last: checkpoints to average (section 6.1); `None` means the number in the run's recipe.
-        search: options of `Translator`, for example beam_size.
-
-    Raises:
-        BadInput: the folder holds something else, or a run without checkpoints.
-    """
-    folders = [Path(each) for each in (path if isinstance(path, list | tuple) else [path])]
-    if (folders[0] / "saved_model.pb").is_file():
-        translator = Translator.from_saved_model(folders[0], **search)
-        return Parser(translator) if translator.tokenizer.symbols else translator
-    if (folders[0] / "source.spm").is_file():
-        return Translator.from_marian(folders[0], **search)
-    settings = Run(folders[0]).settings()
-    kind = Parser if settings["kind"] == "parsing" else Translator
-    return kind.from_run(path, average_last or settings["recipe"].get("average_last", 5), **search)

@@ -8,15 +8,17 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_largest
+from tf_transformer.text.decoding import TextDecoder
 from tf_transformer.text.search import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
-from tf_transformer.text.tokenizer import EOS_ID
+from tf_transformer.text.text_model import TextModel
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.version import __version__
 
 CONTRACT = "2"
@@ -63,7 +65,12 @@ class Root(tf.Module):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, signatures: Iterable[Signature], warm: dict[str, dict[str, Any]], **facts: Any
+        self,
+        model: TextDecoder,
+        tokenizer: Tokenizer,
+        signatures: Iterable[Signature],
+        warm: dict[str, dict[str, Any]],
+        **facts: Any,
     ) -> None:
         super().__init__()
         self.config = model.config
@@ -125,7 +132,7 @@ class Export(Root):
 
     def __init__(
         self,
-        translator: Any,
+        translator: TextModel,
         n_best: int = SEARCH_OPTIONS["n_best"].default,
         max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
         max_length: int = SEARCH_OPTIONS["max_length"].default,
@@ -235,6 +242,15 @@ class Export(Root):
         )
 
 
+class TextParser(Protocol):
+    """What the export of a parser needs of it: `parsing.parser.Parser` has it."""
+
+    @property
+    def translator(self) -> TextModel: ...
+
+    def parse(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]: ...
+
+
 class ParserExport(Root):
     """A parser's SavedModel.
 
@@ -243,7 +259,7 @@ class ParserExport(Root):
         facts: further answers of `model_info`, e.g. step, f1.
     """
 
-    def __init__(self, parser: Any, **facts: Any) -> None:
+    def __init__(self, parser: TextParser, **facts: Any) -> None:
         def parse(text: Any) -> Any:
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
@@ -255,7 +271,7 @@ class ParserExport(Root):
             [Signature("serving_default", parse), Signature("parse", parse)],
             {"serving_default": {}, "parse": {}},
             **facts,
-            **{name: value for name, value in translator.options.items() if name != "min_length"},
+            **{name: value for name, value in translator.options.items() if SEARCH_OPTIONS[name].parser},
         )
 
 

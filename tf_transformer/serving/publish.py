@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,28 @@ QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def publish(export: Root, root: str | os.PathLike[str], version: int | None = None, checked: bool = True) -> Path:
-    """Write an export as a version of a model.
+def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: int | None = None) -> Path:
+    """Save a model as a version of it.
 
-    The next version is the first free number when the folder gets its name. The export contains its version, so if
-    another process takes the number meanwhile, the export is written again with the next number.
+    The next version is the first free number when the folder gets its name. A SavedModel contains its version, so if
+    another process takes the number meanwhile, the model is saved again with the next number.
 
     Args:
-        export: the export to write.
+        save: writes the folder that it gets, whole or not at all.
         root: the model's folder.
         version: the version's number; `None` means the next one.
-        checked: as in `save_export`.
 
     Returns:
         the version's folder, <root>/<version>.
 
     Raises:
-        BadInput: a check failed (nothing is left behind), or `root` cannot be written.
+        BadInput: `root` cannot be written, or what `save` raises; then nothing is left behind.
         FileExistsError: the version exists.
     """
     while True:
         path = next_version(root) if version is None else Path(root) / str(version)
         try:
-            save_export(export, path, checked)
+            save(path)
             return path
         except FileExistsError:
             if version is not None or not path.exists():

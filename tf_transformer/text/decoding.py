@@ -1,11 +1,49 @@
 """A Transformer as a search calls it: step by step, with a cache that grows."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_transformer.layers import KeyValue
+from tf_transformer.config import TransformerConfig
+from tf_transformer.layers import DecoderCache, KeyValue
+
+
+class TextDecoder(Protocol):
+    """What a search needs of a model: `Transformer` and `Ensemble` have it, and document it."""
+
+    config: TransformerConfig
+
+    @property
+    def weights(self) -> Any: ...
+
+    @property
+    def dtype_policy(self) -> Any: ...
+
+    def __call__(self, inputs: Any, *, return_attention_scores: bool = False) -> Any: ...
+
+    def encode(self, source: Any, mask: Any = None, return_attention_scores: bool = False) -> tuple[Any, Any, Any]: ...
+
+    def decode(
+        self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False
+    ) -> tuple[Any, Any, Any]: ...
+
+    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]: ...
+
+    def softmax_weights(self) -> Any: ...
+
+    def decode_step(
+        self,
+        target: Any,
+        cache: list[DecoderCache],
+        memory_mask: Any,
+        position: Any,
+        slot: Any,
+        attention_mask: Any = None,
+        softmax_weights: Any = None,
+    ) -> tuple[Any, list[DecoderCache]]: ...
+
+    def astype(self, dtype: str) -> "TextDecoder": ...
 
 
 class _WrittenInPlace(KeyValue):
@@ -50,7 +88,7 @@ class Decoding(NamedTuple):
     keep: Callable[[Any, tf.Tensor], Any]
 
 
-def decoding(model: Any, memory: Any, memory_mask: tf.Tensor) -> Decoding:
+def decoding(model: TextDecoder, memory: Any, memory_mask: tf.Tensor) -> Decoding:
     """Prepare a model to decode an encoded source.
 
     Args:

@@ -1,7 +1,6 @@
 """The options of a search in one table, for Python, SavedModels and programs.
 
-This file needs the standard library alone, so a program can load it by its path, without TensorFlow, before it reads
-its command line.
+It needs neither Keras nor TensorFlow, so that a program can read it before its command line.
 """
 
 import math
@@ -9,6 +8,8 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from tf_transformer.config import BadInput
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class SearchOption:
         doc: a description in one line.
         translator: whether `Translator` takes it and has it as an attribute.
         request: whether a request may give it, for all rows or for each; otherwise the export fixes it.
+        parser: whether a `Parser` takes it, whose outputs a grammar restricts.
     """
 
     name: str
@@ -34,6 +36,7 @@ class SearchOption:
     doc: str
     translator: bool = True
     request: bool = True
+    parser: bool = True
 
     def cast(self, value: Any) -> int | float:
         """A value as Python's own number."""
@@ -58,7 +61,9 @@ class SearchOption:
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
     SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
-    SearchOption("min_length", "int32", 0, 0, 256, "fewest symbols of an output, its end symbol included"),
+    SearchOption(
+        "min_length", "int32", 0, 0, 256, "fewest symbols of an output, its end symbol included", parser=False
+    ),
     SearchOption(
         "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
     ),
@@ -85,3 +90,19 @@ def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = Non
     if not wrong and {"min_length", "max_length"} <= values.keys():
         wrong = replace(options["min_length"], highest=values["max_length"]).problem(values["min_length"])
     return wrong
+
+
+def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A translator's options, checked and as Python's own numbers; missing ones have their defaults.
+
+    Raises:
+        TypeError: there is no such option.
+        BadInput: a value is out of range.
+    """
+    own = {name: option for name, option in SEARCH_OPTIONS.items() if option.translator}
+    if unknown := options.keys() - own.keys():
+        raise TypeError(f"options of a Translator: expected {', '.join(own)}; got {', '.join(unknown)}")
+    values = {name: option.default for name, option in own.items()} | dict(options)
+    if wrong := problem(values, dict.fromkeys(values, math.inf)):
+        raise BadInput(wrong)
+    return {name: own[name].cast(value) for name, value in values.items()}

@@ -64,6 +64,11 @@ class Tokenizer:
         self.first_piece = FIRST_ID + len(self.symbols) + 256  # after the bytes
         self.op = durable_tokenizer(model)
 
+    @staticmethod
+    def recognizes(model: bytes) -> bool:
+        """Whether these bytes may be the attribute `model` of a tokenizer of this class."""
+        return True
+
     @classmethod
     def learn(
         cls, files: Iterable[str | os.PathLike[str]], vocab_size: int, kind: str = "bpe", **options: Any

@@ -26,11 +26,11 @@ def load_marian(directory: str | Path) -> MarianTransformer:
         BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
     directory = Path(directory)
-    file, said = _read_settings(directory)
+    file, settings = _read_settings(directory)
     target = read_vocabulary(directory)
-    source = target if _shared(said) else read_vocabulary(directory, "source")
+    source = target if _shared(settings) else read_vocabulary(directory, "source")
     try:
-        config = _config_of(said, len(source.rows), len(target.rows))
+        config = _config_of(settings, len(source.rows), len(target.rows))
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     file, tensors = _read_tensors(directory)
@@ -61,20 +61,20 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
         BadInput: the folder has no vocabulary, or the file holds something else.
     """
     directory = Path(directory)
-    (settings_file, said), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
-    size = said.get("vocab_size", 58101)
-    pad = said.get("pad_token_id", 58100)
-    first = {"pad_token_id": pad, "decoder_start_token_id": said.get("decoder_start_token_id", pad)}
-    first |= {"eos_token_id": said.get("eos_token_id", ids.get("</s>")), "<unk>": ids.get("<unk>")}
-    if not _shared(said):
+    (settings_file, settings), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
+    size = settings.get("vocab_size", 58101)
+    pad = settings.get("pad_token_id", 58100)
+    first = {"pad_token_id": pad, "decoder_start_token_id": settings.get("decoder_start_token_id", pad)}
+    first |= {"eos_token_id": settings.get("eos_token_id", ids.get("</s>")), "<unk>": ids.get("<unk>")}
+    if not _shared(settings):
         if side == "target":
-            size = said.get("decoder_vocab_size") or size
+            size = settings.get("decoder_vocab_size") or size
         else:  # the settings are the target's
             first = {"<pad>": ids.get("<pad>"), "<s>": ids.get("<pad>")}
             first |= {name: ids.get(name) for name in ("</s>", "<unk>")}
     for name, id in (ids | first).items():
         if not isinstance(id, int) or not 0 <= id < size:
-            file = settings_file if name in said else ids_file
+            file = settings_file if name in settings else ids_file
             raise BadInput(f"{file}: {name}: expected an id below vocab_size={size}, got {id!r}")
     pad, start, end, unknown = first.values()
     rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (pad, end, unknown))]
@@ -91,10 +91,10 @@ def search_options(directory: str | Path) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
     decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
-    _, said = _read_settings(directory)
+    _, settings = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
-        said |= _read_json(directory, "generation_config.json")
-    options = {"beam_size": said.get("num_beams"), "max_length": (said.get("max_length") or 0) - 1}
+        settings |= _read_json(directory, "generation_config.json")
+    options = {"beam_size": settings.get("num_beams"), "max_length": (settings.get("max_length") or 0) - 1}
     return {name: value for name, value in options.items() if isinstance(value, int) and value > 0}
 
 
@@ -107,9 +107,9 @@ def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     return directory / "config.json", _read_json(directory, "config.json")
 
 
-def _shared(said: dict[str, Any]) -> bool:
+def _shared(settings: dict[str, Any]) -> bool:
     """Whether source and target share one matrix of embeddings."""
-    return said.get("share_encoder_decoder_embeddings", True)
+    return settings.get("share_encoder_decoder_embeddings", True)
 
 
 def has_two_vocabularies(directory: str | Path) -> bool:
@@ -124,8 +124,8 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     name = "vocab.json"
     if side == "target" and has_two_vocabularies(directory):
         file = directory / "tokenizer_config.json"
-        said = _read_json(directory, file.name) if file.is_file() else {}
-        if said.get("separate_vocabs", (directory / "target_vocab.json").is_file()):
+        settings = _read_json(directory, file.name) if file.is_file() else {}
+        if settings.get("separate_vocabs", (directory / "target_vocab.json").is_file()):
             name = "target_vocab.json"
     return directory / name, _read_json(directory, name)
 
@@ -134,12 +134,12 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
     try:
-        said = json.loads((directory / name).read_text(encoding="utf-8"))
+        settings = json.loads((directory / name).read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{directory / name}: cannot be read: {error}") from error
-    if not isinstance(said, dict):
-        raise BadInput(f"{directory / name}: expected a JSON object, got {type(said).__name__}")
-    return said
+    if not isinstance(settings, dict):
+        raise BadInput(f"{directory / name}: expected a JSON object, got {type(settings).__name__}")
+    return settings
 
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
@@ -203,7 +203,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_of(said: dict[str, Any], source_vocab_size: int, vocab_size: int) -> MarianConfig:
+def _config_of(settings: dict[str, Any], source_vocab_size: int, vocab_size: int) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -214,24 +214,24 @@ def _config_of(said: dict[str, Any], source_vocab_size: int, vocab_size: int) ->
         "tie_word_embeddings": (True,),
     }
     # Missing values are the defaults of transformers.MarianConfig, which writes only what differs.
-    said = {"activation_function": "gelu"} | said
+    settings = {"activation_function": "gelu"} | settings
     for name, values in wanted.items():
-        if said.get(name, values[0] if name != "model_type" else None) not in values:
-            raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {said.get(name)!r}")
+        if settings.get(name, values[0] if name != "model_type" else None) not in values:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {settings.get(name)!r}")
     return MarianConfig(
-        num_layers=said.get("encoder_layers", 12),
-        d_model=said.get("d_model", 1024),
-        d_ff=said.get("encoder_ffn_dim", 4096),
-        num_heads=said.get("encoder_attention_heads", 16),
-        dropout=said.get("dropout", 0.1),
-        attention_dropout=said.get("attention_dropout", 0.0),
+        num_layers=settings.get("encoder_layers", 12),
+        d_model=settings.get("d_model", 1024),
+        d_ff=settings.get("encoder_ffn_dim", 4096),
+        num_heads=settings.get("encoder_attention_heads", 16),
+        dropout=settings.get("dropout", 0.1),
+        attention_dropout=settings.get("attention_dropout", 0.0),
         vocab_size=vocab_size,
-        num_decoder_layers=said.get("decoder_layers", 12),
-        num_decoder_heads=said.get("decoder_attention_heads", 16),
-        decoder_d_ff=said.get("decoder_ffn_dim", 4096),
-        activation=said["activation_function"],
-        scale_embedding=said.get("scale_embedding", False),
-        source_vocab_size=None if _shared(said) else source_vocab_size,
+        num_decoder_layers=settings.get("decoder_layers", 12),
+        num_decoder_heads=settings.get("decoder_attention_heads", 16),
+        decoder_d_ff=settings.get("decoder_ffn_dim", 4096),
+        activation=settings["activation_function"],
+        scale_embedding=settings.get("scale_embedding", False),
+        source_vocab_size=None if _shared(settings) else source_vocab_size,
     )
 
 

@@ -127,7 +127,13 @@ class MarianSourceEmbedding(PositionalEmbedding):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MarianEmbedding(MarianSourceEmbedding):
-    """`MarianSourceEmbedding` with a bias on the logits."""
+    """`MarianSourceEmbedding` with a bias on the logits.
+
+    Attributes:
+        controls: the number of ids, the first ones, that are never an output: padding and start symbol.
+    """
+
+    controls = CONTROLS
 
     def build(self, ids_shape: Any) -> None:
         super().build(ids_shape)

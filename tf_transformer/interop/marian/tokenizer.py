@@ -53,6 +53,10 @@ class MarianTokenizer(Tokenizer):
         texts = [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
         self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
 
+    @staticmethod
+    def recognizes(model: bytes) -> bool:
+        return model.startswith(b"PK")  # as a zip archive does
+
     @classmethod
     def from_checkpoint(cls, directory: str | Path) -> "MarianTokenizer":
         """Read the tokenizer from a checkpoint's folder, which has source.spm and target.spm; see `load_marian`.

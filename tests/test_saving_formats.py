@@ -1,0 +1,37 @@
+"""The registry of formats."""
+
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.interop.formats import FORMATS, format_of
+from trainers import export
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
+def test_save_writes_every_format(format, translator, tmp_path):
+    """`Translator.save` hands path and options to the format, which writes a new folder."""
+    if format.name == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    path = tmp_path / "name" / "1"
+    translator.save(path, format=format.name, **({"n_best": 2} if "n_best" in format.takes else {}))
+    assert path.is_dir() and any(path.iterdir())
+    with pytest.raises(FileExistsError):
+        translator.save(path, format=format.name)
+
+
+def test_a_format_says_what_it_cannot_hold():
+    ctranslate2, saved_model = FORMATS["ctranslate2"], FORMATS["savedmodel"]
+    assert saved_model.problem("int8", {"parser": True, "facts": True, "n_best": 3}) == ""
+    assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
+    wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
+    assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"
+    wrong = saved_model.problem("int16", {})
+    assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
+    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, ctranslate2; got 'onnx'"):
+        format_of("onnx")
+
+
+def test_the_program_names_no_format():
+    with open(export.__file__, encoding="utf-8") as file:
+        text = file.read().lower()
+    assert not [name for name in FORMATS if name != "savedmodel" and name in text]

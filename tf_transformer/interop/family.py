@@ -1,0 +1,45 @@
+"""A family of models: the paper's, or one whose pretrained checkpoints load here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tf_transformer.config import TransformerConfig
+from tf_transformer.model import Transformer
+from tf_transformer.text.tokenizer import Tokenizer
+
+
+class Pretrained(NamedTuple):
+    """A checkpoint's contents."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    options: Mapping[str, Any]  # of a `Translator`, as the checkpoint sets them
+    max_length: int | None = None  # the most symbols of an output, the end symbol included
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the package needs to know of a family of models.
+
+    Attributes:
+        name: in one word, for `Translator.from_pretrained(family=)`.
+        config: the class of its configurations; its fields tell it from every other family's.
+        model: the class of its models.
+        tokenizer: the class of its tokenizers.
+        recognizes: whether a folder holds one of its checkpoints.
+        load: reads such a folder; `None` if there are no pretrained models.
+        owner: on the Hugging Face hub, of models that a name without an owner means.
+        parts: further classes of its model's parts. What they compute differs from the paper's parts in sizes, biases,
+            scales and activations alone, which other engines know as settings.
+    """
+
+    name: str
+    config: type[TransformerConfig]
+    model: type[Transformer]
+    tokenizer: type[Tokenizer]
+    recognizes: Callable[[Path], bool] = field(default=lambda folder: False)
+    load: Callable[[Path], Pretrained] | None = None
+    owner: str = ""
+    parts: tuple[type, ...] = ()

@@ -1,0 +1,139 @@
+"""Loads translators and parsers: from runs, from SavedModels, from pretrained checkpoints."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tf_transformer.config import BadInput
+from tf_transformer.ensemble import Ensemble
+from tf_transformer.interop import hub
+from tf_transformer.interop.families import (
+    FAMILIES,
+    build_model,
+    config_of,
+    family_named,
+    family_of_folder,
+    load_tokenizer,
+    tokenizer_of,
+)
+from tf_transformer.model import Transformer
+from tf_transformer.parsing.parser import Parser
+from tf_transformer.runs.run import Run
+from tf_transformer.serving.publish import is_saved_model, read_export
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.translator import Translator
+from tf_transformer.training import average_weights
+
+
+def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
+    """Load a run, a SavedModel or a pretrained checkpoint as a `Translator` or a `Parser`.
+
+    Args:
+        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
+        average_last: checkpoints to average (section 6.1); `None` means the number in the run's recipe.
+        search: options of `Translator`, for example beam_size.
+
+    Raises:
+        BadInput: the folder holds something else, or a run without checkpoints.
+    """
+    folders = [Path(folder) for folder in (path if isinstance(path, list | tuple) else [path])]
+    if is_saved_model(folders[0]):
+        translator = from_saved_model(folders[0], **search)
+        return Parser(translator) if translator.tokenizer.symbols else translator
+    if family := family_of_folder(folders[0]):
+        return from_pretrained(folders[0], family=family.name, **search)
+    settings = Run(folders[0]).settings()
+    average_last = average_last or settings["recipe"].get("average_last", 5)
+    if settings["kind"] == "parsing":
+        return Parser.from_run(path, average_last, **search)
+    return from_run(path, average_last, **search)
+
+
+def from_run(path: Any, average_last: int = 5, **options: Any) -> Translator:
+    """Load a run of trainers.translation, in float32.
+
+    Args:
+        path: the run's folder; or a list of several, for an `Ensemble`.
+        average_last: how many of a run's last checkpoints to average (section 6.1).
+        options: of `Translator`.
+
+    Raises:
+        BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
+    """
+    runs = [Run(folder) for folder in (path if isinstance(path, list | tuple) else [path])]
+    models, tokenizers = [], {}
+    for run in runs:
+        weights = run.weights(average_last)
+        settings = run.settings()
+        if not weights:
+            raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
+        models.append(build_model(config_of(settings["model"]), "float32"))
+        average_weights(models[-1], weights)
+        tokenizer = load_tokenizer(run.path / "tokenizer.model")
+        tokenizers[tokenizer.fingerprint] = tokenizer
+    if len(tokenizers) > 1:
+        raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
+    options = {"export_options": settings.get("start")} | options
+    return Translator(_together(models), tokenizer, **options)
+
+
+def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator:
+    """Load what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
+
+    A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
+
+    Args:
+        path: <name>/<integer version>.
+        options: of `Translator`.
+
+    Raises:
+        BadInput: the folder holds something else.
+    """
+    facts, tokenizer, weights = read_export(path)
+    try:
+        own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
+        stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
+        config, models = config_of(facts["config"]), list[Transformer]()
+        while weights or not models:
+            models.append(build_model(config, facts["dtype"]))
+            size = len(models[-1].weights)
+            models[-1].set_weights(weights[:size])
+            weights = weights[size:]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
+    options = stored | {"export_options": {name: facts[name] for name in hub.FACTS if name in facts}} | options
+    return Translator(_together(models), tokenizer_of(tokenizer), **options)
+
+
+def from_pretrained(
+    name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
+) -> Translator:
+    """Load a pretrained model, for example a MarianMT checkpoint of OPUS-MT.
+
+    Args:
+        name: its folder, or its name on the Hugging Face hub (`hub.folder_of`). A name without an owner is one of
+            the family's owner, by default Helsinki-NLP, which has OPUS-MT's models.
+        family: the name of its family in `interop.families`; `None` means the one that recognizes its files.
+        revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
+            means the same files.
+        options: of `Translator`; the default beam size is the checkpoint's.
+
+    Raises:
+        BadInput: there is no such checkpoint, or its kind is not supported.
+    """
+    families = [family_named(family)] if family else FAMILIES
+    owner = next((one.owner for one in families if one.owner), "")
+    folder = hub.folder_of(name, owner, revision)
+    kind = families[0] if family else family_of_folder(folder)
+    if kind is None or kind.load is None:
+        raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
+    model, tokenizer, own, max_length = kind.load(folder)
+    translator = Translator(model, tokenizer, **{**own, **options})
+    facts: dict[str, Any] = dict(hub.origin_of(name, folder))
+    if max_length:
+        facts["max_length"] = min(max_length, translator.max_source_length + translator.extra_length)
+    return translator.replace(export_options=facts | options.get("export_options", {}))
+
+
+def _together(models: list[Transformer]) -> Transformer | Ensemble:
+    return Ensemble(models) if len(models) > 1 else models[0]

@@ -1,0 +1,207 @@
+"""A model with its tokenizer, as functions of tensors: what `Translator` calls, and what a SavedModel holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.masks import PAD_ID
+from tf_transformer.model import Attention, AttentionScores
+from tf_transformer.text.batching import check_length
+from tf_transformer.text.decoding import TextDecoder, decoding
+from tf_transformer.text.sampling import sample
+from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
+from tf_transformer.text.search_options import translator_options
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
+
+
+class SetOnce:
+    """A base of objects whose attributes are set once: a traced function would go on with their former values."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            kind = type(self).__name__
+            raise AttributeError(f"{name}: expected no change of a {kind}; replace({name}=...) gives another {kind}")
+        super().__setattr__(name, value)
+
+
+class TextModel(SetOnce):
+    """A model, its tokenizer and the options of its search. Nothing of it changes; its functions can be traced.
+
+    Args:
+        model: a built `Transformer` or `Ensemble`; its weights are read at every call, so it may go on training.
+        tokenizer: the one it was trained with.
+        options: of the search, listed in `text.search_options` with their defaults; each is also an attribute.
+
+    Raises:
+        BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
+    """
+
+    def __init__(self, model: TextDecoder, tokenizer: Tokenizer, **options: float) -> None:
+        config = model.config
+        if tokenizer.vocab_size != config.vocab_size:
+            raise BadInput(
+                f"expected a tokenizer of the model's vocab_size={config.vocab_size}, got {tokenizer.vocab_size}"
+            )
+        checked = translator_options(options)
+        if config.positions == "learned":
+            checked["max_source_length"] = min(checked["max_source_length"], config.max_length - 1)
+        self.model = model
+        self.tokenizer = tokenizer
+        self._options = checked
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("_options", {})
+        if name not in options:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return options[name]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the search, by name: a copy, since they do not change."""
+        return dict(self._options)
+
+    def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The `tf.function` of a function, kept under a name. After a change of the model's variables, as by LoRA, it
+        is traced anew."""
+        key = (name, *map(id, self.model.weights))
+        if key not in self._functions:
+            self._functions[key] = tf.function(function, autograph=False, **options)
+        return self._functions[key]
+
+    def source(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Tokenize texts [B] for the encoder.
+
+        Returns:
+            ids int32 [B, S], at most max_source_length and EOS; the number of tokens before the cut, int32 [B]; whether
+            the text was cut, bool [B].
+        """
+        return self.with_end(self.tokenizer.tokenize(text))
+
+    def with_end(self, tokens: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `source`, from ragged ids [B, None]."""
+        length = tf.cast(tokens.row_lengths(), tf.int32)
+        end = tf.fill([tokens.nrows(), 1], EOS_ID)
+        source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
+        return source, length, length > self.max_source_length
+
+    def search(
+        self,
+        source: Any,
+        source_length: Any,
+        *,
+        n_best: int = 1,
+        wanted: Any = None,
+        prefix: Any = None,
+        **options: Any,
+    ) -> Hypotheses:
+        """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
+
+        Args:
+            source: from `source`.
+            source_length: int32 [B]; where it is 0 the output is empty.
+            n_best: N.
+            wanted: int32 scalar, how many of the N must be the best; `None` means all.
+            prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
+            options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
+                model's own, and max_length, by default no limit.
+        """
+        options = {name: self.options[name] for name in OPTIONS} | options
+        start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
+        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
+        return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
+
+    def drawn(self, source: Any, source_length: Any, seed: Any, temperature: Any, k: int | None) -> Hypotheses:
+        """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
+        `sampling.sample`."""
+        start = self.start(source, source_length, tf.int32.max)
+        return sample(start, seed, temperature, k, self.min_length)
+
+    def start(self, source: Any, source_length: Any, max_length: Any) -> Start:
+        """The `Start` of a search; the arguments are as in `search`."""
+        limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
+        if self.model.config.positions == "learned":
+            limit = tf.minimum(limit, self.model.config.max_length)
+        limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
+        memory, memory_mask, _ = self.model.encode(source)
+        return Start(
+            *decoding(self.model, memory, memory_mask),
+            start_ids=tf.fill(tf.shape(source_length), BOS_ID),
+            max_length=limit,
+            end_id=EOS_ID,
+        )
+
+    def force(self, source: Any, target: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Score each symbol of a given target.
+
+        Args:
+            source: ids [B, S].
+            target: ids [B, T] that end with EOS.
+
+        Returns:
+            log-probabilities float32 [B, T]; the last layer's attention over the source, a mean over heads [B, T, S].
+        """
+        memory, memory_mask, _ = self.model.encode(source)
+        shifted = tf.pad(target, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
+        log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+        return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
+
+    def texts(self, ids: Any) -> tf.Tensor:
+        """Output ids [B, N, L] to texts [B, N]."""
+        shape = tf.shape(ids)
+        flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
+        return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
+
+    def attention(self, source: str, target: str | None = None) -> Attention:
+        """The attention weights of a sentence and its translation, with their tokens.
+
+        Args:
+            source: a sentence.
+            target: its translation; `None` for the best one that the search finds.
+
+        Raises:
+            BadInput: there are no tokens, or too many.
+        """
+        ids, length, _ = self.source(tf.constant([source]))
+        check_length("sentence", int(length[0]), self.max_source_length)
+        if target is None:
+            found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
+            return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
+        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize_target([target])))
+
+    def attention_scores(self, source: str, target: str) -> AttentionScores:
+        """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
+        ids, *_ = self.source(tf.constant([source]))
+        return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
+
+    def attention_of(self, source: Any, output: Any) -> Attention:
+        """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
+        shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+        scores = self.model((source, shifted), return_attention_scores=True)[1]
+        tokens = _tokens(self.tokenizer.source_pieces(source))
+        return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
+
+    def ended(self, name: str, ids: tf.RaggedTensor) -> tf.Tensor:
+        """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
+
+        Raises:
+            BadInput: the output, `name` in the message, is empty or too long.
+        """
+        most = self.max_source_length + self.extra_length
+        if self.model.config.positions == "learned":
+            most = min(most, self.model.config.max_length)
+        check_length(name, ids.flat_values.shape[0], most - 1)
+        return append_end(ids)
+
+
+def append_end(ids: tf.RaggedTensor) -> tf.Tensor:
+    """Ragged ids [1, None] as ids [1, T] that end with EOS."""
+    return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
+
+
+def _tokens(pieces: Any) -> list[str]:
+    """Pieces [1, N] as tokens; the names of symbols without their space."""
+    return [piece.decode().strip() for piece in pieces.numpy()[0]]
