@@ -78,6 +78,19 @@ def test_samples_of_a_least_length():
         close(found.log_probs[b, 0], sum(next_log_probs(ids[:n])[id] for n, id in enumerate(ids)))
 
 
+def test_samples_without_repeats():
+    models, sizes = random_models(211, 9, 4, seed=8), np.arange(211) % 4
+    models[..., END] -= 5
+    found = draw(models, [9] * 211, seed=3, no_repeat_ngram_size=sizes)
+    lengths, repeated = found.lengths[:, 0].numpy(), [0] * 4
+    for b, size in enumerate(sizes):
+        ids = found.ids[b, 0, : lengths[b]].numpy().tolist()
+        size = size or 2
+        ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)][: 3 if size == 1 else None]
+        repeated[sizes[b]] += len(set(ngrams)) < len(ngrams)
+    assert repeated[1:] == [0, 0, 0] and repeated[0] > 20
+
+
 def test_without_heat_a_sample_is_greedy_search():
     models = random_models(11, 6, 5)
     found = draw(models, [6] * 11, seed=0, temperature=1e-6)

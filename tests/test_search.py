@@ -10,7 +10,7 @@ from conftest import close, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.text.logits import IMPOSSIBLE
+from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, restricted
 from tf_transformer.text.search import Start, beam_search, begins_with, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
@@ -317,6 +317,69 @@ def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
     found = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
     agree(found, 0, [])
     agree(found, 1, [(0.0, 0.0, [END], True)])
+
+
+# Repeats
+
+
+def without_repeats(next_log_probs, size):
+    """No symbol that would complete a sequence of `size` symbols which is in the output already."""
+
+    def restricted(ids):
+        log_probs = np.array(next_log_probs(ids))
+        for symbol in range(len(log_probs)):
+            ngrams = [(*ids, symbol)[n : n + size] for n in range(len(ids) + 2 - size)]
+            if size and ngrams[-1:] and ngrams[-1] in ngrams[:-1]:
+                log_probs[symbol] = -np.inf
+        return log_probs
+
+    return restricted
+
+
+def test_no_sequence_comes_twice():
+    """Each row has a size of its own; 0 allows all. Beside loops over every n-gram."""
+    sizes = np.array([0, 1, 2, 3, 2, 4, 1, 3] * 4)
+    beams = np.array([1, 2, 3, 4] * 8)
+    models = random_models(len(sizes), 11, 5, seed=4)
+    models[..., END] -= 3
+    found = search(models, 11, beam_size=beams, no_repeat_ngram_size=sizes, n_best=3)
+    changed = 0
+    for b, (model, size, K) in enumerate(zip(models, sizes, beams, strict=True)):
+        free = oracle.markov(model, START)
+        expected = oracle.beam_search(without_repeats(free, size), END, 11, K, 0.6, 3)
+        if size != 1:  # with 5 symbols nothing is left after 4, and then all are
+            agree(found, b, expected)
+        changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
+        ids = found.ids[b, 0, : found.lengths[b, 0]].numpy().tolist()
+        ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)]
+        assert not size or len(set(ngrams[: 4 if size == 1 else None])) == len(ngrams[: 4 if size == 1 else None])
+    assert changed > 12  # it would rather have repeated something
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_symbols_that_may_not_follow_are_those_of_transformers(size):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(size)
+    ids, logits = rng.integers(2, 5, (31, 13)), rng.normal(size=(31, 7)).astype("float32")
+    process = transformers.NoRepeatNGramLogitsProcessor(size)
+    for position in (0, 1, 4, 13):
+        theirs = process(torch.tensor(ids[:, :position]), torch.tensor(logits)).numpy()
+        padded = np.where(np.arange(13) < position, ids, 0)[:, np.newaxis].astype("int32")
+        ours = restricted(
+            tf.constant(logits[:, np.newaxis]),
+            Prefixes(tf.constant(padded), tf.constant(position), END),
+            {"min_length": tf.zeros([31], tf.int32), "no_repeat_ngram_size": tf.fill([31], size)},
+        )[:, 0].numpy()
+        assert np.array_equal(np.isinf(theirs), ours == np.float32(IMPOSSIBLE))
+        assert np.array_equal(theirs[~np.isinf(theirs)], ours[~np.isinf(theirs)])
+
+
+def test_a_prefix_may_repeat_itself():
+    models, prefix = random_models(2, 6, 5, seed=2), np.array([[3, 3, 3, 4], [3, 4, 3, 4]], "int32")
+    allowed = begins_with(prefix, 5)
+    found = search(models, 6, beam_size=2, allowed=allowed, no_repeat_ngram_size=[1, 2])
+    assert np.array_equal(found.ids[:, 0, :4], prefix)
 
 
 # What may follow

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from savedmodels.clients import rest
-from tf_transformer.serving import options
 from tf_transformer.serving.export import FIRST_OPTIONS
+from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 
@@ -95,6 +95,7 @@ def test_the_table_is_sound():
 
 
 def test_a_search_knows_what_both_a_translator_and_a_request_may_give():
-    """All these are fields of a row, and `beam_search` says what each is."""
+    """All these are options of a row."""
     by_row = [name for name, option in SEARCH_OPTIONS.items() if option.translator and option.request]
     assert list(OPTIONS) == [*by_row, "patience"]
+    assert set(RULES) < set(OPTIONS)

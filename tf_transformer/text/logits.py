@@ -1,6 +1,7 @@
-"""The best symbols of a vocabulary by their logits, fast in large vocabularies."""
+"""The best symbols of a vocabulary by their logits, fast in large vocabularies; and rules for what may not follow."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -37,11 +38,69 @@ def log_sum_exp(logits: Any, symbol: Any) -> Any:
     )
 
 
-def without_end(logits: Any, end_id: int, too_short: Any) -> Any:
-    """Logits [B, K, V], with an impossible end symbol in rows that are `too_short`, bool [B]."""
+class Prefixes(NamedTuple):
+    """The hypotheses that the next symbols follow."""
+
+    ids: Any  # int32 [B, K, L], their symbols, then zeros
+    position: Any  # int32 scalar, how many symbols each has
+    end_id: int
+
+
+def without_end(logits: Any, prefixes: Prefixes, min_length: Any) -> Any:
+    """Logits [B, K, V], with an impossible end symbol where an output would have less than min_length [B] symbols."""
+    too_short = prefixes.position + 1 < min_length
 
     def without() -> Any:
-        is_end = tf.range(tf.shape(logits)[-1]) == end_id
+        is_end = tf.range(tf.shape(logits)[-1]) == prefixes.end_id
         return tf.where(too_short[:, tf.newaxis, tf.newaxis] & is_end, IMPOSSIBLE, logits)
 
     return tf.cond(tf.reduce_any(too_short), without, lambda: logits)
+
+
+def without_repeats(logits: Any, prefixes: Prefixes, size: Any) -> Any:
+    """Logits [B, K, V], with impossible symbols where they would complete an n-gram that the hypothesis has already.
+
+    Where nothing else is possible, as in a forced prefix that repeats itself, the logits stay.
+
+    Args:
+        logits: [B, K, V].
+        prefixes: the hypotheses.
+        size: int32 [B], n; 0 forbids nothing.
+    """
+    ids, position, _ = prefixes
+
+    def without() -> Any:
+        place = tf.range(tf.shape(ids)[2])
+
+        def compare(back: Any, alike: Any) -> Any:
+            """Whether the n - 1 symbols before a place are those at the end: one more of them."""
+            newest = tf.gather(ids, tf.maximum(position - back, 0), axis=2)[:, :, tf.newaxis]
+            same = (tf.roll(ids, back, axis=2) == newest) & (place >= back)
+            return back + 1, alike & (same | (back >= size)[:, tf.newaxis, tf.newaxis])
+
+        used = tf.broadcast_to((place < position) & (size > 0)[:, tf.newaxis, tf.newaxis], tf.shape(ids))
+        _, repeats = tf.while_loop(lambda back, _: back < tf.reduce_max(size), compare, [tf.constant(1), used])
+        where = tf.cast(tf.where(repeats), tf.int32)  # [M, 3], row, beam and place
+        index = tf.concat([where[:, :2], tf.gather_nd(ids, where)[:, tf.newaxis]], axis=1)
+        left = tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], IMPOSSIBLE))
+        none_left = tf.reduce_max(left, axis=2, keepdims=True) <= IMPOSSIBLE / 2
+        return tf.where(none_left, logits, left)
+
+    return tf.cond(tf.reduce_any((size > 0) & (size <= position)), without, lambda: logits)
+
+
+RULES: dict[str, Callable[[Any, Prefixes, Any], Any]] = {  # by option, in the order in which they apply
+    "min_length": without_end,
+    "no_repeat_ngram_size": without_repeats,
+}
+
+
+def restricted(logits: Any, prefixes: Prefixes, options: Mapping[str, Any]) -> Any:
+    """Logits [B, K, V], with impossible symbols where an option of a search, [B], forbids them.
+
+    A symbol that may not follow keeps its share of the probability, as in Hugging Face's beam search: the
+    log-probability of an output is the model's own.
+    """
+    for name, rule in RULES.items():
+        logits = rule(logits, prefixes, options[name])
+    return logits

@@ -4,8 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_transformer.text.logits import without_end
+from tf_transformer.text.logits import RULES, Prefixes, restricted
 from tf_transformer.text.search import Hypotheses, Start
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def sample(
@@ -13,7 +14,7 @@ def sample(
     seed: int | tf.Tensor,
     temperature: float | tf.Tensor = 1.0,
     k: int | None = None,
-    min_length: int | tf.Tensor = 0,
+    **options: int | tf.Tensor,
 ) -> Hypotheses:
     """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
 
@@ -22,14 +23,17 @@ def sample(
         seed: int; equal seeds give equal outputs.
         temperature: float32 above 0; near 0 it draws the likeliest symbol.
         k: the number of symbols to choose from; `None` means all.
-        min_length: int32, a number or [B]: the least number of symbols, the end symbol included.
+        options: int32, each a number or [B]: those of a search that `logits.RULES` names, such as min_length.
 
     Returns:
         `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.
     """
     B = tf.shape(start.start_ids)[0]
     max_length = tf.cast(start.max_length, tf.int32)
-    min_length = tf.minimum(min_length, max_length)
+    rules = {
+        name: tf.broadcast_to(tf.cast(options.get(name, SEARCH_OPTIONS[name].default), tf.int32), [B]) for name in RULES
+    }
+    rules["min_length"] = tf.minimum(rules["min_length"], max_length)
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
     def draw(
@@ -38,7 +42,7 @@ def sample(
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
         logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)
         logits = tf.cast(logits, tf.float32)
-        possible = without_end(logits, start.end_id, position + 1 < min_length)[:, 0]
+        possible = restricted(logits, Prefixes(ids[:, tf.newaxis], position, start.end_id), rules)[:, 0]
         logits, V = logits[:, 0], tf.shape(logits)[2]  # [B, V]
         top_logits, symbols = tf.math.top_k(possible, tf.minimum(k or V, V))
         drawn = tf.random.stateless_categorical(top_logits / temperature, 1, tf.stack([seed, position]), tf.int32)

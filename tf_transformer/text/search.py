@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.text.logits import IMPOSSIBLE, log_sum_exp, top_k, without_end
+from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, log_sum_exp, restricted, top_k
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 STEPS = 16  # a full cache gets slots for this many more steps
@@ -45,18 +45,15 @@ class Start(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A search's options, by row."""
+    """What a search is asked for, by row."""
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
     start_ids: tf.Tensor  # int32 [B]
     max_length: tf.Tensor  # int32 [B]
-    beam_size: tf.Tensor  # int32 [B]
-    length_penalty: tf.Tensor  # float32 [B]
-    min_length: tf.Tensor  # int32 [B], at most max_length
-    patience: tf.Tensor  # float32 [B]
+    options: dict[str, tf.Tensor]  # by name, [B]
 
 
-OPTIONS = tuple(name for name in Rows._fields if name in SEARCH_OPTIONS and name != "max_length")
+OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.search)
 
 
 class BeamState(NamedTuple):
@@ -102,22 +99,19 @@ def beam_search(
             traced search serves requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` has the sentences' places in the batch at the start, which some may have left.
-        options: each a number or [B]; `serving.options` has their defaults.
-            beam_size, int32: the widest is K.
-            length_penalty, float32: the penalty's exponent, the paper's α.
-            min_length, int32: the least number of symbols, the end symbol included, capped at max_length. Before it,
-                the end symbol cannot be chosen but keeps its share of the probability, as in Hugging Face's beam
-                search: an output's log-probability is the model's own.
-            patience, float32: infinity makes the search exact: it goes on until no other output can be better.
+        options: each a number or [B], by the names and with the defaults of `search_options`. The widest beam_size is
+            K; min_length is capped at max_length; patience infinity makes the search exact: it goes on until no other
+            output can be better. `logits.RULES` says what min_length and no_repeat_ngram_size forbid.
 
     Returns:
         `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
     wanted = n_best if wanted is None else wanted
     B = tf.shape(start.start_ids)[0]
-    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), **_by_row(options, B))
-    rows = rows._replace(min_length=tf.minimum(rows.min_length, rows.max_length))
-    K = tf.maximum(tf.reduce_max(rows.beam_size), 1)  # 1 in an empty batch
+    by_row = _by_row(options, B)
+    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), by_row)
+    by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
+    K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
@@ -162,10 +156,11 @@ def beam_search(
 
 def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     """The options of a search, each [B]; a value below an option's lowest becomes the lowest."""
+    if unknown := options.keys() - set(OPTIONS):
+        raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
     own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
-    values = {name: option.default for name, option in own.items()} | options
-    return values | {
-        name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
+    return {
+        name: tf.broadcast_to(tf.maximum(tf.cast(options.get(name, option.default), option.dtype), option.lowest), [B])
         for name, option in own.items()
     }
 
@@ -246,7 +241,7 @@ def _extend(
     state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, wanted: int | tf.Tensor
 ) -> BeamState:
     """Extend alive hypotheses by one symbol. Some end and join the finished ones; the best of the rest stay alive."""
-    beam_size, K = state.rows.beam_size, tf.shape(logits)[1]
+    beam_size, K = state.rows.options["beam_size"], tf.shape(logits)[1]
     log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
     ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
     ends = symbols == end_id
@@ -282,11 +277,11 @@ def _candidates(
     Two stages avoid a log-softmax over the vocabulary, and a sort over the logits of all beams. A row with k < K beams
     gets 2k candidates, as in a search with k beams.
     """
-    alive_log_probs, beam_size = state.alive_log_probs, state.rows.beam_size
+    alive_log_probs, beam_size = state.alive_log_probs, state.rows.options["beam_size"]
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
     per_beam = tf.minimum(2 * K, tf.shape(logits)[-1])
     possible = logits if may_follow is None else tf.where(may_follow, logits, IMPOSSIBLE)
-    possible = without_end(possible, end_id, state.position + 1 < state.rows.min_length)
+    possible = restricted(possible, Prefixes(state.alive_ids, state.position, end_id), state.rows.options)
     top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
     log_denominator = log_sum_exp(logits, top_symbols[:, :, :1])
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
@@ -305,7 +300,7 @@ def _keep_best(
 ) -> Hypotheses:
     """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
     K = tf.shape(best.scores)[1]
-    scores = log_probs / penalty(length, rows.length_penalty[:, tf.newaxis])
+    scores = log_probs / penalty(length, rows.options["length_penalty"][:, tf.newaxis])
     new = Hypotheses(
         ids,
         tf.where(finishes, scores, IMPOSSIBLE),
@@ -316,7 +311,7 @@ def _keep_best(
     merged = Hypotheses(*(tf.concat(pair, axis=1) for pair in zip(best, new, strict=True)))
     scores, order = tf.math.top_k(merged.scores, K)
     best = Hypotheses(*(tf.gather(part, order, batch_dims=1) for part in merged))
-    within = _first(rows.beam_size, K)
+    within = _first(rows.options["beam_size"], K)
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
@@ -326,19 +321,20 @@ def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
     Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
     more than its log-probability now, divided by the penalty at the maximum length.
     """
-    rows, alive = state.rows, state.alive_log_probs[:, 0]
-    reachable = tf.where(_possible(alive), alive / penalty(rows.max_length, rows.length_penalty), 2 * IMPOSSIBLE)
-    last = tf.minimum(wanted, rows.beam_size) - 1
+    max_length, options, alive = state.rows.max_length, state.rows.options, state.alive_log_probs[:, 0]
+    best_possible = alive / penalty(max_length, options["length_penalty"])
+    reachable = tf.where(_possible(alive), best_possible, 2 * IMPOSSIBLE)
+    last = tf.minimum(wanted, options["beam_size"]) - 1
     worst = tf.gather(state.best.scores, last, batch_dims=1)  # of the wanted ones
-    beam_size, finished = tf.cast(rows.beam_size, tf.float32), tf.cast(state.finished, tf.float32)
-    enough = finished >= tf.maximum(tf.round(rows.patience * beam_size), 1.0)
-    greedy = (rows.beam_size == 1) & state.best.finished[:, 0]
-    return (worst >= reachable) | enough | greedy | (state.lengths >= rows.max_length)
+    beam_size, finished = tf.cast(options["beam_size"], tf.float32), tf.cast(state.finished, tf.float32)
+    enough = finished >= tf.maximum(tf.round(options["patience"] * beam_size), 1.0)
+    greedy = (options["beam_size"] == 1) & state.best.finished[:, 0]
+    return (worst >= reachable) | enough | greedy | (state.lengths >= max_length)
 
 
 def _results(state: BeamState, n_best: int) -> Hypotheses:
     """The n_best finished outputs; the alive ones in a row without any."""
-    scores = state.alive_log_probs / penalty(state.lengths, state.rows.length_penalty)[:, tf.newaxis]
+    scores = state.alive_log_probs / penalty(state.lengths, state.rows.options["length_penalty"])[:, tf.newaxis]
     unfinished = Hypotheses(
         state.alive_ids,
         tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE),

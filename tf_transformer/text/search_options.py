@@ -26,6 +26,7 @@ class SearchOption:
         translator: whether `Translator` takes it and has it as an attribute.
         request: whether a request may give it, for all rows or for each; otherwise the export fixes it.
         parser: whether a `Parser` takes it, whose outputs a grammar restricts.
+        search: whether `beam_search` takes it, for all rows or for each.
     """
 
     name: str
@@ -37,6 +38,7 @@ class SearchOption:
     translator: bool = True
     request: bool = True
     parser: bool = True
+    search: bool = True
 
     def cast(self, value: Any) -> int | float:
         """A value as Python's own number."""
@@ -65,14 +67,38 @@ _TABLE = [
         "min_length", "int32", 0, 0, 256, "fewest symbols of an output, its end symbol included", parser=False
     ),
     SearchOption(
-        "max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included", translator=False
+        "no_repeat_ngram_size",
+        "int32",
+        0,
+        0,
+        16,
+        "no sequence of so many symbols comes twice; 0 allows all",
+        parser=False,
+    ),
+    SearchOption(
+        *("max_length", "int32", 256, 1, 256, "most symbols of an output, its end symbol included"),
+        translator=False,
+        search=False,
     ),
     SearchOption(
         "patience", "float32", 2.0, 0, math.inf, "patience * beam_size finished outputs end a search", request=False
     ),
-    SearchOption("n_best", "int32", 4, 1, 16, "outputs of each text, best first", translator=False, request=False),
-    SearchOption("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens", request=False),
-    SearchOption("max_source_length", "int32", 256, 1, math.inf, "most source tokens; more are cut", request=False),
+    SearchOption(
+        *("n_best", "int32", 4, 1, 16, "outputs of each text, best first"),
+        translator=False,
+        request=False,
+        search=False,
+    ),
+    SearchOption(
+        *("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens"),
+        request=False,
+        search=False,
+    ),
+    SearchOption(
+        *("max_source_length", "int32", 256, 1, math.inf, "most source tokens; more are cut"),
+        request=False,
+        search=False,
+    ),
 ]
 SEARCH_OPTIONS = {option.name: option for option in _TABLE}
 

@@ -10,6 +10,7 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
 from tf_transformer.text.decoding import TextDecoder, decoding
+from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
 from tf_transformer.text.search_options import translator_options
@@ -117,7 +118,7 @@ class TextModel(SetOnce):
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
         start = self.start(source, source_length, tf.int32.max)
-        return sample(start, seed, temperature, k, self.min_length)
+        return sample(start, seed, temperature, k, **{name: self.options[name] for name in RULES})
 
     def start(self, source: Any, source_length: Any, max_length: Any) -> Start:
         """The `Start` of a search; the arguments are as in `search`."""
