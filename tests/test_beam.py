@@ -34,8 +34,10 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner 
 
 from tf_transformer.beam import shards, translation  # noqa: E402
 from tf_transformer.beam.translation import LEAST_BYTES, SavedModel, batches  # noqa: E402
+from tf_transformer.text.search_options import SEARCH_OPTIONS  # noqa: E402
 from trainers import pipelines, translate  # noqa: E402
 
+REQUEST = [name for name, option in SEARCH_OPTIONS.items() if option.request]
 LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "The old woman opens the red door."]]
 
 
@@ -120,7 +122,7 @@ def test_flags(model, served):
 def test_options_and_n_best(saved, served):
     options = {"beam_size": 3, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
     found = SavedModel(tt.beam.Method(str(saved), n_best=2, options=options)).answers(TEXTS)
-    expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "search")
+    expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "translate")
     for i, answer in enumerate(found):
         pairs = zip(expected["translations"][i], expected["scores"][i], strict=True)
         wanted = [(text.decode(), score) for text, score in pairs if score > -1e8][:2]
@@ -147,7 +149,7 @@ def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
     [
         ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
         ({"options": {"beam_size": 17}}, "beam_size: expected 1 to 16, got 17"),
-        ({"options": {"patience": 1}}, "options: expected beam_size, length_penalty, min_length, max_length; got pat"),
+        ({"options": {"patience": 1}}, f"options: expected {', '.join(REQUEST)}; got patience"),
         ({"batch_bytes": 0}, "batch_bytes: expected a positive number, got 0"),
         ({"threads": -1}, "threads: expected a positive number, got -1"),
     ],

@@ -131,13 +131,15 @@ def test_the_readmes_python_runs_as_it_stands(places, served, monkeypatch, capsy
 def test_curl(shell, served):
     said = 'She "opens" a\\the\tdoor.'
     answers = values_of(shell('sh savedmodels/clients/predict.sh "$TEXT"', TEXT=said))
-    status, rows, columns, options, shared, metadata = answers
+    status, rows, columns, rows_of_two, columns_of_two, metadata = answers
     assert status["model_version_status"][0]["state"] == "AVAILABLE"
     expected = [text.decode() for text in served({"text": [said.replace("\t", " "), "Two doors."]})["translation"]]
     assert [row["translation"] for row in rows["predictions"]] == expected
     assert columns["outputs"]["translation"] == expected
-    assert options["predictions"][0]["translations"][0]
-    assert [len(row) for row in shared["outputs"]["translations"]] == [4, 4]
+    expected = served({"source": [said.replace("\t", " "), "Two doors."], "target": ["Zwei Hunde.", ""]}, "score")
+    for name, values in expected.items():
+        np.testing.assert_allclose([row[name] for row in rows_of_two["predictions"]], values, rtol=1e-4)
+        np.testing.assert_allclose(columns_of_two["outputs"][name], values, rtol=1e-4)
     assert "translate" in metadata["metadata"]["signature_def"]["signature_def"]
     assert "404" in shell("sh savedmodels/clients/predict.sh", 22, NAME="other")
     assert "HOST=" in shell("sh savedmodels/clients/predict.sh --help")
@@ -166,8 +168,7 @@ def test_rest(shell, expected):
     program = "python savedmodels/clients/rest.py --host $HOST"
     assert shell(f"{program} < sentences.txt").splitlines() == [row[0][2] for row in expected]
     assert n_best(shell(f"{program} --batch-size 2 --n-best 2 < sentences.txt"), expected, 2)
-    assert n_best(shell(f"{program} --min-length 2 --n-best 2 < sentences.txt"), expected, 2)  # of `search`
-    short = shell(f"{program} --max-length 1 --beam-size 1 'Two doors.'").split("\t")
+    short = shell(f"{program} --option max_length=1 --option beam_size=1 'Two doors.'").split("\t")
     assert short[0] == "0" and len(short[2]) < len(expected[-1][0][2])
     assert shell(f"{program} --version 1 ''") == "\n"
 
@@ -177,8 +178,21 @@ def test_rest(shell, expected):
         "--version stable a": "error: HTTP 400: Unrecognized servable version label: stable",
         "--host localhost:1 a": "error: no answer: ",
         "--timeout 0.0001 a": "error: no answer: ",
+        "--option beam=2 a": "error: HTTP 400: Failed to process element: 0 key: beam of 'instances' list.",
+        "--option beam_size=2.5 a": "error: HTTP 400: Failed to process element: 0 key: beam_size of 'instances' list.",
     }.items():
         assert shell(f"{program} {options}", status=1).startswith(message)
+    assert "--option: invalid option value: 'beam_size'" in shell(f"{program} --option beam_size a", status=2)
+
+
+def test_rest_asks_the_model_for_its_options(places, served, monkeypatch):
+    client = rest.Client(places["HOST"])
+    defaults = served.signatures["translate"][2]
+    assert client.options() == pytest.approx({name: value[0] for name, value in defaults.items()})
+    signatures = {"signature_def": {"signature_def": {"parse": {}}}}
+    monkeypatch.setattr(client, "_ask", lambda what: {"metadata": signatures})
+    with pytest.raises(LookupError, match="expected a translator's model, got one without the signature translate"):
+        client.options()
 
 
 @pytest.fixture
@@ -218,16 +232,8 @@ def test_rest_asks_a_busy_server_again(busy):
     assert handler.asked == 5
 
 
-def test_rest_says_what_an_older_export_does_not_take(monkeypatch):
-    known = {"beam_size": "4", "length_penalty": "0.6", "max_length": "256"}  # contract 1
-    monkeypatch.setattr(rest.Client, "predict", lambda self, keys, signature: [known.get(key, "") for key in keys])
-    assert rest.Client().defaults() == {"beam_size": 4, "length_penalty": 0.6, "max_length": 256}
-    with pytest.raises(LookupError, match="it does not know min_length$"):
-        rest.Client().defaults(rest.OPTIONS)
-
-
 @needs_grpc
-def test_grpc(places, expected, monkeypatch, capsys):
+def test_grpc(places, expected, served, monkeypatch, capsys):
     import grpc
 
     from savedmodels.clients import grpc_client
@@ -238,8 +244,16 @@ def test_grpc(places, expected, monkeypatch, capsys):
 
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\nTwo doors.\n"))
     assert n_best(run("--n-best", "2"), expected, 2)  # no option: the defaults
-    assert run("--min-length", "2", "door") == run("door")  # of `search`
-    assert run("--length-penalty", "0", "--max-length", "2", "--beam-size", "1", "door").startswith("0\t")
+    of_each = [f"--option={name}={value[0]}" for name, value in served.signatures["translate"][2].items()]
+    assert run(*of_each, "door") == run("door")  # each option is the default
+    short = run("--option", "length_penalty=0", "--option", "max_length=2", "--option", "beam_size=1", "door")
+    assert short.startswith("0\t") and short != run("door")
+    for value, kind, message in (
+        ("beam=2", LookupError, "--option: expected one of .*beam_size.*; got beam"),
+        ("beam_size=2.5", TypeError, "Expected int32, but got 2.5"),
+    ):
+        with pytest.raises(kind, match=message):
+            run("--option", value, "a")
     for argv, code, message in (
         ("--name other a", "NOT_FOUND", "Servable not found for request: Latest(other)"),
         ("--version 7 a", "NOT_FOUND", "Servable not found for request: Specific(demo, 7)"),

@@ -19,19 +19,18 @@ from tf_transformer.text.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}
-FIRST = {"beam_size", "length_penalty", "max_length"}
-# What clients rely on: with another input or output here, the number of the contract has to be another, too, and only
-# `search` and `search_details` may have another input.
+REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+# What clients rely on: with another input or output here, the number of the contract has to be another, too.
 SIGNATURES = {  # by name inputs and outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),
-    "translate": ({"text"} | FIRST, TRANSLATIONS),
-    "translate_details": ({"text"} | FIRST, DETAILS),
+    "translate": ({"text", *REQUEST}, TRANSLATIONS),
+    "translate_details": ({"text", *REQUEST}, DETAILS),
     "score": ({"source", "target"}, {"log_prob", "score", "length"}),
     "tokenize": ({"text"}, {"tokens", "length"}),
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
 }
-ALL = {"2": FIRST | {"min_length"}}  # by the number of the contract, the options that there are
+PROMISED = {"1": {"beam_size", "length_penalty", "min_length", "max_length"}}  # by contract, the options of a request
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +50,10 @@ def served_ending(ending, tmp_path_factory):
 
 
 def options(beam_size, length_penalty, max_length):
-    return {
-        "beam_size": np.array(beam_size, np.int32),
-        "length_penalty": np.array(length_penalty, np.float32),
-        "max_length": np.array(max_length, np.int32),
-    }
+    """All options of a request, by row; the others are the table's defaults."""
+    given = {"beam_size": beam_size, "length_penalty": length_penalty, "max_length": max_length}
+    others = {name: [option.default] * len(beam_size) for name, option in REQUEST.items()}
+    return {name: np.array(value, REQUEST[name].dtype) for name, value in (others | given).items()}
 
 
 def same(found, expected):
@@ -68,14 +66,9 @@ def same(found, expected):
 
 
 def test_signatures_and_outputs(served):
-    options = ALL[CONTRACT]
-    wanted = SIGNATURES | {
-        "search": ({"text"} | options, TRANSLATIONS),
-        "search_details": ({"text"} | options, DETAILS),
-    }
     found = {name: (set(inputs), set(outputs)) for name, (inputs, outputs, _) in served.signatures.items()}
-    assert found == wanted
-    assert options == {name for name, option in SEARCH_OPTIONS.items() if option.request}
+    assert found == SIGNATURES
+    assert PROMISED[CONTRACT] == set(REQUEST)
     for inputs, outputs, _ in served.signatures.values():
         assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
 
@@ -130,14 +123,6 @@ def test_options_are_by_row(served):
                 used = alone["scores"][0] > -1e8
                 assert used.sum() <= np.clip(given["beam_size"][row], 1, 4)
                 assert (alone["lengths"][0] <= given["max_length"][row]).all()
-
-
-def test_a_search_is_a_translation_with_all_options(served):
-    """Asked for the same, `search` answers as `translate`, and `search_details` as `translate_details`."""
-    text = {"text": TEXTS[:1] * 3 + TEXTS[6:]}
-    for given in ({}, options([1, 2, 5, 99, 3, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6], [9, 9, 3, 5, 9, 999])):
-        same(served(text | given, "search"), served(text | given, "translate"))
-        same(served(text | given, "search_details"), served(text | given, "translate_details"))
 
 
 def test_requests_that_the_server_merges(served):
@@ -230,10 +215,10 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
 
 @pytest.mark.program
 def test_least_lengths(served_ending, ending):
-    """By row in `search`; `translate` has the export's own."""
+    """By row; without it the export has its own."""
     least = np.array([-7, 9, 9, 9, 9, 2**31 - 1, 5, 11, 9], np.int32)
     text = {"text": np.array(TEXTS, object)}
-    found, details = (served_ending(text | {"min_length": least}, name) for name in ("search", "search_details"))
+    found, details = (served_ending(text | {"min_length": least}, name) for name in ("translate", "translate_details"))
     source, length, _ = ending.source(tf.constant(TEXTS))
     expected = ending.search(source, length, n_best=4, min_length=least)
     assert found["translations"].tolist() == ending.texts(expected.ids).numpy().tolist()
@@ -242,15 +227,13 @@ def test_least_lengths(served_ending, ending):
     for row, wanted in enumerate(np.minimum(least, np.minimum(length, 41) + 7)):
         used = found["scores"][row] > -1e8
         assert (symbols[row][used] >= wanted).all() or not length[row]
-        alone = served_ending({"text": TEXTS[row : row + 1], "min_length": least[row : row + 1]}, "search")
+        alone = served_ending({"text": TEXTS[row : row + 1], "min_length": least[row : row + 1]}, "translate")
         same({name: value[row : row + 1] for name, value in found.items()}, alone)
         assert [len(tokens.split()) for tokens in details["tokens"][row]] == found["lengths"][row].tolist()
     assert ((free["lengths"] + free["finished"]) < symbols).sum() > 8
-    with pytest.raises(RuntimeError, match="inputs of translate: .*got 'min_length'"):
-        served_ending(text | {"min_length": least}, "translate")
 
     long = tt.Translator(ending.model, ending.tokenizer, **ending.options | {"min_length": 9})
-    wanted = served_ending(text | {"min_length": np.array([9], np.int32)}, "search")
+    wanted = served_ending(text | {"min_length": np.array([9], np.int32)}, "translate")
     assert long(TEXTS) == [translations[0].decode() for translations in wanted["translations"]] != ending(TEXTS)
     same({name: value.numpy() for name, value in Export(long).translate(tf.constant(TEXTS)).items()}, wanted)
     with pytest.raises(tt.BadInput, match="^min_length: expected 0 to 5, got 9$"):
@@ -285,12 +268,12 @@ def test_model_info(served, translator):
     keys = ["contract", "beam_size", "length_penalty", "tokenizer", "dtype", "framework_version", "tf_version"]
     keys += ["name", "version", "source_language", "target_language", "step", "nothing"]
     answer = served({"key": keys}, "model_info")["value"]
-    expected = ["2", "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
+    expected = [CONTRACT, "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
     expected += ["name", "1", "en", "de", "29", ""]
     assert [value.decode() for value in answer] == expected
 
 
-@pytest.mark.parametrize("name", [*SIGNATURES, "search", "search_details"])
+@pytest.mark.parametrize("name", SIGNATURES)
 def test_an_empty_batch(served, name):
     inputs, outputs, defaults = served.signatures[name]
     answer = served({key: np.array([], object) for key in inputs if key not in defaults}, name)

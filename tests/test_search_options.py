@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from savedmodels.clients import rest
-from tf_transformer.serving.export import FIRST_OPTIONS
+from tf_transformer.serving.export import CONTRACT
+from tf_transformer.text import search_options
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 def test_it_can_be_loaded_by_its_path_without_anything_else():
     program = f"""
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("options", {options.__file__!r})
+spec = importlib.util.spec_from_file_location("options", {search_options.__file__!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 assert not {{"tensorflow", "keras", "numpy", "tf_transformer"}} & set(sys.modules)
@@ -66,6 +66,7 @@ def test_the_least_length_is_at_most_the_greatest():
 def test_the_contracts_tables_are_this_one():
     """What a request may give, then what an export fixes, each a line."""
     contract = (ROOT / "savedmodels/README.md").read_text(encoding="utf-8")
+    assert f"\n## The contract, version {CONTRACT}\n" in contract
     tables = re.findall(r"^\| option \| dtype .*\n\|[-|]+\|\n((?:\|.*\n)+)", contract, re.MULTILINE)
     for table, request in zip(tables, (True, False), strict=True):
         options = [option for option in SEARCH_OPTIONS.values() if option.request == request]
@@ -73,18 +74,6 @@ def test_the_contracts_tables_are_this_one():
             f"| `{option.name}` | {option.dtype} | {option.default} | {option.range()} | {option.doc} |"
             for option in options
         ]
-
-
-def test_the_clients_lists_are_this_one():
-    """They stand alone, so they have lists of their own."""
-    wanted = {name: option.dtype for name, option in SEARCH_OPTIONS.items() if option.request}
-    assert {name: {int: "int32", float: "float32"}[kind] for name, kind in rest.OPTIONS.items()} == wanted
-    assert rest.FIRST == FIRST_OPTIONS
-    pytest.importorskip("tensorflow_serving")
-    from savedmodels.clients import grpc_client
-
-    assert {name: dtype.name for name, dtype in grpc_client.OPTIONS.items()} == wanted
-    assert set(FIRST_OPTIONS) == grpc_client.FIRST
 
 
 def test_the_table_is_sound():

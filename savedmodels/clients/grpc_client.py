@@ -5,39 +5,52 @@ options take the model's defaults.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
 import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
-
-OPTIONS = {  # of `search`; this program imports nothing of the package, so it has its own list
-    "beam_size": tf.int32,
-    "length_penalty": tf.float32,
-    "min_length": tf.int32,
-    "max_length": tf.int32,
-}
-FIRST = {"beam_size", "length_penalty", "max_length"}  # the options of `translate`; older exports have no others
+from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
 
 
-def translate_request(
-    name: str, text: str, version: int | str | None = None, **options: Any
-) -> predict_pb2.PredictRequest:
-    """A request for one text; a server with batching merges such requests by itself."""
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = name
-    request.model_spec.signature_name = "translate" if options.keys() <= FIRST else "search"
+def model_of(name: str, version: int | str | None = None) -> model_pb2.ModelSpec:
+    """A model's name, and the number or label of a version; `None` means the newest."""
+    model = model_pb2.ModelSpec(name=name)
     if version and str(version).isdigit():
-        request.model_spec.version.value = int(version)
+        model.version.value = int(version)
     elif version:
-        request.model_spec.version_label = version
+        model.version_label = version
+    return model
+
+
+def tensors_of(options: Mapping[str, Any], stub: Any, model: model_pb2.ModelSpec, timeout: float) -> dict[str, Any]:
+    """Options of `translate` as tensors [1]; the server says their names and dtypes."""
+    request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=model, metadata_field=["signature_def"])
+    found = get_model_metadata_pb2.SignatureDefMap()
+    stub.GetModelMetadata(request, timeout=timeout).metadata["signature_def"].Unpack(found)
+    dtypes = {key: info.dtype for key, info in found.signature_def["translate"].inputs.items() if key != "text"}
+    if unknown := options.keys() - dtypes.keys():
+        raise LookupError(f"--option: expected one of {', '.join(sorted(dtypes))}; got {', '.join(sorted(unknown))}")
+    return {key: tf.make_tensor_proto([value], dtypes[key]) for key, value in options.items()}
+
+
+def translate_request(model: model_pb2.ModelSpec, text: str, options: Mapping[str, Any]) -> predict_pb2.PredictRequest:
+    """A request for one text; a server with batching merges such requests by itself."""
+    request = predict_pb2.PredictRequest(model_spec=model)
+    request.model_spec.signature_name = "translate"
     request.inputs["text"].CopyFrom(tf.make_tensor_proto([text], tf.string))
-    for key, value in options.items():  # [1] each
-        request.inputs[key].CopyFrom(tf.make_tensor_proto([value], OPTIONS[key]))
+    for key, tensor in options.items():
+        request.inputs[key].CopyFrom(tensor)
     request.output_filter.extend(["translations", "scores"])  # the server computes and sends nothing else
     return request
+
+
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as name and number."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
-    for key, dtype in OPTIONS.items():
-        kind = float if dtype.is_floating else int
-        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, help="(the model's)")
+    what = "an option of the search, such as beam_size=2; may be repeated (the model's)"
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--timeout", type=float, default=30, help="deadline of an answer in seconds (30)")
     args = parser.parse_args(argv)
 
-    options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
     texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
     with grpc.insecure_channel(args.host) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        requests = [translate_request(args.name, text, args.version, **options) for text in texts]
+        model = model_of(args.name, args.version)
+        options = tensors_of(dict(args.option), stub, model, args.timeout) if args.option else {}
+        requests = [translate_request(model, text, options) for text in texts]
         answers = [stub.Predict.future(request, timeout=args.timeout) for request in requests]  # all at once
         for i, answer in enumerate(answers):
             outputs = answer.result().outputs
@@ -72,3 +85,5 @@ if __name__ == "__main__":
         main()
     except grpc.RpcError as error:
         sys.exit(f"error: {error.code().name}: {error.details()}")
+    except (LookupError, TypeError) as error:  # an unknown option, or a value of another dtype
+        sys.exit(f"error: {error}")

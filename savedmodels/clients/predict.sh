@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ask a server by curl: its status, its signatures, and translations in every form that REST has.
+# Ask a server by curl: its status, its signatures, and requests in every form that REST has.
 #   HOST=localhost:8501 NAME=demo sh savedmodels/clients/predict.sh ["A sentence."]
 set -eu
 
@@ -22,12 +22,12 @@ ask "row by row; with a single input its values alone" "$model:predict" \
 ask "column by column" "$model:predict" \
     -d '{"inputs": {"text": ["'"$text"'", "Two doors."]}}'
 
-ask "with options, row by row: REST wants all of them, in every row" "$model:predict" -d '{
-    "signature_name": "translate",
-    "instances": [{"text": "'"$text"'", "beam_size": 4, "length_penalty": 0.6, "max_length": 100}]}'
+ask "several inputs, row by row: every row has all of them" "$model:predict" -d '{
+    "signature_name": "score",
+    "instances": [{"source": "'"$text"'", "target": "Zwei Hunde."}, {"source": "Two doors.", "target": ""}]}'
 
-ask "with options, column by column: [1] is for all rows" "$model:predict" -d '{
-    "signature_name": "translate",
-    "inputs": {"text": ["'"$text"'", "Two doors."], "beam_size": [2], "length_penalty": [1.0], "max_length": [100]}}'
+ask "several inputs, column by column" "$model:predict" -d '{
+    "signature_name": "score",
+    "inputs": {"source": ["'"$text"'", "Two doors."], "target": ["Zwei Hunde.", ""]}}'
 
 ask "the signatures with their inputs and outputs" "$model/metadata"

@@ -12,17 +12,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 BUSY = (429, 503)  # the queue is full, or no version is ready: try again
-OPTIONS = {  # of `search`; this program imports nothing of the package, so it has its own list
-    "beam_size": int,
-    "length_penalty": float,
-    "min_length": int,
-    "max_length": int,
-}
-FIRST = ("beam_size", "length_penalty", "max_length")  # the options of `translate`; older exports have no others
 
 
 class Client:
@@ -53,24 +46,34 @@ class Client:
 
     def predict(self, instances: Sequence[Any], signature: str = "serving_default") -> Any:
         """The predictions for a list of rows: values for a single input, else {input: value} with all inputs."""
-        body = json.dumps({"signature_name": signature, "instances": instances}).encode()
-        request = urllib.request.Request(f"{self.url}:predict", body, {"Content-Type": "application/json"})
+        return self._ask(":predict", {"signature_name": signature, "instances": instances})["predictions"]
+
+    def options(self) -> dict[str, Any]:
+        """The options of `translate` with their defaults, from the model itself; over REST every input must be sent."""
+        signatures = self._ask("/metadata")["metadata"]["signature_def"]["signature_def"]
+        if "translate" not in signatures:
+            raise LookupError("expected a translator's model, got one without the signature translate")
+        names = sorted(signatures["translate"]["inputs"].keys() - {"text"})
+        return dict(zip(names, map(json.loads, self.predict(names, "model_info")), strict=True))
+
+    def _ask(self, what: str, body: Any = None) -> Any:
+        """An answer as JSON; again and again while the server is busy."""
+        data = json.dumps(body).encode() if body else None  # without data it is a GET
+        request = urllib.request.Request(self.url + what, data, {"Content-Type": "application/json"})
         for attempt in range(self.retries + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    return json.load(answer)["predictions"]
+                    return json.load(answer)
             except urllib.error.HTTPError as error:
                 if error.code not in BUSY or attempt == self.retries:
                     raise
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
-    def defaults(self, options: Iterable[str] = FIRST) -> dict[str, Any]:
-        """The options' defaults, from the model itself; over REST every input must be sent."""
-        values = self.predict(list(options), "model_info")
-        missing = [key for key, value in zip(options, values, strict=True) if not value]
-        if missing:
-            raise LookupError(f"expected a model with {', '.join(options)}; it does not know {', '.join(missing)}")
-        return {key: OPTIONS[key](value) for key, value in zip(options, values, strict=True)}
+
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as name and number."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,25 +83,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
-    for key, kind in OPTIONS.items():
-        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, help="(the model's)")
+    what = "an option of the search, such as beam_size=2; may be repeated (the model's)"
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")
     args = parser.parse_args(argv)
 
     client = Client(args.host, args.name, args.version, args.timeout)
-    options = {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
     texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
-    signature = "translate" if options.keys() <= set(FIRST) else "search"
-    if options or args.n_best:
-        options = client.defaults(FIRST if signature == "translate" else OPTIONS) | options
+    options = client.options() | dict(args.option) if args.option or args.n_best else {}
     for start in range(0, len(texts), args.batch_size):
         batch = texts[start : start + args.batch_size]
         if not options:
             for answer in client.predict(batch):
                 print(answer["translation"])
             continue
-        answers = client.predict([{"text": text} | options for text in batch], signature)
+        answers = client.predict([{"text": text} | options for text in batch], "translate")
         for i, answer in enumerate(answers, start):
             found = zip(answer["scores"], answer["translations"], strict=True)
             for score, translation in [pair for pair in found if pair[0] > -1e8][: args.n_best]:  # -1e9: not used

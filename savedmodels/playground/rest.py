@@ -38,12 +38,9 @@ def app(model: ServedModel) -> Flask:
 
     @flask.get("/")
     def page() -> Response:
-        signature = "search" if "search" in model.signatures else "translate"  # contract 1 has only that
-        inputs = model.signatures[signature].inputs if signature in model.signatures else {}
+        inputs = model.signatures["translate"].inputs if "translate" in model.signatures else {}
         options = [option for name, option in SEARCH_OPTIONS.items() if name in inputs]
-        html = render_template(
-            "page.html", name=model.name, version=model.version, signature=signature, options=options
-        )
+        html = render_template("page.html", name=model.name, version=model.version, options=options)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])

@@ -65,8 +65,7 @@ class Method:
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
             TensorFlow has done nothing before.
-        options: of the search, that a request may give: beam_size, length_penalty, min_length, max_length. Those not
-            given are the export's.
+        options: of the search, those that a request may give (`SEARCH_OPTIONS`). The others are the export's.
 
     Raises:
         BadInput: a value is out of range.
@@ -134,21 +133,21 @@ class SavedModel:
         self._model = tf.saved_model.load(method.path)  # owns what the signatures read
         signatures = self._model.signatures
         self._default, self._tokenize = signatures["serving_default"], signatures.get("tokenize")
-        self._search = None
+        self._translate = None
         if method.options or method.n_best > 1:
-            self._search = self._checked_search()
+            self._translate = self._checked_translate()
 
-    def _checked_search(self) -> Any:
-        """The function `search`, which takes the options."""
+    def _checked_translate(self) -> Any:
+        """The function `translate`, which takes the options."""
         method = self._method
-        if not hasattr(self._model, "search"):
+        if not hasattr(self._model, "translate"):
             raise BadInput(f"{method.path}: expected a translator's SavedModel, for n_best or options of the search")
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         found = self._model.model_info(tf.constant(list(limits.values())))["value"].numpy()
         most = {name: int(value) for name, value in zip(limits, found, strict=True)}
         if wrong := problem({**method.options, "n_best": method.n_best}, most):
             raise BadInput(f"{method.path}: {wrong}")
-        return self._model.search
+        return self._model.translate
 
     def answers(self, texts: Sequence[str | bytes]) -> list[Translated]:
         """The answer to each text, computed in batches of similar length."""
@@ -166,14 +165,14 @@ class SavedModel:
         return rows
 
     def _answers_of_a_batch(self, sources: list[str | bytes], texts: tf.Tensor) -> Iterator[Translated]:
-        if self._search is None:
+        if self._translate is None:
             outputs = self._default(text=texts)
             (best,) = (output for output in outputs.values() if output.dtype == tf.string)
             found, scores = best.numpy()[:, None], outputs["score"].numpy()[:, None]  # [B, 1]
         else:
             given = self._method.options.items()
             options = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in given}
-            outputs = self._search(texts, **options)
+            outputs = self._translate(texts, **options)
             found, scores = outputs["translations"].numpy(), outputs["scores"].numpy()  # [B, N]
         truncated = outputs["truncated"].numpy().tolist()
         if self._tokenize is None:  # a parser's

@@ -21,9 +21,7 @@ from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.version import __version__
 
-CONTRACT = "2"
-# The inputs of `translate` and `translate_details`, fixed since contract 1: another input would break their clients.
-FIRST_OPTIONS = ("beam_size", "length_penalty", "max_length")
+CONTRACT = "1"
 
 
 class Signature(NamedTuple):
@@ -221,21 +219,18 @@ class Export(Root):
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
-        first = {name: defaults[name] for name in FIRST_OPTIONS}
         super().__init__(
             model,
             tokenizer,
             [
                 Signature("serving_default", serving_default),
-                Signature("translate", translate, options=first),
-                Signature("translate_details", details, options=first),
-                Signature("search", translate, options=defaults),
-                Signature("search_details", details, options=defaults),
+                Signature("translate", translate, options=defaults),
+                Signature("translate_details", details, options=defaults),
                 Signature("score", score, ("source", "target")),
                 Signature("tokenize", tokenize),
                 Signature("detokenize", detokenize, ("tokens",)),
             ],
-            {"serving_default": {}, "translate": {name: values[name] for name in FIRST_OPTIONS}},
+            {"serving_default": {}, "translate": {name: values[name] for name in options}},
             **facts,
             **values,
             max_beam_size=max_beam_size,
