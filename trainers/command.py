@@ -67,13 +67,20 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--export", type=Path, metavar="DIR", help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)")
 
 
-def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
-    """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow."""
+def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+    """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow.
+
+    Returns:
+        their names.
+    """
+    names = []
     table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "text" / "search_options.py"))
     for option in table["SEARCH_OPTIONS"].values():
         if (option.translator or option.name in more) and option.name not in without:
             kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")
             add(f"--{name}", type=kind, metavar="X", help=f"{option.doc} ({option.default})")
+            names.append(option.name)
+    return names
 
 
 def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

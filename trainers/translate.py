@@ -9,8 +9,6 @@ from typing import Any
 from trainers.command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
 from trainers.pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
-SEARCH = ("beam_size", "length_penalty", "min_length", "max_length")
-
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
@@ -27,13 +25,14 @@ def main(argv: list[str] | None = None) -> None:
     bulk.add_argument("--batch-bytes", type=int, metavar="N", help="rows a batch times bytes of the longest (8192)")
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
     bulk.add_argument("--json", action="store_true", default=None, help="JSON lines, with score and flags")
-    add_search_options(bulk.add_argument, ("max_length", "n_best"), ("patience", "extra_length", "max_source_length"))
+    fixed = ("patience", "extra_length", "max_source_length")  # by the export
+    search = add_search_options(bulk.add_argument, ("max_length", "n_best"), fixed)
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(own)
     if args.batch_size < 1:
         parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
     if args.input is None:
-        bulk_only = ("workers", "runner", "lines", "batch_bytes", "gzip", "json", *SEARCH, "n_best")
+        bulk_only = ("workers", "runner", "lines", "batch_bytes", "gzip", "json", *search)
         if given := [*chosen(vars(args), bulk_only), *beams]:
             parser.error(f"{given[0]}: expected --input with it")
         translate_file(args)
@@ -44,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             parser.error("--n-best: expected --json with it")
         load_tensorflow()
         load_beam()
-        translate_files(args, beams)
+        translate_files(args, beams, search)
 
 
 def translate_file(args: argparse.Namespace) -> None:
@@ -67,8 +66,8 @@ def translate_file(args: argparse.Namespace) -> None:
         sys.stdout.buffer.writelines(line.encode() for line in translated)
 
 
-def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
-    """Translate many files into shards, on Apache Beam; those that are there are kept."""
+def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
+    """Translate many files into shards, on Apache Beam; those that are there are kept. `search` names its options."""
     import tf_transformer as tt
 
     given = vars(args)
@@ -76,7 +75,7 @@ def translate_files(args: argparse.Namespace, beams: list[str]) -> None:
     method = tt.beam.Method(
         str(Path(args.model).absolute()),
         threads=threads,
-        options=chosen(given, SEARCH),
+        options=chosen(given, [name for name in search if name != "n_best"]),
         **chosen(given, ("n_best", "batch_bytes")),
     )
     ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
