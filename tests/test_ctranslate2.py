@@ -303,8 +303,8 @@ def test_the_program(tokenizer, tmp_path, capsys):
         model.save_weights(folder / "model.weights.h5")
         state = {"step": step, "sha256": tt.files.checksum(folder / "model.weights.h5")}
         (folder / "state.json").write_text(json.dumps(state))
-    settings = {"model": models[0].config.to_dict(), "data": {"train": "grammar", "seed": 1}}
-    (tmp_path / "run/config.json").write_text(json.dumps(settings))
+    settings = {"kind": "translation", "recipe": {"seed": 1}, "corpus": {"train": "grammar"}}
+    tt.run.Run(tmp_path / "run").begin(settings | {"model": models[0].config.to_dict()})
     tokenizer.save(tmp_path / "run/tokenizer.model")
 
     argv = ["--run", str(tmp_path / "run"), "--name", "mine", "--base", str(tmp_path / "base")]

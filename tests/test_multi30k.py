@@ -363,25 +363,6 @@ def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
     refused(r"run holds a run of another configuration: .*corpus.teachers was null, now", of=("new",))
 
 
-def test_a_run_of_the_version_before_goes_on(tmp_path):
-    """Which had these options in its own program."""
-    model = {name: value for name, value in tt.PRESETS["small"].to_dict().items() if name != "train_steps"}
-    training = {"batch_tokens": 2_048, "warmup_steps": 800, "factor": 1.0, "dropout_steps": 4_500, "clip_norm": None}
-    training |= {"bidirectional_steps": 6_000, "word_dropout": 0.1, "student_dropout": 0.1, "cooldown_steps": 3_000}
-    given = {"tokenizer": "bpe", "seed": 1, "mixed_precision": None, "train": "pairs"}
-    for folders in ([], ["runs/teacher"]):
-        former = given | ({"teachers": folders} if folders else {})
-        (tmp_path / "config.json").write_text(json.dumps({"model": model, "training": training, "data": former}))
-        for methods in (Methods(), Methods(word_dropout=0.2)):
-            corpus = StagedCorpus(Pairs([("a", "b")]), methods, folders)
-            trainer = StagedTrainer(tmp_path, tt.PRESETS["small"], corpus, tt.RECIPES["small"])
-            if methods == Methods():
-                assert trainer.run.exists(trainer.settings)
-                continue
-            with pytest.raises(tt.BadInput, match=r"configuration: corpus.word_dropout was 0.1, now 0.2;"):
-                trainer.run.exists(trainer.settings)
-
-
 @pytest.mark.parametrize(("target", "longest"), [("Two doors open.", None), ("Two doors. " * 9, 7)])
 def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_text(
     target, longest, translator, tmp_path, monkeypatch

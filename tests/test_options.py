@@ -1,6 +1,7 @@
 """What a user asks the programs for, and everything that can be wrong with it."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -166,7 +167,8 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
     (tmp_path / "config.json").write_text("[]")
     assert "expected a run's configuration, got something else" in fails(export, ["--run", tmp_path, *name], capsys)
-    (tmp_path / "config.json").write_text('{"model": {}, "data": {"train": ["a.en", "a.de"]}}')
+    settings = {"version": 2, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
     assert "--name: expected a name without slashes" in fails(export, ["--run", "r", "--name", "a/b"], capsys)
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)

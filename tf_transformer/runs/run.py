@@ -23,8 +23,6 @@ VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
-# Options that earlier versions kept beside the recipe; now the corpus has them.
-FORMER = ("dropout_steps", "bidirectional_steps", "word_dropout", "student_dropout")
 
 
 class Run:
@@ -82,10 +80,10 @@ class Run:
         return True
 
     def settings(self) -> dict[str, Any]:
-        """The contents of config.json; an earlier version's are converted to this version's form.
+        """The contents of config.json.
 
         Raises:
-            BadInput: there is no config.json, it is something else, or its version is later.
+            BadInput: there is no config.json, it is something else, or it has another version.
         """
         file = self.path / "config.json"
         if not file.is_file():
@@ -94,12 +92,10 @@ class Run:
             settings = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-        if isinstance(settings, dict) and {"model", "data"} <= set(settings):
-            settings = _upgraded(settings)
         if not isinstance(settings, dict) or not {"version", "kind", "model", "recipe", "corpus"} <= set(settings):
             raise BadInput(f"{file}: expected a run's configuration, got something else")
         if settings["version"] != VERSION:
-            raise BadInput(f"{file}: expected version {VERSION} or earlier, got {settings['version']}")
+            raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
         return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
@@ -266,18 +262,6 @@ def _check_room(folder: Path, model: keras.Model) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
-
-
-def _upgraded(former: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the version before there were numbers: {"model", "training", "data"}."""
-    data, training = dict(former["data"]), dict(former.get("training", {}))
-    recipe = {name: data.pop(name) for name in ("tokenizer", "seed", "mixed_precision") if name in data}
-    corpus = data | {name: training.pop(name) for name in FORMER if training.get(name)}
-    if "teachers" not in corpus:
-        corpus.pop("student_dropout", None)  # it had a value even without teachers
-    kind = "parsing" if "tags" in data else "translation"
-    recipe |= {name: value for name, value in training.items() if name not in FORMER}
-    return {"version": VERSION, "kind": kind, "model": former["model"], "recipe": recipe, "corpus": corpus}
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
