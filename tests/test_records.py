@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import itertools
-import json
 import random
 import shutil
 from pathlib import Path
@@ -165,25 +164,6 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_pa
     (written.folder / "records.json").unlink()  # to begin anew: what is left of before is not taken for finished
     assert len(list(write((pairs, other), tmp_path))) == 15
     assert sum(records.Records(written.folder).shards[0]["tokens"]) != sum(written.shards[0]["tokens"])
-
-
-OLD = Path(__file__).parent / "records"
-
-
-def test_records_of_an_earlier_version_are_read(tmp_path):
-    """Written by the version before this one: 23 pairs in shards of 10 lines."""
-    folder = shutil.copytree(OLD, tmp_path / "records")
-    found = records.Records(folder)
-    assert (found.summary(BATCH).pairs, found.filtered) == (22, {})
-    batches = take(found.batches(BATCH, lines=True), found.summary(BATCH).batches)
-    assert sorted(line for *_, lines in batches for line in lines.tolist()) == [*range(1, 8), *range(9, 24)]
-    source = tt.sources.TextSource(*write_text(tmp_path, [("a", "b")] * 23))
-    work = tt.Preparation(source, folder)
-    for complete, hint in ((True, "; training reads it as it is"), (False, "")):
-        manifest = json.loads((folder / "records.json").read_text()) | {"complete": complete}
-        (folder / "records.json").write_text(json.dumps(manifest))
-        with pytest.raises(tt.BadInput, match=f"records of an earlier version; remove it to prepare anew{hint}$"):
-            list(work.run(source.parts(50, folder), found.tokenizer))
 
 
 def test_hostile_lines(corpus, tmp_path):

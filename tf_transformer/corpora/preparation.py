@@ -104,9 +104,6 @@ class Preparation:
         manifest["filters"] = self.filters.chosen()
         if (file := self.folder / "records.json").exists():
             found = json.loads(file.read_text())
-            if "corpus" not in found:
-                hint = "; training reads it as it is" if found["complete"] else ""
-                raise BadInput(f"{self.folder}: holds records of an earlier version; remove it to prepare anew{hint}")
             for name, value in manifest.items():
                 if found[name] != value:
                     raise BadInput(f"{self.folder}: holds records of another {name}: {found[name]}, not {value}")

@@ -57,7 +57,7 @@ class Records:
         """How many pairs each filter left out."""
         found: collections.Counter[str] = collections.Counter()
         for shard in self.shards:
-            found.update(shard.get("filtered", {}))
+            found.update(shard["filtered"])
         return dict(found)
 
     def summary(self, batch_tokens: int, seed: int = 0) -> Summary:
