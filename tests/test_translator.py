@@ -262,8 +262,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     model = translator.astype(dtype).model
     save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
     again = tt.Translator.from_saved_model(tmp_path / "1")
-    assert (again.beam_size, again.length_penalty, again.extra_length) == (5, 0.3, 50)
-    assert again.patience == math.inf  # that of exports from before there was one
+    assert (again.beam_size, again.length_penalty, again.extra_length, again.patience) == (5, 0.3, 50, 2.0)
     assert {weight.dtype for weight in again.model.weights} == {dtype}
     for found, expected in zip(again.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
@@ -290,10 +289,9 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     facts()
     (tmp_path / "1/assets.extra/tokenizer.model").write_bytes(b"PK")
     refuses("expected a whole SavedModel of this package, got something else")
-    (tmp_path / "1/assets.extra/tokenizer.model").unlink()  # as earlier versions wrote it: the graph has it, too
-    (tmp_path / "1/saved_model.pb").write_bytes((saved / "saved_model.pb").read_bytes()[:-7])
+    (tmp_path / "1/assets.extra/tokenizer.model").unlink()
     refuses("expected a whole SavedModel of this package, got something else")
-    shutil.copy(saved / "saved_model.pb", tmp_path / "1")
+    shutil.copy(saved / "assets.extra/tokenizer.model", tmp_path / "1/assets.extra")
     tt.Translator.from_saved_model(tmp_path / "1")
     shutil.rmtree(tmp_path / "1/variables")
     refuses("expected a whole SavedModel of this package, got something else")
@@ -355,7 +353,8 @@ def test_a_saved_ensemble_passes_the_checks(translator, ensemble, tmp_path):
 
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     runs = [tt.run.Run(tmp_path / name) for name in ("one", "two")]
-    settings = {"model": {k: v for k, v in ensemble.config.to_dict().items() if k != "train_steps"}, "data": {}}
+    config = {name: value for name, value in ensemble.config.to_dict().items() if name != "train_steps"}
+    settings = {"kind": "translation", "model": config, "recipe": {}, "corpus": {}}
     for run, model in zip(runs, ensemble.models, strict=True):
         model.compile("adam")
         run.begin(settings)

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_folder
-from tf_transformer.serving.check import check, failures, graph_of, nodes_of
+from tf_transformer.serving.check import check, failures
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
 
@@ -122,17 +121,14 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
     try:
         facts = json.loads(described.read_text())
-        file = described.with_name("tokenizer.model")
-        if file.is_file():
-            models = [file.read_bytes()]
-        else:  # of earlier versions
-            models = [node.attr["model"].s for node in nodes_of(graph_of(path)) if node.op == "SentencepieceOp"]
-        (tokenizer,) = {model for model in models if hashlib.sha256(model).hexdigest() == facts["tokenizer"]}
+        tokenizer = described.with_name("tokenizer.model").read_bytes()
+        if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
+            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
         stored = tf.train.load_checkpoint(str(path / "variables" / "variables"))
         names = [name for name in stored.get_variable_to_shape_map() if name.startswith("weights/")]
         names.sort(key=lambda name: int(name.split("/")[1]))
         return facts, tokenizer, [stored.get_tensor(name) for name in names]
-    except (AttributeError, DecodeError, KeyError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
+    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
         raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
