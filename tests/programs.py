@@ -1,6 +1,7 @@
 """Calling the programs as a user does."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,12 @@ import tf_transformer as tt
 from trainers.command import run_program
 
 ROOT = Path(__file__).parents[1]
+
+
+def without_the_package(folder):
+    """An environment in which `import tf_transformer` fails."""
+    (folder / "tf_transformer.py").write_text("raise ImportError('the package')\n")
+    return os.environ | {"PYTHONPATH": str(folder)}
 
 
 def options(text, *more):

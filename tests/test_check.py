@@ -1,12 +1,12 @@
 """The checks pass what can be served, and find what cannot."""
 
-import os
 import subprocess
 import sys
 
 import keras
 import pytest
 import tensorflow as tf
+from programs import without_the_package
 
 from tf_transformer.serving import check as module
 from tf_transformer.serving.check import Finding, check, failures
@@ -134,11 +134,12 @@ def test_the_program(tmp_path):
 
     def run(path):
         command = [sys.executable, module.__file__, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ)
+        return subprocess.run(command, capture_output=True, text=True, env=without_the_package(tmp_path))
 
     failed = run(tmp_path / "1")
     assert failed.returncode == 1
     assert "FAIL there is a signature serving_default, but: serving_default" in failed.stdout
+    assert f"ok   TensorFlow {tf.__version__}'s C++ loader loads it" in failed.stdout
     nothing = run(tmp_path)
     assert nothing.returncode == 2
     assert "error: expected the folder of a SavedModel, found no saved_model.pb" in nothing.stderr

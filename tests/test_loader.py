@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import loader  # from its folder, as every program that uses it does
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import TEXTS
+from programs import without_the_package
 from served import LOADER
 
+from tf_transformer.serving import loader
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -129,9 +130,9 @@ def test_memory_does_not_grow(saved):
     assert float(process.stdout) < 3  # measured: 0.4; 68 with the inputs kept, 6 with the outputs kept
 
 
-def test_from_the_command_line(saved, served):
+def test_from_the_command_line(saved, served, tmp_path):
     command = [sys.executable, str(Path(loader.__file__)), str(saved), TEXTS[0], TEXTS[8]]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, env=without_the_package(tmp_path))
     for translation in served({"text": [TEXTS[0], TEXTS[8]]})["translation"]:
         assert f"translation={translation.decode()}" in process.stdout
     assert "score: source, target -> " in process.stdout.replace("target, source", "source, target")

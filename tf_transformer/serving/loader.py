@@ -4,8 +4,8 @@
 TensorFlow's Python is absent, XLA is off, tensorflow-text has only the tokenizer's op, and the graph alone checks
 shapes and dtypes. It uses the libraries of the installed packages.
 
-This file and wire.py import nothing of this package, which would bring Python's TensorFlow. Put their folder on the
-path, or run
+As a file, or imported as `loader` with its folder on the path, it imports nothing of this package, which would bring
+Python's TensorFlow:
 
     python tf_transformer/serving/loader.py savedmodels/demo/1 "Two doors." "The red door."
 """
@@ -22,7 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random
-from wire import entry, fields  # beside this file
+
+if __package__:
+    from tf_transformer.serving.wire import entry, fields
+else:  # as a file, without the package
+    from wire import entry, fields  # type: ignore[no-redef]
 
 TEXT_OPS = ("_sentencepiece_tokenizer.so",)
 STRING = 7  # the data type's number; the others' NumPy types:

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from loader import Servable, SessionError, Signature, warmup_requests  # beside this file
+
+if __package__:
+    from tf_transformer.serving.loader import Servable, SessionError, Signature, warmup_requests
+else:  # as a file, without the package
+    from loader import Servable, SessionError, Signature, warmup_requests  # type: ignore[no-redef]
 
 ROWS = [
     b"Hello world.",
