@@ -66,7 +66,7 @@ class OtherParts(tt.Transformer):
 
 @pytest.fixture(scope="module")
 def corpus():
-    pairs = tt.grammar.corpus(seed=3)["test"][:SENTENCES]
+    pairs = tt.toy_corpus.corpus()["test"][-SENTENCES:]  # for these, random models write outputs of many lengths
     return tuple(map(list, zip(*pairs, strict=True)))
 
 

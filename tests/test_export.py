@@ -341,7 +341,7 @@ def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
     vocab_size = translator.tokenizer.vocab_size
     model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, attention_window=5, vocab_size=vocab_size))
     model.compile("adam", loss=tt.SmoothedCrossEntropy(0.1))
-    pairs = tt.grammar.corpus(train=200, dev=0, test=0)["train"]
+    pairs = tt.toy_corpus.corpus(train=200, dev=0, test=0)["train"]
     for name, texts in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
         (tmp_path / name).write_text("\n".join(texts))
     batches = tt.data.text_pairs(tmp_path / "en", tmp_path / "de", translator.tokenizer, batch_tokens=512)

@@ -364,7 +364,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     assert read.beam_size == 2
     for found, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
-    texts = [text for pair in tt.grammar.corpus(train=400, dev=0, test=0)["train"] for text in pair]
+    texts = [text for pair in tt.toy_corpus.corpus(train=400, dev=0, test=0)["train"] for text in pair]
     tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
     with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
         tt.Translator.from_run([run.path for run in runs])

@@ -51,7 +51,7 @@ def test_what_the_rows_say_is_no_option(capsys):
 
 @pytest.mark.program
 def test_two_rows(tmp_path, capsys):
-    tt.grammar.write_corpus(tmp_path, train=200, dev=11)
+    tt.toy_corpus.write_corpus(tmp_path, train=200, dev=11)
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
     argv = ["--rows", "base,C_N2", "--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path / "run")]
     argv += ["--vocab-size", "400", "--batch-tokens", "512", "--eval-every", "2", "--beam-size", "2"]

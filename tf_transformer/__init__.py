@@ -35,7 +35,6 @@ _LAZY = {
     "evalb": ("parsing.evalb", None),
     "files": ("files", None),
     "Filters": ("corpora.filters", "Filters"),
-    "grammar": ("corpora.toy_corpus", None),  # its former name
     "load": ("loading", "load"),
     "load_marian": ("interop.marian.files", "load_marian"),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),

@@ -120,7 +120,7 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     if files:
         return CORPORA[settings["kind"]].read(files)
     if settings["corpus"].get("train") == "grammar":
-        return ToyCorpus(settings["recipe"]["seed"]).dev
+        return ToyCorpus().dev
     return None
 
 

@@ -1,6 +1,6 @@
 """Train a Transformer to translate, score it, and export it.
 
-Without arguments it learns English to German from a small grammar, in minutes.
+Without arguments it learns English to German from the package's toy corpus, in minutes.
 """
 
 import time
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     elif args.tfds:
         corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
     else:
-        corpus = tt.ToyCorpus(recipe.seed)
+        corpus = tt.ToyCorpus()
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start)
     trainer.fit()

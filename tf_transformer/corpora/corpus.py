@@ -200,16 +200,12 @@ class TfdsCorpus(PairCorpus):
 
 
 class ToyCorpus(PairCorpus):
-    """English and German of a small grammar, 25,000 pairs to learn from; see `toy_corpus`.
-
-    Args:
-        seed: of the sentences.
-    """
+    """English and German in short sentences, 25,000 pairs to learn from, without a network; see `toy_corpus`."""
 
     languages = ("en", "de")
 
-    def __init__(self, seed: int = 1):
-        splits = toy_corpus.corpus(seed=seed)
+    def __init__(self) -> None:
+        splits = toy_corpus.corpus()
         columns = (zip(*splits[split], strict=True) for split in ("train", "dev", "test"))
         self._train, self.dev, self.test = ((list(source), list(target)) for source, target in columns)
 
