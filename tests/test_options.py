@@ -117,9 +117,10 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
         assert trainer.recipe == tt.Recipe(**given, **length)
         assert set(given | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
         assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
-    with pytest.raises(Asked) as asked:
-        translation.main(options(text, "--run", tmp_path / "run", "--preset", "multi30k"))
-    assert asked.value.args[0].recipe == tt.RECIPES["multi30k"]
+    for preset, recipe in {"multi30k": tt.RECIPES["multi30k"], "A_h4": tt.RECIPES["base"]}.items():
+        with pytest.raises(Asked) as asked:
+            translation.main(options(text, "--run", tmp_path / "run", "--preset", preset))
+        assert asked.value.args[0].recipe == recipe
 
 
 @pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])

@@ -113,6 +113,15 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert len(printed) < 6_000  # no line for every step
 
 
+def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
+    """Runs of earlier versions have none in their config.json; they go on with the steps of a preset's recipe."""
+    seen = []
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, steps, *_: seen.append(steps))
+    for steps in (None, 800):
+        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=steps)).fit()
+    assert seen == [100_000, 800]
+
+
 @pytest.mark.program
 def test_a_run_knows_what_it_is(corpus, text, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
@@ -315,7 +324,8 @@ def test_the_last_checkpoint_is_at_the_end(steps, every, interval):
 def test_presets_are_trained_for_what_they_are():
     assert set(RECIPES) - {"finetune"} <= set(tt.PRESETS)
     assert recipe_of("A_h4", "translation") == RECIPES["base"]
-    assert recipe_of("tiny", "parsing") == RECIPES["parsing_wsj"]
+    assert recipe_of("tiny", "parsing") == dataclasses.replace(RECIPES["parsing_wsj"], steps=800)
+    assert RECIPES["base"].steps == 100_000 and RECIPES["big"].steps == 300_000  # section 5.2
     with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .* for translation; got 'parsing_small'"):
         recipe_of("parsing_small", "translation")
     with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .*parsing_semi.* for parsing; got 'huge'"):

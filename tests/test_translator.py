@@ -353,8 +353,7 @@ def test_a_saved_ensemble_passes_the_checks(translator, ensemble, tmp_path):
 
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     runs = [tt.run.Run(tmp_path / name) for name in ("one", "two")]
-    config = {name: value for name, value in ensemble.config.to_dict().items() if name != "train_steps"}
-    settings = {"kind": "translation", "model": config, "recipe": {}, "corpus": {}}
+    settings = {"kind": "translation", "model": ensemble.config.to_dict(), "recipe": {}, "corpus": {}}
     for run, model in zip(runs, ensemble.models, strict=True):
         model.compile("adam")
         run.begin(settings)

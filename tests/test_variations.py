@@ -21,9 +21,8 @@ def test_all_rows_of_the_paper_are_there():
 def test_a_row_keeps_its_ratio_to_base(row):
     assert table3.scaled(row, "paper") == tt.PRESETS[row]
     config, base = table3.scaled(row, "multi30k").to_dict(), table3.scaled("base", "multi30k").to_dict()
-    varied = {name: value for name, value in TABLE_3[row].items() if name != "train_steps"}  # one budget for all
-    assert {name for name in config if config[name] != base[name]} == set(varied)
-    for name, value in varied.items():
+    assert {name for name in config if config[name] != base[name]} == set(TABLE_3[row])
+    for name, value in TABLE_3[row].items():
         if name == "d_k":
             assert config["d_k"] / (base["d_model"] / base["num_heads"]) == value / 64
         elif isinstance(value, int):
@@ -47,6 +46,30 @@ def test_what_the_rows_say_is_no_option(capsys):
         with pytest.raises(SystemExit):
             variations.main(["--train", "a", "b", "--dev", "c", "d", *given])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--scale", "paper"], {"steps": 100_000, "batch_tokens": 25_000, "warmup_steps": 4_000, "eval_every": 5_000}),
+        (["--scale", "paper", "--rows", "big"], {"steps": 300_000, "eval_every": 5_000}),
+        (["--rows", "big"], {"steps": 2_500, "batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500}),
+        (["--steps", "7", "--average-last", "2"], {"steps": 7, "average_last": 2}),
+        (["--epochs", "3"], {"epochs": 3}),
+    ],
+)
+def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, more, expected):
+    def stop(self):
+        raise KeyboardInterrupt(self.recipe)
+
+    monkeypatch.setattr(tt.Trainer, "fit", stop)
+    sides = [[str(text / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        variations.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *more])
+    usual = {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1, "dev_sentences": 200}
+    if "paper" in more:
+        usual = {"average_last": 1, "dev_sentences": 200}
+    assert stopped.value.args[0] == tt.Recipe(**usual | expected)
 
 
 @pytest.mark.program

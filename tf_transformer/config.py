@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")  # that weights can be stored and multiplied in
 
@@ -25,7 +25,6 @@ class TransformerConfig:
         dropout: P_drop, on every sub-layer's output and on embedding + position.
         attention_dropout: on attention weights; the paper has none.
         label_smoothing: epsilon_ls of section 5.4.
-        train_steps: number of updates.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: rows of the table of learned positions; unused when sinusoidal.
         attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
@@ -42,14 +41,13 @@ class TransformerConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     label_smoothing: float = 0.1
-    train_steps: int = 100_000
     positions: str = "sinusoidal"
     max_length: int = 1024
     attention_window: int | None = None
     vocab_size: int = 37_000
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "d_ff", "num_heads", "train_steps", "max_length", "vocab_size"):
+        for name in ("num_layers", "d_model", "d_ff", "num_heads", "max_length", "vocab_size"):
             _require(self, name, getattr(self, name) > 0, "a positive number")
         for name in ("d_k", "d_v", "attention_window"):
             size = getattr(self, name)
@@ -65,8 +63,13 @@ class TransformerConfig:
         _require(self, "positions", self.positions in ("sinusoidal", "learned"), '"sinusoidal" or "learned"')
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON; `TransformerConfig(**config.to_dict()) == config`."""
+        """The fields as plain values, for JSON."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`. Earlier exports also have `train_steps`, which is left out."""
+        return cls(**{name: value for name, value in values.items() if name != "train_steps"})
 
 
 def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -> None:
@@ -76,7 +79,7 @@ def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -
 
 BASE = TransformerConfig()
 _row = dataclasses.replace
-BIG = _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3, train_steps=300_000)
+BIG = _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
 
 PRESETS: dict[str, TransformerConfig] = {
     "base": BASE,
@@ -101,11 +104,11 @@ PRESETS: dict[str, TransformerConfig] = {
     "E_learned": _row(BASE, positions="learned"),
     # Not in the paper: a model that learns in minutes, one for corpora of some ten thousand sentences, and the size
     # that the Multi30k literature uses (Wu et al. 2021).
-    "tiny": TransformerConfig(2, 128, 512, 4, train_steps=800, vocab_size=1_000),
-    "small": TransformerConfig(3, 256, 512, 4, dropout=0.3, train_steps=12_000, vocab_size=8_000),
-    "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, train_steps=8_000, vocab_size=10_000),
+    "tiny": TransformerConfig(2, 128, 512, 4, vocab_size=1_000),
+    "small": TransformerConfig(3, 256, 512, 4, dropout=0.3, vocab_size=8_000),
+    "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, vocab_size=10_000),
     # Section 6.3; and a model for treebanks of ten or twenty thousand trees, on one machine.
     "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
     "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
-    "parsing_small": TransformerConfig(2, 128, 512, 4, train_steps=14_000, vocab_size=2_000),
+    "parsing_small": TransformerConfig(2, 128, 512, 4, vocab_size=2_000),
 }

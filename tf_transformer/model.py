@@ -287,7 +287,7 @@ class Transformer(KeepsQuantized, Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        return cls(**(config | {"config": TransformerConfig(**config["config"])}))
+        return cls(**(config | {"config": TransformerConfig.from_dict(config["config"])}))
 
 
 class _Weighted(keras.utils.PyDataset):

@@ -15,7 +15,7 @@ from tf_transformer.evaluation import costs
 from tf_transformer.files import write_json
 from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
-from tf_transformer.runs.recipe import RECIPES, Recipe, recipe_of
+from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer
 from tf_transformer.serving import publish as serving
@@ -29,19 +29,24 @@ CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # 
 
 def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
     """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
-    fields, start = [field.name for field in dataclasses.fields(Recipe)], given.get("start")
-    recipe = RECIPES["finetune"] if start else recipe_of(given["preset"], kind)
-    changes = chosen(given, fields)
-    if "steps" in changes:
-        changes = {"epochs": None} | changes
+    start = given.get("start")
+    recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
     config = start.model.config if start else PRESETS[given["preset"]]
     config = dataclasses.replace(config, **chosen(given, ("vocab_size", "dropout")))
-    return config, dataclasses.replace(recipe, **changes)
+    return config, recipe
+
+
+def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
+    """A recipe with the changes in `given`; steps replace its epochs, and epochs its steps."""
+    changes = chosen(given, [field.name for field in dataclasses.fields(Recipe)])
+    if changes.keys() & {"steps", "epochs"}:
+        changes = {"steps": None, "epochs": None} | changes
+    return dataclasses.replace(recipe, **changes)
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     """Print an estimate of the cost (--dry-run)."""
-    steps, half = recipe.steps or config.train_steps, bool(recipe.mixed_precision)
+    steps, half = recipe.steps or PAPER_STEPS, bool(recipe.mixed_precision)
     print(json.dumps(config.to_dict()))
     print(costs.plan(config, steps, recipe.batch_tokens, devices, half, recipe.parts))
     every, last = recipe.interval(steps), recipe.average_last

@@ -11,9 +11,9 @@ from typing import Any
 
 from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
 
-RECIPES: dict[str, dict[str, Any]] = {  # Table 3 averages no checkpoints
-    "paper": {"batch_tokens": 25_000, "warmup_steps": 4_000, "eval_every": 5_000, "average_last": 1},
-    "multi30k": {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1},
+RECIPES: dict[str, dict[str, Any]] = {  # changes to a row's recipe, by --scale
+    "paper": {"eval_every": 5_000},
+    "multi30k": {"steps": 2_500, "batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500},
 }
 
 
@@ -37,13 +37,14 @@ def main(argv: list[str] | None = None) -> None:
 
     import tf_transformer as tt
     from tf_transformer.evaluation import table3
-    from trainers.publishing import averaged, is_complete, search_of
+    from tf_transformer.runs.recipe import recipe_of
+    from trainers.publishing import averaged, changed, is_complete, search_of
 
     rows = table3.chosen(args.rows)
     strategy = tt.distribution.strategy(args.devices)
-    fields = [field.name for field in dataclasses.fields(tt.Recipe)]
-    given = RECIPES[args.scale] | {"dev_sentences": 200} | chosen(vars(args), fields)
-    recipe, search = tt.Recipe(**given), search_of(vars(args))
+    search = search_of(vars(args))
+    changes = RECIPES[args.scale] | {"average_last": 1, "dev_sentences": 200}  # Table 3 averages no checkpoints
+    recipes = {row: changed(changed(recipe_of(row, "translation"), changes), vars(args)) for row in rows}
     folder = args.run or Path("runs") / f"variations-{args.scale}"
     corpus = tt.TextCorpus(args.train, args.dev)
     corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # one for all rows
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         config = table3.scaled(row, args.scale)
         config = dataclasses.replace(config, **chosen(vars(args), ["vocab_size"]))
         keras.utils.clear_session()
-        trainer = tt.Trainer(folder / row, config, corpus, recipe, strategy=strategy)
+        trainer = tt.Trainer(folder / row, config, corpus, recipes[row], strategy=strategy)
         trainer.fit()
         metrics = trainer.run.path / "metrics.json"
         if trainer.writes and not is_complete(trainer):

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from examples.multi30k.corpus import StagedCorpus
+from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.trainer import Trainer
 
 
@@ -40,7 +41,7 @@ class StagedTrainer(Trainer):
         return self._learn(self.corpus.methods.student_dropout if self.corpus.teachers else self.config.dropout)
 
     def _learn(self, dropout: float) -> "StagedTrainer":
-        steps = self.recipe.steps or self.config.train_steps
+        steps = self.recipe.steps or PAPER_STEPS
         stages = dropout_stages(dropout, self.corpus.methods.dropout_steps, self.recipe.interval(steps), steps)
         for until, rate in stages.items():
             config = dataclasses.replace(self.config, dropout=rate)

@@ -13,6 +13,7 @@ from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
 from tf_transformer.corpora import data
 from tf_transformer.files import write_text
+from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
 from trainers.command import in_chunks
 from trainers.publishing import averaged
@@ -40,7 +41,7 @@ def learn_from_teachers(
         BadInput: there are too few steps; a folder is given twice; or a folder holds another run, translations of
             another text, or a run that went on without translations.
     """
-    steps, both = model.recipe.steps or model.config.train_steps, model.corpus.methods.bidirectional_steps
+    steps, both = model.recipe.steps or PAPER_STEPS, model.corpus.methods.bidirectional_steps
     if not 0 < both < steps:
         expected = f"expected bidirectional_steps from 1 to {steps - 1:,}, below all steps, to train them for"
         raise BadInput(f"teachers: {expected}; got {both:,}")

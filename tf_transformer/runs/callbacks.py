@@ -99,7 +99,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Write config.json and the tokenizer, as `Trainer` does for a new run, if `load` can rebuild the model."""
         if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
             return
-        model = {name: value for name, value in self.model.config.to_dict().items() if name != "train_steps"}
+        model = self.model.config.to_dict()
         if (self.run.path / "config.json").exists():
             self.run.exists(self.run.settings() | {"model": model})  # raises if the settings differ
             return

@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_transformer.config import PRESETS, BadInput
 
+PAPER_STEPS = 100_000  # of base (section 5.2)
 FREE = (
     "steps",
     "epochs",
@@ -22,7 +23,7 @@ class Recipe:
     """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
 
     Attributes:
-        steps: updates to make; `None` means the configuration's `train_steps`.
+        steps: updates to make; `None` means the paper's 100,000 for `base`, unless `epochs` is set.
         epochs: passes over the training text to make, instead of `steps`.
         batch_tokens: source tokens, and target tokens, in a batch, padding included (section 5.1).
         warmup_steps: steps in which the learning rate grows, equation (3).
@@ -90,16 +91,16 @@ class Recipe:
 RECIPES = {
     # To fine-tune a pretrained model.
     "finetune": Recipe(epochs=3, batch_tokens=2_048, warmup_steps=100, learning_rate=5e-5),
-    "tiny": Recipe(batch_tokens=2_048, warmup_steps=300, eval_every=80),
-    "small": Recipe(batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
+    "tiny": Recipe(steps=800, batch_tokens=2_048, warmup_steps=300, eval_every=80),
+    "small": Recipe(steps=12_000, batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
     # The learning rate rises to 0.005 (Wu et al. 2021).
-    "multi30k": Recipe(batch_tokens=4_096, warmup_steps=2_000, factor=2.53, eval_every=250),
+    "multi30k": Recipe(steps=8_000, batch_tokens=4_096, warmup_steps=2_000, factor=2.53, eval_every=250),
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
-    "base": Recipe(eval_every=1_500),
-    "big": Recipe(eval_every=600),
-    "parsing_small": Recipe(batch_tokens=2_048, warmup_steps=600, factor=1.5, eval_every=1_000),
-    "parsing_wsj": Recipe(eval_every=1_000),
-    "parsing_semi": Recipe(eval_every=1_000),
+    "base": Recipe(steps=PAPER_STEPS, eval_every=1_500),
+    "big": Recipe(steps=300_000, eval_every=600),
+    "parsing_small": Recipe(steps=14_000, batch_tokens=2_048, warmup_steps=600, factor=1.5, eval_every=1_000),
+    "parsing_wsj": Recipe(steps=300_000, eval_every=1_000),
+    "parsing_semi": Recipe(steps=300_000, eval_every=1_000),
 }
 
 
@@ -116,6 +117,7 @@ def recipe_of(preset: str, kind: str) -> Recipe:
     names = [name for name in PRESETS if kind == "parsing" or not name.startswith("parsing")]
     if preset not in names:
         raise BadInput(f"preset: expected one of {', '.join(names)} for {kind}; got {preset!r}")
-    if kind == "parsing":
-        return RECIPES[preset if preset.startswith("parsing") else "parsing_wsj"]
-    return RECIPES.get(preset, RECIPES["base"])
+    recipe = RECIPES.get(preset, RECIPES["base"])
+    if kind == "parsing" and not preset.startswith("parsing"):
+        return dataclasses.replace(RECIPES["parsing_wsj"], steps=recipe.steps)
+    return recipe

@@ -33,7 +33,7 @@ class Run:
 
         version   2
         kind      "translation" or "parsing"
-        model     the fields of `TransformerConfig`, without train_steps
+        model     the fields of `TransformerConfig`
         recipe    the fields of `Recipe`
         corpus    the values of `Corpus.describe`: "train", the training text, and the options that change it
         start     the origin of the model that the run began with, if it began with one

@@ -16,12 +16,12 @@ from tf_transformer.ensemble import Ensemble
 from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
-from tf_transformer.runs.recipe import Recipe
+from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import START, Run
 from tf_transformer.text.translator import Translator
 
 UNKNOWN = {"origin": "another translator"}
-RATES = ("dropout", "attention_dropout", "label_smoothing", "train_steps")  # may differ from those of its start
+RATES = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Trainer:
         """The contents of this run's config.json."""
         settings = {
             "kind": self.corpus.kind,
-            "model": {name: value for name, value in self.config.to_dict().items() if name != "train_steps"},
+            "model": self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
             "corpus": self.corpus.describe(),
         }
@@ -158,7 +158,7 @@ class Trainer:
             run.begin({name: value for name, value in before.items() if name == "start"} | self.settings)
         if is_first:
             distribution.wait_for_all(self._strategy)
-        steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or self.config.train_steps)
+        steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or PAPER_STEPS)
         return batching, steps, dev_summary.batches
 
     def _train(self, batching: Batching, steps: int, dev_steps: int, until: int) -> None:

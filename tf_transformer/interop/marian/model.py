@@ -205,4 +205,4 @@ class MarianTransformer(Transformer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MarianTransformer":
-        return cls(**(config | {"config": MarianConfig(**config["config"])}))
+        return cls(**(config | {"config": MarianConfig.from_dict(config["config"])}))
