@@ -50,3 +50,16 @@ def test_operations_are_those_of_the_graph(config):
             rows = operation.outputs[0].shape.num_elements()
             counted += 2 * rows * inner
     assert counted == costs.forward_flops(config, 11, 13)
+
+
+def test_a_plan_counts_devices_and_their_rate():
+    training = costs.Training(steps=100_000, batch_tokens=25_000)
+    lines = [
+        costs.plan(tt.PRESETS["base"], training, devices).splitlines()[-1] for devices in ("8x9.5", "8 x 9.5", "76")
+    ]
+    assert lines[0] == lines[1] and lines[0].split(": ")[1] == lines[2].split(": ")[1]
+    assert "time on 8 x 9.5 TFLOP/s: " in lines[0] and "; 12.0 with the 29% that" in lines[0]  # the paper's hours
+    assert "time on 1 x 76 TFLOP/s: " in lines[2]
+    for wrong in ("", "8x", "x9.5", "0x9.5", "8x0", "-8", "8xP100", "nan"):
+        with pytest.raises(tt.BadInput, match=f"devices: expected .*, as in 8x9.5; got '{wrong}'"):
+            costs.plan(tt.PRESETS["base"], training, wrong)

@@ -61,8 +61,8 @@ def test_bad_text(text, tmp_path, capsys, line, message):
             ["--tfds", "wmt14_translate/de-en"],
             "expected one of --train, --tfds and --prepared, got --train and another",
         ),
-        (["--dry-run", "3xAbacus"], "devices: expected a number and a kind, as in 8xP100, of K80, K40"),
-        (["--dry-run", "P100", "--mixed-precision", "bfloat16"], "P100: expected float32"),
+        (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
+        (["--dry-run", "0x9.5"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '0x9.5'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
@@ -137,7 +137,12 @@ def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
     translation.main(["--preset", "big", "--dry-run", "--run", str(tmp_path / "run"), "--average-last", "20"])
     printed = capsys.readouterr().out
-    for said in ("214,171,648", "steps: 300,000 of 25,000 source", "8 x P100", "one every 600 steps; the last 20"):
+    for said in (
+        "214,171,648",
+        "steps: 300,000 of 25,000 source",
+        "8 x 9.5 TFLOP/s: 35.4 hours",
+        "one every 600 steps; the last 20",
+    ):
         assert said in printed
     assert not (tmp_path / "run").exists()
 

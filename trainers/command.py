@@ -60,9 +60,9 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add(
         "--dry-run",
         nargs="?",
-        const="8xP100",
-        metavar="DEVICES",
-        help="print an estimate of the cost, and stop (8xP100)",
+        const="8x9.5",
+        metavar="NxTFLOPS",
+        help="estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)",
     )
     add("--export", type=Path, metavar="DIR", help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)")
 

@@ -46,9 +46,10 @@ def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     """Print an estimate of the cost (--dry-run)."""
-    steps, half = recipe.steps or PAPER_STEPS, bool(recipe.mixed_precision)
+    steps = recipe.steps or PAPER_STEPS
+    training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
     print(json.dumps(config.to_dict()))
-    print(costs.plan(config, steps, recipe.batch_tokens, devices, half, recipe.parts))
+    print(costs.plan(config, training, devices))
     every, last = recipe.interval(steps), recipe.average_last
     print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
 

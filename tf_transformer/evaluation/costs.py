@@ -4,39 +4,12 @@
 """
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 
-
-class Device(NamedTuple):
-    """TFLOP/s of one device."""
-
-    single: float  # in float32
-    half: float | None = None  # in bfloat16 or float16, products by matrix units
-
-
-# The first four are sustained rates, as the paper estimates them (footnote 5). The others are peaks from data sheets:
-# SXM where there are several forms, without sparsity; TPUs by chip.
-DEVICES = {
-    "K80": Device(2.8),
-    "K40": Device(3.7),
-    "M40": Device(6.0),
-    "P100": Device(9.5),
-    "V100": Device(15.7, 125),
-    "T4": Device(8.1, 65),
-    "A100": Device(19.5, 312),
-    "L4": Device(30.3, 121),
-    "L40S": Device(91.6, 362),
-    "H100": Device(67, 989),
-    "H200": Device(67, 989),
-    "TPUv3": Device(0, 123),
-    "TPUv4": Device(0, 275),
-    "TPUv5e": Device(0, 197),
-    "TPUv5p": Device(0, 459),
-    "TPUv6e": Device(0, 918),
-}
 TRAININGS = {"base": (12, 100_000), "big": (3.5 * 24, 300_000)}  # hours on 8 P100, and steps (section 5.2)
+P100 = 9.5  # TFLOP/s, sustained, as the paper estimates it (footnote 5)
 LENGTH = 32  # assumed tokens a sentence; WMT 2014 has about as many
 
 
@@ -101,45 +74,57 @@ def activations(config: TransformerConfig, source: int, target: int) -> int:
     return config.num_layers * (encoder + decoder) + 2 * target * config.vocab_size
 
 
-def plan(
-    config: TransformerConfig, steps: int, batch_tokens: int, devices: str, half: bool = False, parts: int = 1
-) -> str:
+@dataclass(frozen=True)
+class Training:
+    """The settings of a training that its cost depends on.
+
+    Attributes:
+        steps: updates.
+        batch_tokens: source tokens, and target tokens, of a batch.
+        half: most numbers have 16 bits.
+        parts: N, if a replica computes a batch in N parts.
+    """
+
+    steps: int
+    batch_tokens: int
+    half: bool = False
+    parts: int = 1
+
+
+def plan(config: TransformerConfig, training: Training, devices: str) -> str:
     """Estimate time and memory of a training, as text.
 
     Args:
-        batch_tokens: source tokens, and target tokens, of a batch.
-        devices: number and kind, e.g. "8xP100".
-        half: most numbers have 16 bits.
-        parts: N, if a replica computes a batch in N parts.
+        devices: their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device.
 
     Raises:
-        BadInput: the devices are unknown, or do not support that precision.
+        BadInput: the devices are something else.
     """
-    count, device = _devices(devices)
-    speed = DEVICES[device].half if half else DEVICES[device].single
-    if not speed:
-        raise BadInput(f"{device}: expected {'float32' if half else 'bfloat16'}, which it has products for")
+    count, tflops = _devices(devices)
+    steps, batch_tokens = training.steps, training.batch_tokens
     flops = training_flops(config, steps * batch_tokens / LENGTH)
-    kept = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / parts * (2 if half else 4)
-    hours = flops / (count * speed * 3600e12)
+    numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.parts
+    kept = numbers * (2 if training.half else 4)
+    hours = flops / (count * tflops * 3600e12)
     share = training_flops(PRESETS["base"], 100_000 * 25_000 / LENGTH) / PAPER["base"]
     return f"""parameters: {parameters(config):,}
 steps: {steps:,} of {batch_tokens:,} source and {batch_tokens:,} target tokens, {steps * batch_tokens:.1e} of each
 operations: {flops:.1e} FLOP, with sentences of {LENGTH} tokens
 memory of a device: {parameters(config) * 16 / 1e9:.2f} GB for weights, gradients and Adam's two moments; \
 {kept / 1e9:.2f} GB at least for activations
-time on {count} x {device}: {hours:,.1f} hours if each did {speed:g} TFLOP/s all the time; \
+time on {count} x {tflops:g} TFLOP/s: {hours:,.1f} hours at that rate all the time; \
 {hours / share:,.1f} with the {share:.0%} that the paper's base model got"""
 
 
-def _devices(text: str) -> tuple[int, str]:
-    found = re.fullmatch(r"(?:(\d+) ?x ?)?(.+)", text.strip())
-    if not found or found[2] not in DEVICES or found[1] == "0":
-        raise BadInput(f"devices: expected a number and a kind, as in 8xP100, of {', '.join(DEVICES)}; got {text!r}")
-    return int(found[1] or 1), found[2]
+def _devices(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)", text.replace(" ", ""))
+    count, tflops = (int(match[1] or 1), float(match[2])) if match else (0, 0.0)
+    if not count * tflops:
+        raise BadInput(f"devices: expected their number and the TFLOP/s of one, as in 8x9.5; got {text!r}")
+    return count, tflops
 
 
-PAPER = {name: training_cost(hours, 8, DEVICES["P100"].single) for name, (hours, _) in TRAININGS.items()}
+PAPER = {name: training_cost(hours, 8, P100) for name, (hours, _) in TRAININGS.items()}
 
 
 def main() -> None:
