@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+OURS = "tf_transformer"
 SEED = 1
 SERVED_DTYPES = ("float32", "bfloat16", "int8")  # that ours translates in
 FIRST_ID = 4  # below: padding, begin, end, unknown
@@ -260,6 +261,47 @@ def say(benchmark: str, engine: str, args, packages, **more) -> dict:
     }
     print(json.dumps(line), flush=True)
     return line
+
+
+# The lines of several runs
+
+
+def summary(lines) -> list[dict]:
+    """For each engine its best way to run, by the median of its rounds; fastest first.
+
+    Returns:
+        rows of the first line's keys, with `tokens_per_second` a median, `lowest`, `highest`, and `ratio`, that of ours
+        to it, or `None`.
+    """
+    ways: dict[tuple, list[dict]] = {}
+    for line in lines:
+        ways.setdefault((line["engine"], line.get("mode"), line["threads"], line["dtype"]), []).append(line)
+    best: dict[str, dict] = {}
+    for (engine, *_), runs in ways.items():
+        rates = [run["tokens_per_second"] for run in runs]
+        others = max(run["others_cores"] for run in runs)
+        row = runs[0] | {"tokens_per_second": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
+        row |= {"rounds": len(runs), "others_cores": others}
+        if "load_seconds" in row:
+            row["load_seconds"] = statistics.median(run["load_seconds"] for run in runs)
+        if engine not in best or row["tokens_per_second"] > best[engine]["tokens_per_second"]:
+            best[engine] = row
+    ours = best[OURS]["tokens_per_second"] if OURS in best else None
+    for row in best.values():
+        row["ratio"] = round(ours / row["tokens_per_second"], 2) if ours else None
+    return sorted(best.values(), key=lambda row: -row["tokens_per_second"])
+
+
+def least_values(rows: list[dict], layer: str, varied: str, measured: str) -> list[tuple]:
+    """A layer's pairs of size and least value, by size."""
+    least: dict[int, float] = {}
+    for row in rows:
+        if (row["layer"], row["varied"]) == (layer, varied):
+            least[row[varied]] = min(row[measured], least.get(row[varied], row[measured]))
+    return sorted(least.items())
+
+
+# Peers
 
 
 def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("default",), argv=None) -> dict:

@@ -9,19 +9,17 @@ Each engine stands in the table with the best of its modes and numbers of thread
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import common, draw
 from benchmarks.translation import exported
 
 ROOT = Path(__file__).parents[1]
-OURS = "tf_transformer"
 # Engine: its environment, its program under benchmarks/, and its modes. Ours and CTranslate2 run where this runs.
 ENGINES = {
-    OURS: ("", "", [""]),
+    common.OURS: ("", "", [""]),
     "huggingface": ("torch", "peers.huggingface", ["eager", "compiled"]),
     "torch_nn": ("torch", "peers.torch_nn", ["eager", "compiled"]),
     "opennmt_tf": ("opennmt", "peers.opennmt_tf", ["default"]),
@@ -72,19 +70,17 @@ def main(argv=None) -> list[dict]:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 with args.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
-    rows = summary(lines)
+    rows = common.summary(lines)
     print(table(rows))
     if args.picture:
-        from benchmarks.draw import bars
-
-        bars(rows, args.picture)
+        draw.bars(rows, args.picture)
     return rows
 
 
 def commands(args) -> list[list[str]]:
     """One command line for each engine, mode and number of threads."""
     venvs = dict(pair.split("=", 1) for pair in args.venv)
-    able = [OURS, *TASKS[args.task, args.dtype]]
+    able = [common.OURS, *TASKS[args.task, args.dtype]]
     found = []
     for engine in able:
         venv, program, modes = ENGINES[engine]
@@ -102,13 +98,16 @@ def commands(args) -> list[list[str]]:
                 command += ["--threads", str(threads), "--warmup", str(args.warmup)]
                 dtype = CTRANSLATE2_DTYPE[args.dtype] if engine == "ctranslate2_cpp" else args.dtype
                 command += ["--dtype", dtype]
-                if engine != OURS:
+                if engine != common.OURS:
                     command += ["--task", args.task, "--mode", mode]
-                command += ["--steps" if engine == OURS and args.task == "training" else "--repeats", str(args.repeats)]
+                command += [
+                    "--steps" if engine == common.OURS and args.task == "training" else "--repeats",
+                    str(args.repeats),
+                ]
                 if args.task == "translation":
                     command += ["--sentences", str(args.sentences)]
-                    command += ["--loader", args.loader] if engine == OURS else []
-                if engine != OURS or args.task == "translation":
+                    command += ["--loader", args.loader] if engine == common.OURS else []
+                if engine != common.OURS or args.task == "translation":
                     command += ["--work", str(args.work)]
                 found.append(command)
     return found
@@ -134,32 +133,6 @@ def run(command) -> dict | None:
     line = json.loads(process.stdout.splitlines()[-1])
     print(f"  {line['engine']} {line.get('mode', '')} {line['threads']} threads: {line['tokens_per_second']} tokens/s")
     return line
-
-
-def summary(lines) -> list[dict]:
-    """For each engine its best way to run, by the median of its rounds; fastest first.
-
-    Returns:
-        rows of the first line's keys, with `tokens_per_second` a median, `lowest`, `highest`, and `ratio`, that of ours
-        to it, or `None`.
-    """
-    ways: dict[tuple, list[dict]] = {}
-    for line in lines:
-        ways.setdefault((line["engine"], line.get("mode"), line["threads"], line["dtype"]), []).append(line)
-    best: dict[str, dict] = {}
-    for (engine, *_), runs in ways.items():
-        rates = [run["tokens_per_second"] for run in runs]
-        others = max(run["others_cores"] for run in runs)
-        row = runs[0] | {"tokens_per_second": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
-        row |= {"rounds": len(runs), "others_cores": others}
-        if "load_seconds" in row:
-            row["load_seconds"] = statistics.median(run["load_seconds"] for run in runs)
-        if engine not in best or row["tokens_per_second"] > best[engine]["tokens_per_second"]:
-            best[engine] = row
-    ours = best[OURS]["tokens_per_second"] if OURS in best else None
-    for row in best.values():
-        row["ratio"] = round(ours / row["tokens_per_second"], 2) if ours else None
-    return sorted(best.values(), key=lambda row: -row["tokens_per_second"])
 
 
 def table(rows) -> str:

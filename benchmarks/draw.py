@@ -6,6 +6,8 @@ import csv
 import json
 from pathlib import Path
 
+from benchmarks import common
+
 
 def main(argv=None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.draw", description=__doc__)
@@ -22,29 +24,20 @@ def main(argv=None) -> None:
     elif table.suffix == ".csv":
         curves(_read_csv(table), args.picture)
     else:
-        from benchmarks.compare import summary
-
-        kinds: dict[tuple, list[dict]] = {}
-        for line in map(json.loads, table.read_text(encoding="utf-8").splitlines()):
-            dtype = "float32" if line["dtype"] == "float32" else "bfloat16 or int8"
-            kind = (line["benchmark"], line["config"], line.get("sentences", ""), dtype)
-            kinds.setdefault(kind, []).append(line)
-        bars([row for lines in kinds.values() for row in summary(lines)], args.picture)
+        kinds = _kinds_of_work(map(json.loads, table.read_text(encoding="utf-8").splitlines()))
+        bars([row for lines in kinds.values() for row in common.summary(lines)], args.picture)
 
 
 def bars(rows, path: Path) -> None:
-    """One group of bars, longest first, for each kind of work in the rows of `compare.summary`."""
+    """One group of bars, longest first, for each kind of work in the rows of `common.summary`."""
     plt = _pyplot()
-    kinds: dict[tuple, list[dict]] = {}
-    for row in rows:
-        dtype = "float32" if row["dtype"] == "float32" else "bfloat16 or int8"
-        kinds.setdefault((row["benchmark"], row["config"], row.get("sentences"), dtype), []).append(row)
+    kinds = _kinds_of_work(rows)
     figure, axes = plt.subplots(len(kinds), 1, figsize=(8, 0.8 + 0.4 * len(rows) + 0.7 * len(kinds)), squeeze=False)
     for axis, ((benchmark, config, sentences, dtype), group) in zip(axes[:, 0], kinds.items(), strict=True):
         group = sorted(group, key=lambda row: row["tokens_per_second"])
         names = [f"{row['engine']} {row.get('mode') or ''} {row['dtype']}".replace(" default", "") for row in group]
         rates = [row["tokens_per_second"] for row in group]
-        colors = ["tab:orange" if row["engine"] == "tf_transformer" else "tab:gray" for row in group]
+        colors = ["tab:orange" if row["engine"] == common.OURS else "tab:gray" for row in group]
         axis.barh(names, rates, color=colors)
         axis.bar_label(axis.containers[0], [f"{rate:,.0f}" for rate in rates], padding=3)
         axis.margins(x=0.1)
@@ -52,6 +45,15 @@ def bars(rows, path: Path) -> None:
         axis.set_title(f"{benchmark}, {config}, {dtype}{what}: tokens/s", loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
+
+
+def _kinds_of_work(rows) -> dict[tuple, list[dict]]:
+    """Rows by benchmark, configuration, number of sentences and precision."""
+    kinds: dict[tuple, list[dict]] = {}
+    for row in rows:
+        dtype = "float32" if row["dtype"] == "float32" else "bfloat16 or int8"
+        kinds.setdefault((row["benchmark"], row["config"], row.get("sentences"), dtype), []).append(row)
+    return kinds
 
 
 def curves(rows, path: Path) -> None:
@@ -81,15 +83,13 @@ def curves(rows, path: Path) -> None:
 
 def layer_types(rows, labels: dict[str, str], path: Path) -> None:
     """Time and memory against length and width, all logarithmic: the rows of `benchmarks.layer_types`, by layer."""
-    from benchmarks.layer_types import series
-
     plt = _pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(10, 8))
     units = {"milliseconds": "ms", "mib": "MiB"}
     for column, varied in zip(axes.T, ("n", "d"), strict=True):
         for axis, (measured, unit) in zip(column, units.items(), strict=True):
             for layer, label in labels.items():
-                points = [point for point in series(rows, layer, varied, measured) if point[1]]
+                points = [point for point in common.least_values(rows, layer, varied, measured) if point[1]]
                 axis.loglog([size for size, _ in points], [value for _, value in points], ".-", base=2, label=label)
             fixed = {row["d" if varied == "n" else "n"] for row in rows if row["varied"] == varied}
             axis.set_title(f"{'d' if varied == 'n' else 'n'} = {', '.join(map(str, fixed))}", loc="left", fontsize=10)

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import common, draw
 from benchmarks.training import train
 from benchmarks.translation import exported, load_in_python, random_translator, source_sentences
 
@@ -51,9 +51,7 @@ def main(argv=None) -> dict:
         writer.writeheader()
         writer.writerows(rows)
     if args.picture:
-        from benchmarks.draw import curves
-
-        curves(rows, args.picture)
+        draw.curves(rows, args.picture)
     packages = ["tf-transformer", "tensorflow"]
     return common.say("growth", "tf_transformer", args, packages, table=str(args.out), points=len(rows), **found)
 

@@ -5,7 +5,7 @@ import functools
 import json
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import common, draw
 
 # The paper's columns: complexity per layer, sequential operations, maximum path length.
 TYPES = {
@@ -50,9 +50,7 @@ def main(argv=None) -> dict:
     found = exponents(rows)
     print(table(found))
     if args.picture:
-        from benchmarks.draw import layer_types
-
-        layer_types(rows, {name: f"{name}, O({TYPES[name][0]})" for name in args.layers}, args.picture)
+        draw.layer_types(rows, {name: f"{name}, O({TYPES[name][0]})" for name in args.layers}, args.picture)
     packages = ["tf-transformer", "tensorflow", "keras"]
     return common.say("layer_types", "tf_transformer", args, packages, points=len(calls), exponents=found)
 
@@ -114,20 +112,11 @@ def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     for layer, varied in dict.fromkeys((row["layer"], row["varied"]) for row in rows):
         for name, measured in (("time", "milliseconds"), ("memory", "mib")):
-            points = np.array(series(rows, layer, varied, measured)[-LARGE:])
+            points = np.array(common.least_values(rows, layer, varied, measured)[-LARGE:])
             fits = len(points) > 1 and points.min() > 0
             slope = round(float(np.polyfit(*np.log(points).T, 1)[0]), 2) if fits else None
             found.setdefault(layer, {})[f"{name}, {varied}"] = slope
     return found
-
-
-def series(rows: list[dict], layer: str, varied: str, measured: str) -> list[tuple]:
-    """Pairs of size and least value, by size."""
-    least: dict[int, float] = {}
-    for row in rows:
-        if (row["layer"], row["varied"]) == (layer, varied):
-            least[row[varied]] = min(row[measured], least.get(row[varied], row[measured]))
-    return sorted(least.items())
 
 
 def table(found: dict[str, dict[str, float | None]]) -> str:

@@ -150,7 +150,7 @@ def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
         facts = {"engine": engine, "tokens_per_second": rate, "threads": threads, "dtype": "float32", "mode": mode}
         return facts | {"others_cores": 0.0, "versions": {"x": "1"}, "peak_mib": 7.0}
 
-    rows = compare.summary(
+    rows = common.summary(
         [line("tf_transformer", rate) for rate in (290.0, 300.0, 700.0)]
         + [line("peer", 110.0), line("peer", 130.0), line("peer", 150.0, threads=1), line("peer", 99.0, mode="xla")]
     )
@@ -215,6 +215,18 @@ def test_what_marian_has_not_is_not_written(translator, tmp_path):
     with pytest.raises(tt.BadInput, match="d_k: expected None, which Marian has, got 5"):
         to_marian.write(translator, tmp_path / "checkpoint")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bars_are_drawn_from_lines_by_kind_of_work(tmp_path):
+    line = {"benchmark": "training", "config": "tiny", "threads": 2, "others_cores": 0.0}
+    rates = [(307.0, "float32"), (101.0, "float32"), (211.0, "float32"), (701.0, "bfloat16")]
+    lines = [line | {"engine": "one", "tokens_per_second": rate, "dtype": dtype} for rate, dtype in rates]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    draw.main([str(tmp_path / "lines.jsonl"), str(tmp_path / "bars.svg")])
+    picture = (tmp_path / "bars.svg").read_text()
+    assert "<!-- 211 -->" in picture and "<!-- 307 -->" not in picture  # the median
+    for kind in ("float32", "bfloat16 or int8"):
+        assert f"<!-- training, tiny, {kind}: tokens/s -->" in picture
 
 
 def test_losses_of_runs_are_drawn_by_name(tmp_path):
