@@ -330,14 +330,14 @@ def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("
     call = tasks[args.task](work, args)
     loading = time.perf_counter() - began
     if args.task == "training":
-        tokens, more = work.pairs * work.length, {}
+        tokens, facts = work.pairs * work.length, {}
     else:
-        tokens, more = args.sentences * work.steps, {"sentences": args.sentences, "load_seconds": round(loading, 2)}
+        tokens, facts = args.sentences * work.steps, {"sentences": args.sentences, "load_seconds": round(loading, 2)}
     clock = timed(call, args.repeats, args.warmup)
     if args.task == "translation":
-        more["peak_mib"] = round(peak_mib(), 1)  # before it starts anew
-        more["request_mib"] = round(request_mib(call), 1)
+        facts["peak_mib"] = round(peak_mib(), 1)  # before it starts anew
+        facts["request_mib"] = round(request_mib(call), 1)
         steps = call()
         if steps != work.steps:
             raise AssertionError(f"expected {work.steps} steps of the search, got {steps}")
-    return report(args.task, engine, args, clock, tokens, packages, mode=args.mode, **more)
+    return report(args.task, engine, args, clock, tokens, packages, mode=args.mode, **facts)

@@ -81,7 +81,7 @@ def commands(args) -> list[list[str]]:
     """One command line for each engine, mode and number of threads."""
     venvs = dict(pair.split("=", 1) for pair in args.venv)
     able = [common.OURS, *TASKS[args.task, args.dtype]]
-    found = []
+    lines = []
     for engine in able:
         venv, program, modes = ENGINES[engine]
         if args.engines and engine not in args.engines:
@@ -109,8 +109,8 @@ def commands(args) -> list[list[str]]:
                     command += ["--loader", args.loader] if engine == common.OURS else []
                 if engine != common.OURS or args.task == "translation":
                     command += ["--work", str(args.work)]
-                found.append(command)
-    return found
+                lines.append(command)
+    return lines
 
 
 def build(args) -> None:

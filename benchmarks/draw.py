@@ -16,10 +16,10 @@ def main(argv=None) -> None:
     )
     parser.add_argument("picture", type=Path, help="the file to write: .png, .svg")
     args = parser.parse_args(argv)
-    table, *more = args.measured
+    table, *others = args.measured
     if table.is_dir():
         losses({run.name: _read_csv(run / "history.csv") for run in args.measured}, args.picture)
-    elif more:
+    elif others:
         parser.error(f"expected one table, got {len(args.measured)}")
     elif table.suffix == ".csv":
         curves(_read_csv(table), args.picture)

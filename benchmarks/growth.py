@@ -33,7 +33,7 @@ def main(argv=None) -> dict:
 
     common.prepare_tensorflow(args, args.inter_threads)
     rows: list[dict] = []
-    found = {}
+    facts = {}
     if "training" in args.tasks:
         rows += training(work, args)
     if "translation" in args.tasks:
@@ -44,7 +44,7 @@ def main(argv=None) -> dict:
         for place in (10, 200):
             if place < len(steps):
                 around = (row["milliseconds"] for row in steps[place - 5 : place + 6])
-                found[f"step_{place}_milliseconds"] = round(statistics.median(around), 3)
+                facts[f"step_{place}_milliseconds"] = round(statistics.median(around), 3)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["task", "varied", "value", "milliseconds", "mib"])
@@ -53,7 +53,7 @@ def main(argv=None) -> dict:
     if args.picture:
         draw.curves(rows, args.picture)
     packages = ["tf-transformer", "tensorflow"]
-    return common.say("growth", "tf_transformer", args, packages, table=str(args.out), points=len(rows), **found)
+    return common.say("growth", "tf_transformer", args, packages, table=str(args.out), points=len(rows), **facts)
 
 
 def point(task, varied, value, seconds, mib="") -> dict:

@@ -47,12 +47,12 @@ def main(argv=None) -> dict:
         if layer != "self-attention" or d // head * n * n * 4 <= args.most_mib * 2**20
     ]
     rows = [measure(*point, args) for _ in range(args.rounds) for point in calls]
-    found = exponents(rows)
-    print(table(found))
+    powers = exponents(rows)
+    print(table(powers))
     if args.picture:
         draw.layer_types(rows, {name: f"{name}, O({TYPES[name][0]})" for name in args.layers}, args.picture)
     packages = ["tf-transformer", "tensorflow", "keras"]
-    return common.say("layer_types", "tf_transformer", args, packages, points=len(calls), exponents=found)
+    return common.say("layer_types", "tf_transformer", args, packages, points=len(calls), exponents=powers)
 
 
 def prepared(layer: str, n: int, d: int, head: int, args):
@@ -109,26 +109,26 @@ def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
     """
     import numpy as np
 
-    found: dict[str, dict[str, float | None]] = {}
+    powers: dict[str, dict[str, float | None]] = {}
     for layer, varied in dict.fromkeys((row["layer"], row["varied"]) for row in rows):
         for name, measured in (("time", "milliseconds"), ("memory", "mib")):
             points = np.array(common.least_values(rows, layer, varied, measured)[-LARGE:])
             fits = len(points) > 1 and points.min() > 0
             slope = round(float(np.polyfit(*np.log(points).T, 1)[0]), 2) if fits else None
-            found.setdefault(layer, {})[f"{name}, {varied}"] = slope
-    return found
+            powers.setdefault(layer, {})[f"{name}, {varied}"] = slope
+    return powers
 
 
-def table(found: dict[str, dict[str, float | None]]) -> str:
+def table(powers: dict[str, dict[str, float | None]]) -> str:
     """Markdown: the paper's Table 1, and what was measured."""
     columns = ["time, n", "time, d", "memory, n", "memory, d"]
     lines = [
         "| layer | complexity | sequential operations | longest path | " + " | ".join(columns) + " |",
         "|---|---|---|---|" + "---|" * len(columns),
     ]
-    for layer, powers in found.items():
+    for layer, by_column in powers.items():
         theory = " | ".join(f"O({formula})" for formula in TYPES[layer])
-        lines.append(f"| {layer} | {theory} | " + " | ".join(str(powers[column]) for column in columns) + " |")
+        lines.append(f"| {layer} | {theory} | " + " | ".join(str(by_column[column]) for column in columns) + " |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tf_transformer.layers import KeyValue, MultiHeadAttention, attention, restricted_attention
-from tf_transformer.masks import both, causal_mask, near_mask, over_queries
+from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
 
 B, h, T, S, d, d_k, d_v = 2, 3, 5, 7, 11, 13, 17
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -76,7 +76,7 @@ def test_restricted_attention_is_attention_under_a_banded_mask(T, window, causal
     query, key, value = normal(B, h, T, d_k), normal(B, h, T, d_k), normal(B, h, T, d_v)
     arguments = [ops.array(x) for x in (query, key, value)]
     for mask in (None, padding(T)):
-        given = over_queries(mask)
+        given = as_key_mask(mask)
         output, scores = restricted_attention(*arguments, given, window=window, causal=causal)
         assert output.shape == value.shape and ops.dtype(scores) == "float32"
         for b, i in np.ndindex(B, h):
@@ -90,8 +90,8 @@ def test_restricted_attention_is_attention_under_a_banded_mask(T, window, causal
 def test_restricted_attention_has_the_gradients_of_the_banded_mask(causal):
     T, window = 37, 11
     inputs = [keras.Variable(normal(B, h, T, width, seed=width)) for width in (d_k, d_k, d_v)]
-    direction, mask = ops.array(normal(B, h, T, d_v, seed=1)), over_queries(padding(T))
-    band = both(both(near_mask(T, window), causal_mask(T) if causal else None), mask)
+    direction, mask = ops.array(normal(B, h, T, d_v, seed=1)), as_key_mask(padding(T))
+    band = intersect(intersect(near_mask(T, window), causal_mask(T) if causal else None), mask)
 
     def restricted(*inputs):
         return restricted_attention(*inputs, mask, window=window, causal=causal)[0]

@@ -11,7 +11,7 @@ from test_run import new_model, train
 
 import tf_transformer as tt
 from tf_transformer.runs import callbacks
-from tf_transformer.runs.callbacks import NumbersGoneWrong, Stopped
+from tf_transformer.runs.callbacks import StopOnNonFinite, Stopped
 from tf_transformer.runs.run import Run
 
 
@@ -135,7 +135,7 @@ def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
     model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=[tt.TokenAccuracy()])
     ids = tf.data.Dataset.range(2, 7).map(lambda batch: tf.fill((5, 7), tf.where(batch == 4, 18, 5)))
     data = ids.map(lambda ids: ((ids, ids), ids))
-    watch = NumbersGoneWrong(numbers, first=2, skip=skip)
+    watch = StopOnNonFinite(numbers, first=2, skip=skip)
     message = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training text"
     if skip:
         history = model.fit(data, callbacks=[watch], verbose=0, shuffle=False).history

@@ -10,7 +10,7 @@ import pytest
 from test_parsing_program import write_trees
 
 import tf_transformer as tt
-from tf_transformer.runs.recipe import FREE
+from tf_transformer.runs.recipe import CHANGEABLE
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 ROOT = pages.ROOT
@@ -155,7 +155,7 @@ def test_the_programs_are_the_folders():
 
 def test_what_is_free_to_change_in_a_run():
     sentence = re.search(r"Free to change are (.*?)\.\n", pages.read("docs/reference/run.md"), re.DOTALL)[1]
-    assert re.findall(r"`(\w+)`", sentence) == list(FREE)
+    assert re.findall(r"`(\w+)`", sentence) == list(CHANGEABLE)
 
 
 def test_the_search_options_are_the_codes():

@@ -15,7 +15,7 @@ from tf_transformer.layers import int8
 
 @pytest.fixture(autouse=True)
 def every_size_in_8_bits(monkeypatch):
-    monkeypatch.setattr(int8, "WORTHWHILE", 0)
+    monkeypatch.setattr(int8, "MIN_INT8_ELEMENTS", 0)
 
 
 TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
@@ -70,7 +70,7 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
 
 
 def test_small_matrices_stay_float32(monkeypatch):
-    monkeypatch.setattr(int8, "WORTHWHILE", 11 * 17)
+    monkeypatch.setattr(int8, "MIN_INT8_ELEMENTS", 11 * 17)
     x = np.random.default_rng(2).normal(size=(5, 11)).astype("float32")
     layers = [int8.dense(units, dtype=int8.Int8()) for units in (13, 17)]
     for layer in layers:

@@ -7,7 +7,7 @@ from conftest import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.masks import PAD_ID, both, causal_mask, near_mask, newest, over_queries, padding_mask
+from tf_transformer.masks import PAD_ID, as_key_mask, causal_mask, intersect, last_allowed, near_mask, padding_mask
 
 
 def test_padding_is_id_zero():
@@ -30,16 +30,16 @@ def test_causal_mask_of_queries_in_the_midst_of_the_keys(T, S, first):
 
 def test_a_padding_mask_is_the_same_for_every_query():
     mask = np.array([[1, 0, 1], [0, 1, 1]])  # [B, S]
-    attention_mask = array(over_queries(mask))
+    attention_mask = array(as_key_mask(mask))
     assert attention_mask.dtype == bool and np.array_equal(attention_mask, mask[:, np.newaxis, :])
-    assert over_queries(None) is None
+    assert as_key_mask(None) is None
 
 
 @pytest.mark.parametrize("first", [None, False, True])
 @pytest.mark.parametrize("second", [None, False, True])
 def test_both_allows_what_neither_forbids(first, second):
     masks = [None if allowed is None else np.full((1, 2, 3), allowed) for allowed in (first, second)]
-    found = both(*masks)
+    found = intersect(*masks)
     if first is None and second is None:
         assert found is None
     else:
@@ -55,5 +55,5 @@ def test_a_neighbourhood_is_centered(T, window):
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(1, 4))
 def test_the_newest_are_the_last_that_are_allowed(allowed, count):
     allowed_slots = [slot for slot, seen in enumerate(allowed) if seen]
-    mask = array(newest(np.array([[allowed]]), count))
+    mask = array(last_allowed(np.array([[allowed]]), count))
     assert mask.dtype == bool and np.where(mask[0, 0])[0].tolist() == allowed_slots[-count:]

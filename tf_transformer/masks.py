@@ -30,18 +30,18 @@ def near_mask(length: Any, window: int) -> Any:
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
 
 
-def newest(mask: Any, count: Any) -> Any:
+def last_allowed(mask: Any, count: Any) -> Any:
     """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
     number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
     return ops.logical_and(mask, number > number[..., -1:] - count)
 
 
-def over_queries(mask: Any) -> Any:
+def as_key_mask(mask: Any) -> Any:
     """A padding mask of the keys [B, S] as an attention mask [B, 1, S], the same for every query; None stays None."""
     return None if mask is None else ops.expand_dims(ops.cast(mask, "bool"), 1)
 
 
-def both(first: Any, second: Any) -> Any:
+def intersect(first: Any, second: Any) -> Any:
     """The intersection of two attention masks; None allows everything."""
     if first is None or second is None:
         return second if first is None else first

@@ -115,10 +115,10 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
-    found = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(found, {"beam_size": math.inf}):
+    search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
+    if wrong := problem(search, {"beam_size": math.inf}):
         raise BadInput(wrong)
-    return found
+    return search
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:

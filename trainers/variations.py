@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> None:
         if trainer.writes and not is_complete(trainer):
             bleu = trainer.evaluate(translator=averaged(trainer, search))["BLEU"]
             last = trainer.run.history[-1]
-            found = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
-            found |= {"dev_perplexity": round(last["val_perplexity"], 3), "steps": last["step"]}
-            tt.files.write_json(metrics, found | {"parameters": tt.costs.parameters(config)})
+            measurements = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
+            measurements |= {"dev_perplexity": round(last["val_perplexity"], 3), "steps": last["step"]}
+            tt.files.write_json(metrics, measurements | {"parameters": tt.costs.parameters(config)})
         if trainer.writes:
             lines.append(table3.line_of(row, args.scale, json.loads(metrics.read_text())))
             table3.write(lines, folder)

@@ -86,16 +86,16 @@ def difference(row: str, scale: str) -> str:
     return ", ".join(f"{name} {value}" for name, value in config.items() if value != base[name])
 
 
-def line_of(row: str, scale: str, found: dict[str, Any]) -> dict[str, Any]:
+def line_of(row: str, scale: str, measurements: dict[str, Any]) -> dict[str, Any]:
     """A line of the table.
 
     Args:
         row: its name.
         scale: of base.
-        found: measurements: "steps", "dev_perplexity", "dev_bleu" and "parameters".
+        measurements: "steps", "dev_perplexity", "dev_bleu" and "parameters".
     """
     perplexity, bleu, millions = PAPER[row]
-    here = (found["steps"], found["dev_perplexity"], found["dev_bleu"], found["parameters"])
+    here = (measurements["steps"], measurements["dev_perplexity"], measurements["dev_bleu"], measurements["parameters"])
     paper = (perplexity, bleu, millions or PAPER["base"][2])
     return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
 

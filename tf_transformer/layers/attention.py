@@ -11,7 +11,7 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
-from tf_transformer.masks import both, causal_mask, near_mask, over_queries
+from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
 
 SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 
@@ -134,8 +134,8 @@ def masked_attention(
     """
     if window and attention_mask is None and not weights:
         return padding, functools.partial(restricted_attention, window=window, causal=True)
-    mask = both(causal_mask(T) if attention_mask is None else attention_mask, padding)
-    return both(mask, near_mask(T, window) if window else None), attention
+    mask = intersect(causal_mask(T) if attention_mask is None else attention_mask, padding)
+    return intersect(mask, near_mask(T, window) if window else None), attention
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -254,7 +254,7 @@ class MultiHeadAttention(KeepsQuantized):
         own_mask = query_mask if mask is None else mask
         key_mask = own_mask if value is None else value_mask
         kv = self.project(query if value is None else value)
-        output, scores = self.attend(query, kv, both(attention_mask, over_queries(key_mask)))
+        output, scores = self.attend(query, kv, intersect(attention_mask, as_key_mask(key_mask)))
         return (output, scores) if return_attention_scores else output
 
     def compute_output_shape(self, query_shape: Any, value_shape: Any = None) -> Any:

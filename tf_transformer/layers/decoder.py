@@ -8,7 +8,7 @@ from keras import ops
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import causal_mask, newest, over_queries
+from tf_transformer.masks import as_key_mask, causal_mask, last_allowed
 
 
 class DecoderCache(NamedTuple):
@@ -129,7 +129,7 @@ class DecoderLayer(KeepsQuantized):
         T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
         if cache is None:
             kv = self.cross_attention.project(memory)
-            masks = attention_mask, over_queries(x_mask)
+            masks = attention_mask, as_key_mask(x_mask)
             attention_mask, attend = masked_attention(T, *masks, self.attention_window, return_attention_scores)
         else:
             target, kv = cache.target.write(slot, target), cache.memory
@@ -137,11 +137,11 @@ class DecoderLayer(KeepsQuantized):
             if attention_mask is None:
                 attention_mask = causal_mask(T, ops.shape(target.key)[2], slot)
             if self.attention_window:
-                attention_mask = newest(attention_mask, self.attention_window // 2 + 1)
+                attention_mask = last_allowed(attention_mask, self.attention_window // 2 + 1)
 
         attended, self_scores = self.self_attention.attend(x, target, attention_mask, attend)
         x = self.self_attention_norm(x, attended)
-        attended, cross_scores = self.cross_attention.attend(x, kv, over_queries(memory_mask))
+        attended, cross_scores = self.cross_attention.attend(x, kv, as_key_mask(memory_mask))
         x = self.cross_attention_norm(x, attended)
         x = self.feed_forward_norm(x, self.feed_forward(x))
 

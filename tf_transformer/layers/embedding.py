@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.int8 import LARGEST, int8_product, int8_weights, is_int8
+from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
@@ -133,9 +133,9 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
         if is_int8(self):
             rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
-            return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / LARGEST), -1)
-        found = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
-        return ops.cast(found, "float32")
+            return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / INT8_MAX), -1)
+        rows = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
+        return ops.cast(rows, "float32")
 
     def encoding(self, position: Any) -> Any:
         """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""

@@ -9,7 +9,7 @@ from keras import ops
 from tf_transformer.layers.attention import MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import both, near_mask, over_queries
+from tf_transformer.masks import as_key_mask, intersect, near_mask
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -83,11 +83,11 @@ class EncoderLayer(KeepsQuantized):
             [B, S, d]; with `return_attention_scores` also the attention weights [B, h, S, S].
         """
         kv = self.self_attention.project(x)
-        mask, attend = over_queries(mask), attention
+        mask, attend = as_key_mask(mask), attention
         if (
             self.attention_window and return_attention_scores
         ):  # the scores take n * n anyway, so blocks would save nothing
-            mask = both(mask, near_mask(ops.shape(x)[1], self.attention_window))
+            mask = intersect(mask, near_mask(ops.shape(x)[1], self.attention_window))
         elif self.attention_window:
             attend = functools.partial(restricted_attention, window=self.attention_window)
         attended, scores = self.self_attention.attend(x, kv, mask, attend)

@@ -18,9 +18,9 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 
-LARGEST = 127.0
-WORTHWHILE = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 4 to 128 rows
-SMALLEST = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
+INT8_MAX = 127.0
+MIN_INT8_ELEMENTS = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 4 to 128 rows
+MIN_MAGNITUDE = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -62,7 +62,7 @@ class Int8Dense(keras.layers.Layer):
 
     def build(self, x_shape: Any) -> None:
         shape = (x_shape[-1], self.units)
-        if math.prod(shape) < WORTHWHILE:
+        if math.prod(shape) < MIN_INT8_ELEMENTS:
             self.kernel, self.kernel_max = self.add_weight(shape, "zeros", name="kernel"), None
         else:
             self.kernel, self.kernel_max = int8_weights(self, "kernel", shape, axis=0)
@@ -89,8 +89,8 @@ def int8_weights(
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
 
-def is_largest(variable: keras.Variable) -> bool:
-    """Whether a variable holds the largest magnitudes of an int8 matrix, which do not count as parameters."""
+def is_scale(variable: keras.Variable) -> bool:
+    """Whether a variable holds an int8 matrix's scales, its largest magnitudes, which do not count as parameters."""
     return variable.name.endswith("_max")
 
 
@@ -102,8 +102,8 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
     """
     has_8_bits = any(weight.dtype == "int8" for weight in source.weights)
     if has_8_bits and not (is_int8(source) and is_int8(model)):
-        wanted = model.dtype_policy.name
-        raise BadInput(f"expected a model in another dtype than int8 to convert to {wanted}, got weights of 8 bits")
+        dtype = model.dtype_policy.name
+        raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
     values = _by_name(source)
     for name, variable in _by_name(model).items():
         if name not in values:
@@ -124,7 +124,7 @@ def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
 def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Round a matrix to 8-bit integers: the integers, and the largest magnitudes along `axis` before rounding."""
     largest = np.abs(matrix).max(axis=axis, keepdims=True)
-    integers = np.round(matrix * (LARGEST / np.maximum(largest, SMALLEST)))
+    integers = np.round(matrix * (INT8_MAX / np.maximum(largest, MIN_MAGNITUDE)))
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 
 
@@ -137,13 +137,13 @@ def int8_product(x: Any, matrix: Any, largest: Any, transposed: bool = False) ->
         largest: float32 [n], the largest magnitude of each column before rounding; of each row if transposed.
         transposed: whether the matrix is [n, d].
     """
-    row_largest = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=SMALLEST)  # [B, 1]
-    integers = ops.cast(ops.round(x * (LARGEST / row_largest)), "int8")
+    row_largest = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=MIN_MAGNITUDE)  # [B, 1]
+    integers = ops.cast(ops.round(x * (INT8_MAX / row_largest)), "int8")
     matrix, largest = ops.convert_to_tensor(matrix), ops.convert_to_tensor(largest)
     if keras.backend.backend() == "tensorflow":
         return _onednn_product(integers, matrix, largest, transposed) * row_largest
     sums = ops.matmul(integers, ops.transpose(matrix) if transposed else matrix)  # int32
-    return ops.cast(sums, "float32") * (largest * LARGEST**-2) * row_largest
+    return ops.cast(sums, "float32") * (largest * INT8_MAX**-2) * row_largest
 
 
 def _onednn_product(integers: Any, matrix: Any, largest: Any, transposed: bool) -> Any:

@@ -259,11 +259,11 @@ class PlainLines(keras.callbacks.Callback):
         self.seconds = seconds
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.said = time.monotonic()
+        self.last_line = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if time.monotonic() - self.said >= self.seconds:
-            self.said = time.monotonic()
+        if time.monotonic() - self.last_line >= self.seconds:
+            self.last_line = time.monotonic()
             self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -277,7 +277,7 @@ class PlainLines(keras.callbacks.Callback):
         print(f"{what}: {', '.join(values)}", flush=True)
 
 
-class NumbersGoneWrong(keras.callbacks.Callback):
+class StopOnNonFinite(keras.callbacks.Callback):
     """Checks after each step that loss and gradient are finite. If not, it stops, or reports the skipped update.
 
     Args:
@@ -301,8 +301,8 @@ class NumbersGoneWrong(keras.callbacks.Callback):
             self.seen = seen
             *_, lines = next(iter(self.batches(self.number - 1, lines=True)))
             lines = sorted(np.asarray(lines).tolist())
-            more = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
-            lines = f"lines {', '.join(map(str, lines[:20]))}{more} of the training text"
+            others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
+            lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
             what = f"step {self.number:,}: the loss or a gradient is not finite, from {lines}"
             if not self.skip:
                 raise BadInput(f"{what}; the last checkpoint is from before it")

@@ -7,7 +7,7 @@ from typing import Any
 from tf_transformer.config import PRESETS, BadInput
 
 PAPER_STEPS = 100_000  # of base (section 5.2)
-FREE = (
+CHANGEABLE = (
     "steps",
     "epochs",
     "eval_every",

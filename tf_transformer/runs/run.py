@@ -17,7 +17,7 @@ import portalocker
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import checksum, flush, write_json, write_text
-from tf_transformer.runs.recipe import FREE
+from tf_transformer.runs.recipe import CHANGEABLE
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
@@ -266,16 +266,16 @@ def _check_room(folder: Path, model: keras.Model) -> None:
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without those that may change as a run goes on."""
-    recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in FREE}
+    recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in CHANGEABLE}
     return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
+    differences = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{name}.")
+            differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new and (old or new):  # an option that another version lacks counts as off
-            found.append(f"{prefix}{name} was {json.dumps(old)}, now {json.dumps(new)}")
-    return found
+            differences.append(f"{prefix}{name} was {json.dumps(old)}, now {json.dumps(new)}")
+    return differences

@@ -15,13 +15,13 @@ from tf_transformer.corpora.corpus import Batching, Corpus, Files
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
-from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, NumbersGoneWrong, Stopped, progress
+from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import START, Run
 from tf_transformer.text.translator import Translator
 
 UNKNOWN = {"origin": "another translator"}
-RATES = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
+TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
 
 
 @dataclass
@@ -91,10 +91,10 @@ class Trainer:
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
             raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
-        rates = {name: getattr(self.config, name) for name in RATES}
-        sizes, wanted = self.config.to_dict(), start.model.config.to_dict() | rates
-        if differing := [name for name in wanted if sizes.get(name) != wanted[name]]:
-            expected = ", ".join(f"{name}={wanted[name]}" for name in differing)
+        rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
+        sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
+        if differing := [name for name in start_sizes if sizes.get(name) != start_sizes[name]]:
+            expected = ", ".join(f"{name}={start_sizes[name]}" for name in differing)
             got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
             raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
 
@@ -185,7 +185,7 @@ class Trainer:
         while checkpoints.step < until:
             print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
-            wrong = NumbersGoneWrong(batches, checkpoints.step, model.skip_not_finite)
+            wrong = StopOnNonFinite(batches, checkpoints.step, model.skip_not_finite)
             verbose, lines = progress()
             with checkpoints.hears_signals():
                 try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.layers.int8 import is_largest
+from tf_transformer.layers.int8 import is_scale
 from tf_transformer.text.decoding import TextDecoder
 from tf_transformer.text.search import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
@@ -83,7 +83,7 @@ class Root(tf.Module):
             contract=CONTRACT,
             vocab_size=tokenizer.vocab_size,
             tokenizer=tokenizer.fingerprint,
-            parameters=sum(math.prod(weight.shape) for weight in model.weights if not is_largest(weight)),
+            parameters=sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight)),
             dtype=model.dtype_policy.name,
             framework_version=__version__,
             tf_version=tf.__version__,
