@@ -1,22 +1,14 @@
 """The Transformer: Figure 1 as a whole (section 3)."""
 
-import contextlib
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
-from keras import ops
 
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import TransformerConfig
+from tf_transformer.keras_model import KerasModel
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
-from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import padding_mask
-
-if keras.backend.backend() == "tensorflow":  # `fit` on several devices
-    from tf_transformer.distribution import Model
-else:
-    from keras import Model  # type: ignore[no-redef]
 
 
 class AttentionScores(NamedTuple):
@@ -36,7 +28,7 @@ class Attention(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class Transformer(KeepsQuantized, Model):
+class Transformer(KerasModel):
     """The Transformer of Figure 1: logits = model((source, target)).
 
     Source and target are int ids [B, S] and [B, T], where 0 is padding; logits are float32 [B, T, V]. The target is the
@@ -132,6 +124,15 @@ class Transformer(KeepsQuantized, Model):
                 x = layer(x, memory, memory_mask=memory_mask)
         return self.embedding.logits(x), self_scores, cross_scores
 
+    def call(self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None) -> Any:
+        source, target = inputs
+        option = {"return_attention_scores": return_attention_scores}
+        memory, memory_mask, encoder_scores = self.encode(source, **option)
+        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **option)
+        if return_attention_scores:
+            return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
+        return logits
+
     def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]:
         """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
@@ -181,93 +182,8 @@ class Transformer(KeepsQuantized, Model):
             new_cache.append(layer_cache)
         return self.embedding.logits(x, softmax_weights), new_cache
 
-    def call(self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None) -> Any:
-        source, target = inputs
-        asked = {"return_attention_scores": return_attention_scores}
-        memory, memory_mask, encoder_scores = self.encode(source, **asked)
-        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **asked)
-        if return_attention_scores:
-            return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
-        return logits
-
-    def fit(
-        self, x: Any = None, y: Any = None, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any
-    ) -> keras.callbacks.History:
-        """`keras.Model.fit`, except that `class_weight` weighs tokens; in Keras it weighs rows.
-
-        Args:
-            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` or `keras.utils.PyDataset` of
-                x and y.
-            y: labels [B, T].
-            class_weight: {token id: weight}; other ids have weight 1. It trains like a `sample_weight` [B, T], and does
-                not apply to validation.
-
-        Raises:
-            BadInput: an id or weight is invalid; `sample_weight` or `validation_split` is given, too; the data are of
-                another kind.
-        """
-        if class_weight is None:
-            return super().fit(x, y, *args, **kwargs)
-        table = _weight_of_ids(class_weight, self.config.vocab_size)
-        if kwargs.get("sample_weight") is not None or kwargs.get("validation_split"):
-            raise BadInput("class_weight: expected no sample_weight and no validation_split with it")
-        if y is not None:
-            return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
-        if isinstance(x, keras.utils.PyDataset):
-            return super().fit(_Weighted(x, table), None, *args, **kwargs)
-        if not hasattr(x, "element_spec"):
-            raise BadInput(f"class_weight: expected arrays, a tf.data.Dataset or a PyDataset, got {type(x).__name__}")
-        if len(x.element_spec) != 2:
-            raise BadInput(f"class_weight: expected a dataset of inputs and labels, got {len(x.element_spec)} parts")
-        import tensorflow as tf
-
-        return super().fit(x.map(lambda x, y: (x, y, tf.gather(table, y))), None, *args, **kwargs)
-
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""
-        if class_weight is not None:
-            table = _weight_of_ids(class_weight, self.config.vocab_size)
-            if sample_weight is not None:
-                raise BadInput("class_weight: expected no sample_weight with it")
-            sample_weight = table[ops.convert_to_numpy(y)]
-        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
-
-    def export(
-        self,
-        filepath: Any,
-        format: str = "tf_saved_model",
-        verbose: Any = None,
-        input_signature: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """`keras.Model.export`; the default signature takes source and target ids of any number and length."""
-        if not self._called:  # Keras exports only a model that was called
-            self((ops.ones((1, 1), "int32"), ops.ones((1, 1), "int32")))
-        names = ("source", "target")
-        ids = tuple(keras.InputSpec(dtype="int32", shape=(None, None), name=name) for name in names)
-        super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
-
-    def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
-        """As in Keras, except that embeddings and logits become integers, too, unless `filters` are given. (Keras skips
-        layers that contain layers.)"""
-        for layer in self.layers:
-            if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
-                with contextlib.suppress(NotImplementedError):  # this mode is only for products
-                    layer.quantize(mode, config=config)
-        super().quantize(mode, config=config, **kwargs)
-
     def compute_output_shape(self, input_shape: Any) -> Any:
         return (*input_shape[1], self.config.vocab_size)
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
     def astype(self, dtype: str) -> "Transformer":
         """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8".
@@ -288,43 +204,3 @@ class Transformer(KeepsQuantized, Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         return cls(**(config | {"config": TransformerConfig.from_dict(config["config"])}))
-
-
-class _Weighted(keras.utils.PyDataset):
-    """A dataset's batches of inputs and labels, with a weight for each token."""
-
-    def __init__(self, batches: keras.utils.PyDataset, table: Any) -> None:
-        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
-        self.batches = batches
-        self.table = table
-
-    def __getitem__(self, index: int) -> Any:
-        batch = self.batches[index]
-        if len(batch) != 2:
-            raise BadInput(f"class_weight: expected batches of inputs and labels, got {len(batch)} parts")
-        x, y = batch
-        return x, y, self.table[np.asarray(y)]
-
-    @property
-    def num_batches(self) -> Any:
-        return self.batches.num_batches
-
-    def on_epoch_begin(self) -> None:
-        self.batches.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self.batches.on_epoch_end()
-
-
-def _weight_of_ids(class_weight: Any, V: int) -> Any:
-    """{token id: weight} as float32 [V]."""
-    try:
-        ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")
-        right = ids.dtype.kind == "i" and np.all((ids >= 0) & (ids < V)) and np.all((weights >= 0) & (weights < np.inf))
-    except (AttributeError, TypeError, ValueError):
-        right = False
-    if not right:
-        raise BadInput(f"class_weight: expected {{token id below {V}: weight from 0}}, got {class_weight!r}")
-    table = np.ones(V, "float32")
-    table[ids] = weights
-    return table
