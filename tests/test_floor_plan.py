@@ -21,7 +21,8 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
     "beam": ("corpora", "serving", "text"),
     "loading": ("interop", "parsing", "runs", "serving", "text"),
 }
-PAPER = ("config", "distribution", "ensemble", "files", "layers", "masks", "model", "training", "version")
+PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
+PAPER += ("files", "version")
 FORWARDS = {  # methods of a value that hand over to a room above it
     ("text.translator", "loading"),
     ("text.translator", "interop.formats"),

@@ -1,14 +1,12 @@
-"""Training with Keras's `fit` on several devices and machines, with `tf.distribute`."""
+"""Devices and machines to train on, with `tf.distribute`."""
 
 import json
 import os
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.masks import PAD_ID
 
 
 def strategy(devices: str | None = None) -> tf.distribute.Strategy:
@@ -34,8 +32,8 @@ def strategy(devices: str | None = None) -> tf.distribute.Strategy:
     else:
         names = there if kind == "all" else devices.upper().split(",")
         if not names or not set(names) <= set(there):
-            found = ", ".join(["cpu:N", *(name.lower() for name in there)]) + (" or all" if there else "")
-            raise BadInput(f"devices: expected some of {found}; got {devices!r}")
+            expected = ", ".join(["cpu:N", *(name.lower() for name in there)]) + (" or all" if there else "")
+            raise BadInput(f"devices: expected some of {expected}; got {devices!r}")
     return tf.distribute.MirroredStrategy(names)
 
 
@@ -68,100 +66,3 @@ def over_replicas(values: Any) -> Any:
     if context is None or context.num_replicas_in_sync == 1:
         return values
     return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
-
-
-class Model(keras.Model):
-    """A `keras.Model` of token ids, ((source, target), labels [B, T]), that `fit` trains under any strategy.
-
-    The update does not depend on the number of replicas and parts. The loss is a mean over all real tokens of the
-    batch; gradients are summed first, then measured, clipped and applied.
-
-    Attributes:
-        parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
-        skip_not_finite: treat an update with a NaN or an infinity as zero.
-        not_finite: variable, the number of such updates since `compile`.
-        gradient_norm: variable, the norm of the last gradient before clipping.
-    """
-
-    parts = 1
-    skip_not_finite = False
-
-    def make_train_function(self, force: bool = False) -> Any:
-        if self.train_function is None or force:
-            inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            self._sums_gradients = hasattr(inner, "sums_gradients")
-            if self._sums_gradients:  # other optimizers sum after clipping and after the test for finite numbers
-                inner.sums_gradients = False
-            first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
-            with self.distribute_strategy.scope():
-                self.not_finite = tf.Variable(0, **first)
-                self.gradient_norm = tf.Variable(0.0, **first)
-        return super().make_train_function(force)
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        # Keras infers sizes from the mean of the first batch over replicas. That fails if their shapes differ, and with
-        # several machines. Without a strategy, Keras creates the optimizer's variables while it traces a step, and must
-        # trace the step again. Our sizes do not depend on the input.
-        ids = tf.ones((1, 2), tf.int32)
-        containers = [one for one in (self._compile_metrics, self._compile_loss) if one is not None and not one.built]
-        with self.distribute_strategy.scope():
-            if containers:  # otherwise Keras traces model, loss and metrics to infer the structure of the logits
-                logits = self((ids, ids))
-                for container in containers:
-                    container.build(ids, logits)
-            self._symbolic_build(data_batch=((ids, ids), ids))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        parts = [self._part(data, i) for i in range(self.parts)]
-        tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
-        shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
-        loss: tf.Tensor | float = 0.0
-        gradients: list[tf.Tensor] = []
-        for (x, y, sample_weight), share in zip(parts, tf.unstack(shares), strict=True):
-            with tf.control_dependencies(gradients), tf.GradientTape() as tape:
-                y_pred = self(x, training=True)
-                part_loss = share * self.compute_loss(x, y, y_pred, sample_weight)
-                scaled = self.optimizer.scale_loss(part_loss)
-            found = tape.gradient(scaled, self.trainable_variables, unconnected_gradients="zero")
-            gradients = [tf.add_n(both) for both in zip(*filter(None, (gradients, found)), strict=True)]
-            loss += part_loss
-            self.compute_metrics(x, y, y_pred, sample_weight)
-        self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
-        return self._logs(loss, tf.reduce_sum(tokens))
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = self(x, training=False)
-        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        self.compute_metrics(x, y, y_pred, sample_weight)
-        return self._logs(loss, over_replicas(_count(y)))
-
-    def _part(self, data: Any, i: int) -> tuple[Any, ...]:
-        if self.parts > 1:
-            data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
-        return keras.utils.unpack_x_y_sample_weight(data)
-
-    def _update(self, loss: Any, gradients: Any) -> None:
-        norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
-        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
-        finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
-        if self.skip_not_finite and not scales:
-            gradients = [tf.where(finite, gradient, 0) for gradient in gradients]
-        self.gradient_norm.assign(norm)
-        self.not_finite.assign_add(tf.cast(~finite, tf.int32))
-        self.optimizer.apply(gradients, self.trainable_variables)
-
-    def _logs(self, loss: Any, tokens: Any) -> dict[str, Any]:
-        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
-        tokens = tf.where(kept, tokens, 0)
-        self._loss_tracker.update_state(tf.where(kept, loss, 0) * replicas, sample_weight=tokens / replicas)
-        logs = self.get_metrics_result()
-        if is_a_worker(self.distribute_strategy):  # Keras averages over the first axis, then
-            logs = {name: tf.reshape(value, (1,)) for name, value in logs.items()}
-        return logs
-
-
-def _count(labels: Any) -> Any:
-    return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

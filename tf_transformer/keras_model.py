@@ -12,7 +12,7 @@ from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.layers.quantization import KeepsQuantized
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
-    from tf_transformer.distribution import Model
+    from tf_transformer.training_step import Model
 else:
     from keras import Model  # type: ignore[no-redef]
 
