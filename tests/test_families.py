@@ -9,7 +9,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.interop.families import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
-from tf_transformer.interop.marian import MarianConfig, MarianTransformer
+from tf_transformer.interop.marian.model import MarianConfig, MarianTransformer
 
 TRAINED = Path(__file__).parent / "marian/trained"
 ROOT = Path(__file__).parents[1]

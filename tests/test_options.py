@@ -253,13 +253,26 @@ def test_what_was_translated_before_an_error_is_kept(tmp_path):
     assert (tmp_path / "out.tmp").read_text() == "ab"
 
 
+PROGRAMS = ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export", "attention")
+
+
 def test_help_fits_a_screen():
-    programs = ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export", "attention")
-    for program in programs:
+    for program in PROGRAMS:
         command = [sys.executable, "-m", f"trainers.{program}", "--help"]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) <= 46
         assert max(map(len, lines)) <= 120
+
+
+def test_help_loads_no_tensorflow():
+    lines = ["import contextlib, sys, trainers"]
+    for program in PROGRAMS:
+        lines += [f"import trainers.{program}", "with contextlib.suppress(SystemExit):"]
+        lines += [f"    trainers.{program}.main(['--help'])"]
+    lines += ["assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"]
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("usage: ") == len(PROGRAMS)
 
 
 def test_programs_have_onednn_on_if_not_told_otherwise(monkeypatch):

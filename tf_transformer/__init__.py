@@ -1,44 +1,42 @@
 """Attention Is All You Need (Vaswani et al. 2017) on TensorFlow and Keras 3.
 
-Modules that run on every Keras backend are imported here. Modules that need TensorFlow (data, search, tokenizer,
-translator) are imported on first use, so `import tf_transformer` works without it.
+`import tf_transformer` loads neither Keras nor TensorFlow: a name's module is imported when the name is first used. So
+programs show their help at once, and layers, model and training work without TensorFlow.
 """
 
 import importlib
-from typing import Any
+import os
+import pkgutil
+import sys
+from typing import TYPE_CHECKING, Any
 
-from tf_transformer import layers, masks, training
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.ensemble import Ensemble
-from tf_transformer.model import AttentionScores, Transformer
-from tf_transformer.training import (
-    Adam,
-    Cooldown,
-    Perplexity,
-    SmoothedCrossEntropy,
-    TokenAccuracy,
-    TokenCount,
-    WarmupSchedule,
-    average_weights,
-)
 from tf_transformer.version import __version__
 
 _LAZY = {
+    "Adam": ("training", "Adam"),
+    "AttentionScores": ("model", "AttentionScores"),
+    "average_weights": ("training", "average_weights"),
     "beam": ("beam", None),
     "bleu": ("evaluation.bleu", None),
     "callbacks": ("runs.callbacks", None),
+    "Cooldown": ("training", "Cooldown"),
     "Corpus": ("corpora.corpus", "Corpus"),
     "costs": ("evaluation.costs", None),
     "ctranslate2": ("interop.ctranslate2", None),
     "data": ("corpora.data", None),
     "distribution": ("distribution", None),
+    "Ensemble": ("ensemble", "Ensemble"),
     "evalb": ("parsing.evalb", None),
     "files": ("files", None),
     "Filters": ("corpora.filters", "Filters"),
+    "layers": ("layers", None),
     "load": ("loading", "load"),
     "load_marian": ("interop.marian.files", "load_marian"),
+    "masks": ("masks", None),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
+    "Perplexity": ("training", "Perplexity"),
     "Preparation": ("corpora.preparation", "Preparation"),
     "PreparedCorpus": ("corpora.corpus", "PreparedCorpus"),
     "Recipe": ("runs.recipe", "Recipe"),
@@ -47,46 +45,100 @@ _LAZY = {
     "run": ("runs.run", None),
     "SavedTranslator": ("serving.saved_translator", "SavedTranslator"),
     "search": ("text.search", None),
+    "SmoothedCrossEntropy": ("training", "SmoothedCrossEntropy"),
     "sources": ("corpora.sources", None),
     "TextCorpus": ("corpora.corpus", "TextCorpus"),
     "TfdsCorpus": ("corpora.corpus", "TfdsCorpus"),
+    "TokenAccuracy": ("training", "TokenAccuracy"),
+    "TokenCount": ("training", "TokenCount"),
     "Tokenizer": ("text.tokenizer", "Tokenizer"),
     "tokenizer": ("text.tokenizer", None),
     "toy_corpus": ("corpora.toy_corpus", None),
     "ToyCorpus": ("corpora.corpus", "ToyCorpus"),
     "Trainer": ("runs.trainer", "Trainer"),
+    "training": ("training", None),
+    "Transformer": ("model", "Transformer"),
     "Translator": ("text.translator", "Translator"),
     "treebank": ("parsing.treebank", None),
     "TreebankCorpus": ("parsing.corpus", "TreebankCorpus"),
     "visualize": ("evaluation.visualize", None),
+    "WarmupSchedule": ("training", "WarmupSchedule"),
 }
 
-__all__ = [
-    "PRESETS",
-    "Adam",
-    "AttentionScores",
-    "BadInput",
-    "Cooldown",
-    "Ensemble",
-    "Perplexity",
-    "SmoothedCrossEntropy",
-    "TokenAccuracy",
-    "TokenCount",
-    "Transformer",
-    "TransformerConfig",
-    "WarmupSchedule",
-    "average_weights",
-    "layers",
-    "masks",
-    "training",
-    "__version__",
-    *_LAZY,
-]
+__all__ = ["PRESETS", "BadInput", "TransformerConfig", "__version__", *_LAZY]
+
+if TYPE_CHECKING:  # the same names, for type checkers
+    from tf_transformer import beam as beam
+    from tf_transformer import distribution as distribution
+    from tf_transformer import files as files
+    from tf_transformer import layers as layers
+    from tf_transformer import masks as masks
+    from tf_transformer import training as training
+    from tf_transformer.corpora import data as data
+    from tf_transformer.corpora import records as records
+    from tf_transformer.corpora import sources as sources
+    from tf_transformer.corpora import toy_corpus as toy_corpus
+    from tf_transformer.corpora.corpus import Corpus as Corpus
+    from tf_transformer.corpora.corpus import PairCorpus as PairCorpus
+    from tf_transformer.corpora.corpus import PreparedCorpus as PreparedCorpus
+    from tf_transformer.corpora.corpus import TextCorpus as TextCorpus
+    from tf_transformer.corpora.corpus import TfdsCorpus as TfdsCorpus
+    from tf_transformer.corpora.corpus import ToyCorpus as ToyCorpus
+    from tf_transformer.corpora.filters import Filters as Filters
+    from tf_transformer.corpora.preparation import Preparation as Preparation
+    from tf_transformer.ensemble import Ensemble as Ensemble
+    from tf_transformer.evaluation import bleu as bleu
+    from tf_transformer.evaluation import costs as costs
+    from tf_transformer.evaluation import visualize as visualize
+    from tf_transformer.interop import ctranslate2 as ctranslate2
+    from tf_transformer.interop.marian.files import load_marian as load_marian
+    from tf_transformer.loading import load as load
+    from tf_transformer.model import AttentionScores as AttentionScores
+    from tf_transformer.model import Transformer as Transformer
+    from tf_transformer.parsing import evalb as evalb
+    from tf_transformer.parsing import treebank as treebank
+    from tf_transformer.parsing.corpus import TreebankCorpus as TreebankCorpus
+    from tf_transformer.parsing.parser import Parser as Parser
+    from tf_transformer.runs import callbacks as callbacks
+    from tf_transformer.runs import run as run
+    from tf_transformer.runs.recipe import RECIPES as RECIPES
+    from tf_transformer.runs.recipe import Recipe as Recipe
+    from tf_transformer.runs.trainer import Trainer as Trainer
+    from tf_transformer.serving.saved_translator import SavedTranslator as SavedTranslator
+    from tf_transformer.text import search as search
+    from tf_transformer.text import tokenizer as tokenizer
+    from tf_transformer.text.tokenizer import Tokenizer as Tokenizer
+    from tf_transformer.text.translator import Translator as Translator
+    from tf_transformer.training import Adam as Adam
+    from tf_transformer.training import Cooldown as Cooldown
+    from tf_transformer.training import Perplexity as Perplexity
+    from tf_transformer.training import SmoothedCrossEntropy as SmoothedCrossEntropy
+    from tf_transformer.training import TokenAccuracy as TokenAccuracy
+    from tf_transformer.training import TokenCount as TokenCount
+    from tf_transformer.training import WarmupSchedule as WarmupSchedule
+    from tf_transformer.training import average_weights as average_weights
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, attribute = _LAZY[name]
+        found = importlib.import_module(f"{__name__}.{module}")
+        globals()[name] = found = found if attribute is None else getattr(found, attribute)
+        _register()
+        return found
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    found = importlib.import_module(f"{__name__}.{module}")
-    return found if attribute is None else getattr(found, attribute)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register() -> None:
+    """Register the classes with Keras, if it is loaded: of a .keras file it makes registered classes alone."""
+    if "keras" in sys.modules:
+        families = pkgutil.iter_modules([os.path.join(path, "interop") for path in __path__])
+        for module in ("layers", "model", "training", *(f"interop.{one.name}.model" for one in families if one.ispkg)):
+            importlib.import_module(f"{__name__}.{module}")
+
+
+_register()

@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import os
-import runpy
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def options(
@@ -68,14 +69,13 @@ def add_training_options(add: Callable[..., Any]) -> None:
 
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-    """Add the options of a `Translator`, and `more` of a search, from their table, which needs no TensorFlow.
+    """Add the options of a `Translator`, and `more` of a search, from their table.
 
     Returns:
         their names.
     """
     names = []
-    table = runpy.run_path(str(Path(__file__).parents[1] / "tf_transformer" / "text" / "search_options.py"))
-    for option in table["SEARCH_OPTIONS"].values():
+    for option in SEARCH_OPTIONS.values():
         if (option.translator or option.name in more) and option.name not in without:
             kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")
             add(f"--{name}", type=kind, metavar="X", help=f"{option.doc} ({option.default})")
@@ -103,11 +103,9 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def load_tensorflow() -> None:
-    """Import the package quietly: TensorFlow logs drivers and instruction sets, whatever its log level."""
+    """Import TensorFlow quietly: it logs drivers and instruction sets, whatever its log level."""
     with quiet_stderr():
         import tensorflow  # noqa: F401
-
-        import tf_transformer  # noqa: F401
 
 
 def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.beam import check_installed
+from tf_transformer.config import BadInput
 from trainers.command import quiet_stderr
 
 SECONDS = 30  # between lines of progress
@@ -36,8 +38,6 @@ def load_beam() -> None:
     Raises:
         BadInput: it is not installed itself.
     """
-    from tf_transformer.beam import check_installed
-
     with quiet_stderr():
         check_installed()
 
@@ -65,8 +65,6 @@ class Pipelines:
     def __init__(
         self, workers: int | None, runner: str | None = None, options: Sequence[str] = (), log: Path | None = None
     ) -> None:
-        from tf_transformer.config import BadInput
-
         load_beam()
         if workers is not None and (workers < 1 or runner):
             expected = "none with --runner, which has an option of its own" if runner else "a positive number"
@@ -133,8 +131,6 @@ class Pipelines:
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
 
-        from tf_transformer.config import BadInput
-
         if self.runner:
             try:
                 return beam.Pipeline(self.runner, PipelineOptions(self.options))
@@ -198,8 +194,6 @@ def _line(error: BaseException) -> str:
 
 def _plain(error: BaseException) -> BaseException:
     """What a worker raised, if it was bad input or an error of the operating system: Beam gives its text."""
-    from tf_transformer.config import BadInput
-
     line = re.sub(r" \[while running '[^']*'\]$", "", _line(error))
     if isinstance(error, BadInput):  # this process was the worker
         return BadInput(line)

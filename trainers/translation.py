@@ -5,6 +5,7 @@ Without arguments it learns English to German from the package's toy corpus, in 
 
 import time
 from pathlib import Path
+from typing import Any
 
 from trainers.command import (
     add_search_options,
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
-    start = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_pretrained)(args.start)
+    start: Any = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_pretrained)(args.start)
     if start and not isinstance(start, tt.Translator):
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         dev = beside.dev if beside else tt.data.read_text_pairs(*args.dev)
         test = beside.test if beside else args.test and tt.data.read_text_pairs(*args.test)
         corpus = tt.PreparedCorpus(args.prepared, dev, test)
-        corpus.languages = beside and beside.languages
+        corpus.languages = beside.languages if beside else None
     elif args.tfds:
         corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
     else:

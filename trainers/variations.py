@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     recipes = {row: changed(changed(recipe_of(row, "translation"), changes), vars(args)) for row in rows}
     folder = args.run or Path("runs") / f"variations-{args.scale}"
     corpus = tt.TextCorpus(args.train, args.dev)
-    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # one for all rows
+    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # type: ignore[method-assign]  # one for all rows
     lines = []
     for row in rows:
         print(f"\n{row}: {table3.difference(row, args.scale) or 'as the paper has it'}")

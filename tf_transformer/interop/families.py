@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.interop import marian
 from tf_transformer.interop.family import Family
+from tf_transformer.interop.marian import family as marian
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.text.tokenizer import Tokenizer
