@@ -12,6 +12,7 @@ from test_parsing_program import write_trees
 import tf_transformer as tt
 from tf_transformer.runs.recipe import CHANGEABLE
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from trainers.__main__ import PROGRAMS
 
 ROOT = pages.ROOT
 
@@ -145,9 +146,9 @@ def test_the_reference_has_every_public_name():
 
 def test_the_programs_are_the_folders():
     page = pages.read("docs/reference/programs.md")
-    for folder in ("trainers", "savedmodels"):
-        there = {path.stem for path in (ROOT / folder).glob("*.py") if "run_program(main)" in path.read_text()}
-        assert there <= set(re.findall(rf"`python -m {folder}\.(\w+)`", page)), folder
+    assert re.findall(r"^\| `tf-transformer (\w+)`", page, re.MULTILINE) == [*PROGRAMS]
+    there = {path.stem for path in (ROOT / "savedmodels").glob("*.py") if "run_program(main)" in path.read_text()}
+    assert there <= set(re.findall(r"`python -m savedmodels\.(\w+)`", page))
     for module in re.findall(r"`python -m ([\w.]+\w)`", page):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

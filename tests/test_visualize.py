@@ -175,14 +175,16 @@ def test_what_a_figure_refuses(monkeypatch):
         attention_figure(pair)
 
 
-def test_the_page_is_in_the_package_that_is_installed(tmp_path):
+def test_the_page_and_the_programs_are_in_the_package_that_is_installed(tmp_path):
     for name in ("setup.cfg", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "tf_transformer", tmp_path / "tf_transformer", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tf_transformer", "trainers"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py", "--build-lib", "built"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    page = "tf_transformer/evaluation/attention.html"
+    page, program = "tf_transformer/evaluation/attention.html", "trainers/translate.py"
     assert (tmp_path / "built" / page).read_bytes() == (ROOT / page).read_bytes()
+    assert (tmp_path / "built" / "tf_transformer" / program).read_bytes() == (ROOT / program).read_bytes()
 
 
 @pytest.mark.slow

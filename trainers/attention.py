@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainers.command import load_tensorflow, options, run_program
+from .command import load_tensorflow, options, run_program
 
 PAGE = Path("attention.html")
 

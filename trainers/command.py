@@ -14,14 +14,15 @@ from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def options(
-    program: str, description: str | None, epilog: str | None = None, package: str = "trainers"
+    program: str, description: str | None, epilog: str | None = None, package: str | None = __package__
 ) -> argparse.ArgumentParser:
-    """A parser whose help fits a screen."""
+    """A parser whose help fits a screen, and whose usage says the command by which the program was called."""
 
     def formatter(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
-    prog, text = f"python -m {package}.{program}", (description or "").strip()
+    called = sys.argv[0].endswith(f" {program}")  # by __main__.py
+    prog, text = sys.argv[0] if called else f"python -m {package}.{program}", (description or "").strip()
     return argparse.ArgumentParser(prog, f"{prog} [options]", text, epilog, formatter_class=formatter)
 
 

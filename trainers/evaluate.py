@@ -5,7 +5,7 @@ Paired bootstrap compares each further translation with the first one.
 
 from pathlib import Path
 
-from trainers.command import in_chunks, load_tensorflow, options, run_program
+from .command import in_chunks, load_tensorflow, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:

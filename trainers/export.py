@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.interop.formats import FORMATS
-from trainers.command import add_search_options, chosen, load_tensorflow, options, run_program
+
+from .command import add_search_options, chosen, load_tensorflow, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,7 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
     from tf_transformer.serving import publish as serving
-    from trainers.publishing import measured, read_dev, scores_of, search_of
+
+    from .publishing import measured, read_dev, scores_of, search_of
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name

@@ -7,7 +7,7 @@ import itertools
 import time
 from pathlib import Path
 
-from trainers.command import add_search_options, add_training_options, load_tensorflow, options, run_program
+from .command import add_search_options, add_training_options, load_tensorflow, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of
     from tf_transformer.serving.publish import next_version
-    from trainers.publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
+
+    from .publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe = plan_of(vars(args), "parsing")

@@ -14,7 +14,8 @@ from typing import Any
 
 from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
-from trainers.command import quiet_stderr
+
+from .command import quiet_stderr
 
 SECONDS = 30  # between lines of progress
 
@@ -143,7 +144,7 @@ class Pipelines:
         options = PipelineOptions([*self.options, f"--direct_num_workers={self.workers}"])
         if self.workers == 1:
             return beam.Pipeline(FnApiRunner(), options)
-        command = f"exec {shlex.quote(sys.executable)} -m trainers.pipelines {os.getpid()}"
+        command = f"exec {shlex.quote(sys.executable)} -m {__package__}.pipelines {os.getpid()}"
         return beam.Pipeline(FnApiRunner(SubprocessSDKEnvironment.from_command_string(command)), options)
 
     def _end(self, line: str, status: int, say: Callable[[str], None]) -> None:

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainers.command import add_tfds_options, load_tensorflow, options, run_program
-from trainers.pipelines import Pipelines, add_pipeline_options, split_options
+from .command import add_tfds_options, load_tensorflow, options, run_program
+from .pipelines import Pipelines, add_pipeline_options, split_options
 
 
 def main(argv: list[str] | None = None) -> None:

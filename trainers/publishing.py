@@ -22,7 +22,8 @@ from tf_transformer.serving import publish as serving
 from tf_transformer.serving.export import Root
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.text.translator import Translator
-from trainers.command import chosen
+
+from .command import chosen
 
 CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # the class that scores a kind of run
 
@@ -104,7 +105,7 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
-    command = [sys.executable, "-m", "trainers.translate", str(saved)]
+    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
     answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")
     if answer.returncode:
         sys.exit(f"the SavedModel did not answer:\n{answer.stderr}")

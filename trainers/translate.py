@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainers.command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
-from trainers.pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
+from .command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
+from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
 def main(argv: list[str] | None = None) -> None:

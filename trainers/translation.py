@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainers.command import (
+from .command import (
     add_search_options,
     add_tfds_options,
     add_training_options,
@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.serving.publish import next_version
-    from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
+
+    from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     start: Any = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_pretrained)(args.start)

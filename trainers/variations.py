@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
+from .command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
 
 RECIPES: dict[str, dict[str, Any]] = {  # changes to a row's recipe, by --scale
     "paper": {"eval_every": 5_000},
@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.evaluation import table3
     from tf_transformer.runs.recipe import recipe_of
-    from trainers.publishing import averaged, changed, is_complete, search_of
+
+    from .publishing import averaged, changed, is_complete, search_of
 
     rows = table3.chosen(args.rows)
     strategy = tt.distribution.strategy(args.devices)

@@ -222,7 +222,8 @@ def _call(path: Path) -> Iterator[Finding]:
 
 def main(argv: list[str] | None = None) -> None:
     what = (__doc__ or "").split(":")[0]
-    parser = argparse.ArgumentParser("python -m tf_transformer.serving.check", description=what)
+    command = sys.argv[0] if sys.argv[0].endswith(" check") else "python -m tf_transformer.serving.check"
+    parser = argparse.ArgumentParser(command, description=what)
     parser.add_argument("path", metavar="DIR", help="the folder of a SavedModel, NAME/VERSION")
     try:
         findings = check(parser.parse_args(argv).path)

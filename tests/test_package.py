@@ -1,0 +1,63 @@
+"""What an installation has: every package, the programs, and one command for them."""
+
+import ast
+import os
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from trainers.__main__ import PROGRAMS
+
+ROOT = Path(__file__).parents[1]
+TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
+CONFIG = ConfigParser()
+CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
+
+
+def test_every_package_is_installed():
+    there = {path.parent.relative_to(ROOT) for path in (ROOT / "tf_transformer").rglob("__init__.py")}
+    there = {".".join(folder.parts) for folder in there}
+    assert set(CONFIG["options"]["packages"].split()) == there | {"tf_transformer.trainers"}
+
+
+def test_every_other_file_is_installed():
+    folders = CONFIG["options.package_data"]
+    named = {Path(*package.split("."), file) for package in folders for file in folders[package].split()}
+    there = {path.relative_to(ROOT) for path in (ROOT / "tf_transformer").rglob("*") if path.is_file()}
+    assert named == {path for path in there if path.suffix not in (".py", ".pyc")}
+
+
+@pytest.mark.parametrize("path", TRAINERS, ids=lambda path: path.stem)
+def test_programs_know_no_name_of_their_folder(path):
+    """It has another one in the installed package."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not [name for name in names if name.split(".")[0] == "trainers"]
+
+
+def test_one_command_has_all_programs():
+    assert {*PROGRAMS} == {path.stem for path in TRAINERS if "run_program(main)" in path.read_text()} | {"check"}
+    for name in PROGRAMS:
+        found = run("trainers", name, "--help")
+        assert found.stdout.startswith(f"usage: python -m trainers {name} "), found.stderr
+    lines = run("trainers", "--help").stdout.splitlines()
+    assert [line.split()[0] for line in lines[3:12]] == [*PROGRAMS]
+    assert max(map(len, lines)) < 100
+    assert run("trainers.translate", "--help").stdout.startswith("usage: python -m trainers.translate ")
+
+
+def test_bad_input_of_a_program_is_one_line():
+    found = run("trainers", "check", "nowhere")
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+    found = run("trainers", "nothing")
+    assert found.returncode == 2 and "choose from 'translation'" in found.stderr
+
+
+def run(*argv):
+    return subprocess.run(
+        [sys.executable, "-m", *argv], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"}
+    )

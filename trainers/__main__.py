@@ -1,0 +1,43 @@
+"""All programs behind one command, tf-transformer."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from tf_transformer.version import __version__
+
+from .command import run_program
+
+PROGRAMS = {
+    "translation": "train a translator, score it, and export it",
+    "parsing": "train a parser of English, score it, and export it",
+    "prepare": "tokenize a large corpus once, into records to train from",
+    "variations": "train the rows of Table 3 with equal budgets",
+    "evaluate": "score translations or SavedModels against references",
+    "translate": "translate or parse a text, or many files, with a SavedModel",
+    "attention": "draw a model's attention weights",
+    "export": "export a run or a pretrained checkpoint, as a SavedModel or for CTranslate2",
+    "check": "check that a SavedModel can be served",
+}
+
+
+def main() -> None:
+    command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
+    parser = argparse.ArgumentParser(
+        command,
+        f"{command} PROGRAM [options]",
+        "\n".join(["programs:", *(f"  {name:13}{what}" for name, what in PROGRAMS.items())]),
+        f"{command} PROGRAM --help shows a program's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", metavar="PROGRAM", choices=PROGRAMS, help="one of these")
+    parser.add_argument("--version", action="version", version=__version__)
+    name = parser.parse_args(sys.argv[1:2]).program
+    sys.argv = [f"{command} {name}", *sys.argv[2:]]
+    package = "tf_transformer.serving" if name == "check" else __package__
+    run_program(importlib.import_module(f"{package}.{name}").main)
+
+
+if __name__ == "__main__":
+    main()
