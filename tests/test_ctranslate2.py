@@ -290,7 +290,7 @@ def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
 def test_without_the_package(translator, tmp_path, monkeypatch):
     for name in ("ctranslate2", "ctranslate2.specs"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(tt.BadInput, match=r"pip install -e '\.\[ctranslate2\]'"):
+    with pytest.raises(tt.BadInput, match=r'takes ctranslate2: pip install "tf-transformer\[ctranslate2\]"'):
         save(translator, tmp_path / "new")
 
 

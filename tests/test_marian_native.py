@@ -378,4 +378,4 @@ def test_damaged_files_are_said(release, tmp_path):
 
 def test_yaml_is_needed(release, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    fails(release, r"pip install -e '\.\[marian\]'")
+    fails(release, r'takes yaml: pip install "tf-transformer\[marian\]"')

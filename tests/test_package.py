@@ -39,6 +39,17 @@ def test_programs_know_no_name_of_their_folder(path):
         assert not [name for name in names if name.split(".")[0] == "trainers"]
 
 
+def test_errors_name_extras_that_exist():
+    """`import_extra(module, extra, ...)` anywhere in the package."""
+    named = set()
+    for path in (ROOT / "tf_transformer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_extra":
+                named.add(node.args[1].value)
+    assert len(named) > 5
+    assert named <= set(CONFIG["options.extras_require"])
+
+
 def test_one_command_has_all_programs():
     assert {*PROGRAMS} == {path.stem for path in TRAINERS if "run_program(main)" in path.read_text()} | {"check"}
     for name in PROGRAMS:

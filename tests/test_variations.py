@@ -41,7 +41,7 @@ def test_rows_are_chosen_by_name_and_by_group():
 def test_what_the_rows_say_is_no_option(capsys):
     for given, message in (
         (["--dropout", "0.2"], "since each row sets it"),
-        (["--dry-run"], "trainers.translation --preset ROW"),
+        (["--dry-run"], "tf-transformer translation --preset ROW"),
     ):
         with pytest.raises(SystemExit):
             variations.main(["--train", "a", "b", "--dev", "c", "d", *given])

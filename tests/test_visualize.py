@@ -171,7 +171,7 @@ def test_what_a_figure_refuses(monkeypatch):
         with pytest.raises(tt.BadInput, match=message):
             attention_figure(pair, **wrong)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(tt.BadInput, match="pip install matplotlib"):
+    with pytest.raises(tt.BadInput, match=r'takes matplotlib: pip install "tf-transformer\[pictures\]"'):
         attention_figure(pair)
 
 

@@ -1,6 +1,6 @@
 """Export a run: average its last checkpoints, convert the weights, write, check, and publish as the next version.
 
-Several runs become an ensemble, the mean of their probabilities. A run of trainers.parsing becomes a parser.
+Several runs become an ensemble, the mean of their probabilities. A run of a parser becomes a parser.
 --pretrained exports a pretrained checkpoint instead. An export that fails a check is not published, so a server that
 watches the folder never sees it.
 """

@@ -1,6 +1,6 @@
 """Train a Transformer to parse English (section 6.3), score it as EVALB does, and export it as a SavedModel.
 
-The parser takes a sentence a line, words and punctuation separated by spaces; `trainers.translate` runs it.
+The parser takes a sentence a line, words and punctuation separated by spaces; `tf-transformer translate` runs it.
 """
 
 import itertools
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     saved = publish(trainer.run, learned.export(f1=metrics["test_f1"]), root, metrics, sources[:3])
     print(tt.treebank.drawn(tt.treebank.read_tree(learned(sources[0]))))
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
-  echo "The cat sat on the mat ." | python -m trainers.translate {saved}""")
+  echo "The cat sat on the mat ." | tf-transformer translate {saved}""")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tokenize a large corpus once, into shards of TFRecords that trainers.translation --prepared reads.
+"""Tokenize a large corpus once, into shards of TFRecords that tf-transformer translation --prepared reads.
 
 What is there already is kept: a program that was stopped goes on when started again with the same options. With
 --workers or --runner, many workers share the work, on Apache Beam; the files are the same.
@@ -29,7 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
     filters = "leave out pairs, e.g. duplicates identical max-ratio=3 languages=en,de"
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help=filters)
-    add_pipeline_options(parser.add_argument_group('with Apache Beam (pip install -e ".[beam]")').add_argument)
+    add_pipeline_options(
+        parser.add_argument_group('with Apache Beam (pip install "tf-transformer[beam]")').add_argument
+    )
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(own)
     if [args.train, args.tfds, args.parquet].count(None) != 2:
@@ -87,7 +89,7 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
     print(f"{found.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
     if records.filtered:
         print("left out: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
-    print(f"now: python -m trainers.translation --prepared {args.to} --dev ...")
+    print(f"now: tf-transformer translation --prepared {args.to} --dev ...")
 
 
 def source_of(args: argparse.Namespace) -> Any:

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
     )
     parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
-    bulk = parser.add_argument_group('many files, with Apache Beam (pip install -e ".[beam]")')
+    bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
     add_pipeline_options(bulk.add_argument)
     bulk.add_argument("--lines", type=int, metavar="N", help="lines a file of the output (10000)")

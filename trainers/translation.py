@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
-    add("--prepared", type=Path, metavar="DIR", help="train on records of trainers.prepare instead, for large corpora")
+    add("--prepared", type=Path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
     add_tfds_options(add)
     add_training_options(add)
     add_search_options(add)
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET with --dev and --test")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
-        parser.error("--prepared: expected no --vocab-size or --skip-bad-lines with it; give them to trainers.prepare")
+        parser.error("--prepared: expected no --vocab-size or --skip-bad-lines; give them to tf-transformer prepare")
     if args.dry_run and args.epochs:
         parser.error("--dry-run: expected --steps, got --epochs, which depend on the text")
     began = time.perf_counter()
@@ -93,9 +93,9 @@ def main(argv: list[str] | None = None) -> None:
     translator = averaged(trainer, search)
     saved = score_and_publish(trainer, translator, root)
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
-  echo "{corpus.test[0][0]}" | python -m trainers.translate {saved}
+  echo "{corpus.test[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
-  python -m trainers.translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
+  tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 
 
 if __name__ == "__main__":

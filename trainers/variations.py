@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.dropout is not None:
         parser.error("--dropout: expected none, since each row sets it")
     if args.dry_run or args.export:
-        parser.error("--dry-run, --export: expected none; give them to trainers.translation --preset ROW")
+        parser.error("--dry-run, --export: expected none; give them to tf-transformer translation --preset ROW")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import keras

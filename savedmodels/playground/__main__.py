@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     needed = {"flask": "flask", "tensorflow_serving": "tensorflow-serving-api"}
     missing = [package for module, package in needed.items() if not importlib.util.find_spec(module)]
     if "flask" in missing or (missing and args.grpc_port is not None):
-        parser.error(f"{' and '.join(missing)} not installed; pip install -e '.[playground]' brings it")
+        parser.error(f'{" and ".join(missing)} not installed; pip install "tf-transformer[playground]" brings it')
 
     load_tensorflow()
     with quiet_stderr():

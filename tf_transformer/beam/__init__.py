@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 
 _HOME = {
     "Prepare": "preparation",
@@ -26,10 +26,7 @@ def check_installed() -> None:
     Raises:
         BadInput: it is not.
     """
-    try:
-        importlib.import_module("apache_beam")
-    except ModuleNotFoundError as error:
-        raise BadInput('expected the package apache_beam: pip install -e ".[beam]"') from error
+    import_extra("apache_beam", "beam", "bulk work")
 
 
 def __getattr__(name: str) -> Any:

@@ -223,7 +223,7 @@ class ToyCorpus(PairCorpus):
 
 
 class PreparedCorpus(Corpus):
-    """Records that `trainers.prepare` wrote, for texts larger than memory.
+    """Records that `tf-transformer prepare` wrote, for texts larger than memory.
 
     Args:
         folder: of the records.

@@ -1,7 +1,6 @@
 """Which pairs of a corpus are left out, and why. To add a filter: a field of `Filters`, and its lines in `reason`."""
 
 import dataclasses
-import functools
 import hashlib
 import unicodedata
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 
 _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u4")])  # 24 bytes a pair
 
@@ -27,7 +27,7 @@ class Filters:
         identical: pairs whose two sides are the same text.
         max_ratio: the most that one side's characters may be, as a multiple of the other's; `None` means no limit.
         languages: of source and target, for example ("en", "de"): pairs with a side that py3langid takes for another
-            language (`pip install -e ".[filters]"`); `None` means any.
+            language (`pip install "tf-transformer[filters]"`); `None` means any.
 
     Raises:
         BadInput: the ratio is below 1, or a language is unknown.
@@ -96,13 +96,8 @@ def _normal(text: bytes) -> str:
     return " ".join(unicodedata.normalize("NFKC", text.decode()).split())
 
 
-@functools.cache
 def _py3langid() -> Any:
-    try:
-        import py3langid
-    except ImportError as error:
-        raise BadInput('languages: expected py3langid; pip install -e ".[filters]" brings it') from error
-    return py3langid
+    return import_extra("py3langid", "filters", "the filter languages")
 
 
 def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) -> list[tuple[int, bytes]]:

@@ -37,10 +37,10 @@ class Records:
         self.folder = Path(folder)
         file = self.folder / "records.json"
         if not file.is_file():
-            raise BadInput(f"{self.folder}: expected records of trainers.prepare, found no records.json in it")
+            raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")
         manifest = json.loads(file.read_text())
         if not manifest["complete"]:
-            raise BadInput(f"{self.folder}: is not complete; start trainers.prepare again to go on")
+            raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
         self.tokenizer = Tokenizer.load(self.folder / "tokenizer.model")
         if self.tokenizer.fingerprint != manifest["tokenizer"]:
             raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")

@@ -12,6 +12,7 @@ from typing import Any
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
+from tf_transformer.extras import import_extra
 
 Pair = tuple[bytes, bytes]  # source and target, in UTF-8 unless they are bad
 
@@ -203,11 +204,9 @@ class ParquetSource(Source):
 
 
 def _parquet(path: str) -> Any:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise BadInput("parquet: expected pyarrow; install it with pip install pyarrow") from error
+    pyarrow = import_extra("pyarrow", "parquet", "reading Parquet files")
+    from pyarrow import parquet
+
     try:
         return parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.extras import import_extra
 from tf_transformer.files import write_text
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
@@ -120,11 +121,10 @@ def write(lines: list[dict[str, Any]], folder: Path) -> None:
 def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Draw the differences in perplexity and BLEU of each row from base, beside the paper's."""
     try:
-        import matplotlib
-    except ImportError:
-        print("no picture: it takes matplotlib (pip install matplotlib)")
+        import_extra("matplotlib", "pictures", "no picture, which").use("Agg")
+    except BadInput as error:
+        print(error)
         return
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     base = next((line for line in results if line["row"] == "base"), results[0])

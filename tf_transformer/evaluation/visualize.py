@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 from tf_transformer.model import AttentionScores
 
 KINDS = {
@@ -65,11 +66,7 @@ def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: It
     Raises:
         BadInput: there is no such kind, layer or head; the weights do not fit the tokens; matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BadInput(f"a figure needs the package matplotlib: pip install matplotlib ({error})") from error
-
+    Figure = import_extra("matplotlib.figure", "pictures", "a figure").Figure
     if kind not in KINDS:
         raise BadInput(f"kind of attention: expected one of {', '.join(KINDS)}; got {kind!r}")
     rows, columns, layers = _parts(pair)[kind]

@@ -1,5 +1,5 @@
 """Export to CTranslate2 (https://opennmt.net/CTranslate2), an inference engine for CPUs and GPUs with 8-bit and 16-bit
-weights. Needs `pip install -e ".[ctranslate2]"`.
+weights. Needs `pip install "tf-transformer[ctranslate2]"`.
 
 Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
 the end symbol; ours divides by ((5 + length) / 6)^length_penalty, with it. And it stops by another rule. With
@@ -18,6 +18,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.extras import import_extra
 from tf_transformer.files import new_folder
 from tf_transformer.interop.families import FAMILIES
 from tf_transformer.layers import (
@@ -100,10 +101,9 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
     Raises:
         BadInput: the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
     """
-    try:
-        from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
-    except ImportError as error:
-        raise BadInput(f"expected the package ctranslate2: pip install -e '.[ctranslate2]' ({error})") from error
+    import_extra("ctranslate2", "ctranslate2", "this format")
+    from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
+
     _check_parts(model)
     if dtype == "bfloat16":
         import ml_dtypes  # a dependency of TensorFlow and Keras

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 
 WEIGHTS = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")  # one of them is enough
 FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
@@ -29,13 +30,8 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
         return Path(name)
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
         raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {str(name)!r}")
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise BadInput(
-            f"expected a checkpoint's folder, found none at {name}; downloading a model of this name takes the package "
-            f"huggingface_hub: pip install -e '.[hub]' ({error})"
-        ) from error
+    purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
+    huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
     model = f"{owner}/{name}" if owner and "/" not in str(name) else str(name)
     try:
         for weights in WEIGHTS:
@@ -90,10 +86,7 @@ def _front_matter(file: Path) -> dict[str, Any]:
     found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     if not found:
         return {}
-    try:
-        import yaml
-    except ImportError as error:
-        raise BadInput(f"{file}: reading it takes the package pyyaml: pip install -e '.[hub]'") from error
+    yaml = import_extra("yaml", "hub", f"{file}: reading it")
     try:
         settings = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
     except yaml.YAMLError:

@@ -114,7 +114,7 @@ class Parser(SetOnce):
 
     @classmethod
     def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Parser":
-        """Load a run of trainers.parsing; see `Translator.from_run`. By default length_penalty (α) and extra_length are
+        """Load a parser's run; see `Translator.from_run`. By default length_penalty (α) and extra_length are
         section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
         return cls(Translator.from_run(path, average_last, **options))

@@ -1,7 +1,7 @@
 """Reads bracketed trees, brings them to a normal form, and converts them to lines of symbols and back (Vinyals et al.
 2015).
 
-A tree is an `nltk.Tree` (`pip install -e ".[parsing]"`). The normal form is the usual one for the Wall Street
+A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
 Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
 with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -86,7 +87,9 @@ def read_tree(text: str) -> "Tree":
 
     Raises:
         ValueError: the text is no tree.
+        BadInput: nltk is not installed.
     """
+    import_extra("nltk", "parsing", "a tree")
     from nltk import Tree
 
     return normalised(Tree.fromstring(text))
@@ -183,6 +186,7 @@ def to_tree(symbols: list[str], words: list[str]) -> "Tree":
     open constituents are closed, missing words are put under the root with the tag XX, and constituents without words
     are removed.
     """
+    import_extra("nltk", "parsing", "a tree")
     from nltk import Tree
 
     root = Tree(ROOT, [])

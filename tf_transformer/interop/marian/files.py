@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 
@@ -163,23 +164,12 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    try:
-        from safetensors.numpy import load_file
-    except ImportError as error:
-        raise BadInput(
-            f"{path}: reading it takes the package safetensors: pip install -e '.[marian]' ({error})"
-        ) from error
-    return load_file(path)
+    return import_extra("safetensors.numpy", "marian", f"{path}: reading it").load_file(path)
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    try:
-        import torch
-    except ImportError as error:
-        raise BadInput(
-            f"{path}: reading it takes the package torch, or a model.safetensors beside it, which "
-            f"MarianMTModel.save_pretrained writes ({error})"
-        ) from error
+    without = "without a model.safetensors beside it, which MarianMTModel.save_pretrained writes"
+    torch = import_extra("torch", "torch", f"{path}: reading it {without},")
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 

@@ -1,4 +1,4 @@
-"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install -e ".[marian]"`.
+"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install "tf-transformer[marian]"`.
 
 They differ from the paper: attention's projections and the logits have biases, the activation is swish, all sines come
 before all cosines, and layer normalization's epsilon is 1e-5. Encoder and decoder may differ in depth, and

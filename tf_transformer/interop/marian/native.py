@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 
 DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
@@ -236,10 +237,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     """A YAML mapping whose scalars are all strings, numbers, "null", "~" and "yes" included."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise BadInput(f"reading it takes the package PyYAML: pip install -e '.[marian]' ({error})") from error
+    yaml = import_extra("yaml", "marian", "reading it")
     try:
         said = yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # nosec: makes strings alone
     except (yaml.YAMLError, ValueError, TypeError) as error:
