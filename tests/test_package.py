@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -13,6 +14,7 @@ from trainers.__main__ import PROGRAMS
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIG = ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 
@@ -37,6 +39,15 @@ def test_programs_know_no_name_of_their_folder(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
         assert not [name for name in names if name.split(".")[0] == "trainers"]
+
+
+def test_the_page_on_an_index_has_no_relative_links():
+    command = [sys.executable, "setup.py", "--long-description"]
+    page = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, encoding="utf-8").stdout
+    assert "](https://example.org/tf_transformer/blob/main/docs/results.md)" in page
+    assert 'src="https://example.org/tf_transformer/raw/main/docs/attention.png"' in page
+    assert not re.findall(r'\]\((?!https?://)[^)]*\)|src="(?!https?://)', page)
+    assert re.sub(r"https://example.org/tf_transformer/(raw|blob)/main/", "", page).strip() == README.strip()
 
 
 def test_errors_name_extras_that_exist():
