@@ -34,6 +34,18 @@ def seed():
     keras.utils.set_random_seed(7)
 
 
+@pytest.fixture(scope="session")
+def needs_int8():
+    """Skip a test where TensorFlow has no kernel for products of 8-bit integers, as on arm64."""
+    from tf_transformer.config import BadInput
+    from tf_transformer.layers.int8 import check_kernel
+
+    try:
+        check_kernel()
+    except BadInput as error:
+        pytest.skip(str(error))
+
+
 TEXTS = [
     "The old woman opens the red door.",
     "",

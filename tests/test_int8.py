@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.layers import int8
 
+needs_int8 = pytest.mark.usefixtures("needs_int8")
+
 
 @pytest.fixture(autouse=True)
 def every_size_in_8_bits(monkeypatch):
@@ -30,6 +32,7 @@ def by_hand(x, matrix):
     return (rows @ columns) * (of_row.astype(float) * of_column.astype(float) / 127**2)
 
 
+@needs_int8
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 11), st.integers(1, 67), st.integers(1, 53), st.booleans(), st.integers(0, 999))
 def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
@@ -45,6 +48,7 @@ def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
     assert np.mean(np.abs(found - expected) > 1e-4 * step) < 0.05
 
 
+@needs_int8
 def test_rows_do_not_depend_on_each_other():
     chance = np.random.default_rng(0)
     x, (integers, largest) = (
@@ -95,6 +99,7 @@ def close_to(translator, texts=TEXTS):
     return eight
 
 
+@needs_int8
 @pytest.mark.program
 def test_a_translator_in_8_bits(translator, tmp_path):
     eight = close_to(translator)
@@ -112,6 +117,7 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     assert again(TEXTS) == tt.SavedTranslator(tmp_path / "1")(TEXTS) == expected
 
 
+@needs_int8
 def test_every_kind_of_model(translator):
     """An ensemble, and learned positions."""
     ensemble = tt.Translator(tt.Ensemble([translator.model, translator.model]), translator.tokenizer)
@@ -123,6 +129,7 @@ def test_every_kind_of_model(translator):
     np.testing.assert_array_equal(eight.embedding.position_embeddings, model.embedding.position_embeddings)
 
 
+@needs_int8
 def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
     """Neither ours, nor those that Keras's own `quantize` makes."""
     with pytest.raises(
@@ -137,10 +144,12 @@ def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
             model.astype(dtype)
 
 
+@needs_int8
 def test_marian_in_8_bits():
     close_to(tt.Translator.from_marian("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
 
 
+@needs_int8
 def test_a_model_comes_back_from_a_file(translator, tmp_path):
     model = translator.astype("int8").model
     pair = np.array([[5, 6, 7]]), np.array([[1, 8]])
