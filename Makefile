@@ -1,14 +1,16 @@
 # What is done often. Each target wants an environment with `pip install -e ".[dev,docs,bench]"`.
 .PHONY: test program slow lint docs serve-docs bench ci
 
+TWO = -n 2 --dist loadfile --no-loadscope-reorder  # processes, each with whole files
+
 test:  ## the fast tests, about five minutes
-	pytest
+	pytest $(TWO)
 
 program:  ## tests that train and export as a user does
-	pytest -m "program and not slow"
+	pytest $(TWO) -m "program and not slow"
 
 slow:  ## tests that take minutes, the notebooks among them
-	pytest -m slow
+	pytest $(TWO) -m slow
 
 lint:
 	ruff check .
