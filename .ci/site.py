@@ -19,6 +19,7 @@ PAGES = {  # a file of the repository: the page that it becomes
     "examples/notebooks/README.md": "tutorials/notebooks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "README.md": "index.md",
 }
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(([^)\s:]+)\)")

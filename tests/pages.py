@@ -10,7 +10,7 @@ PATHS = sorted(
     for folder in ("docs", "savedmodels", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.md")
 )
-PATHS += [Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PATHS += [Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 
 
 def read(path):
