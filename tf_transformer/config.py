@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")  # that weights can be stored and multiplied in
 
@@ -65,11 +65,6 @@ class TransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`. Earlier exports also have `train_steps`, which is left out."""
-        return cls(**{name: value for name, value in values.items() if name != "train_steps"})
 
 
 def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.type_names import Tensor
 
 
 def strategy(devices: str | None = None) -> tf.distribute.Strategy:
@@ -60,7 +61,7 @@ def _meet() -> Any:
     return over_replicas(tf.constant(0.0))
 
 
-def over_replicas(values: Any) -> Any:
+def over_replicas(values: Tensor) -> Any:
     """Sum a tensor, or each tensor of a list, over all replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

@@ -9,6 +9,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.layers import DecoderCache
 from tf_transformer.masks import padding_mask
 from tf_transformer.model import Transformer
+from tf_transformer.type_names import Tensor
 
 
 class Ensemble(keras.Model):
@@ -35,13 +36,13 @@ class Ensemble(keras.Model):
         self.config = models[0].config
         self.built = True
 
-    def encode(self, source: Any, mask: Any = None, return_attention_scores: bool = False) -> Any:
+    def encode(self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False) -> Any:
         """As `Transformer.encode`; memory is a list with [B, S, d] for each model."""
         mask = padding_mask(source) if mask is None else mask
         encoded = [model.encode(source, mask, return_attention_scores) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
 
-    def decode(self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False) -> Any:
+    def decode(self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False) -> Any:
         """As `Transformer.decode`."""
         decoded = [
             model.decode(target, part, memory_mask, return_attention_scores)
@@ -50,7 +51,7 @@ class Ensemble(keras.Model):
         logits, self_scores, cross_scores = zip(*decoded, strict=True)
         return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
 
-    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]:
+    def init_cache(self, memory: Tensor, slots: int = 0) -> list[DecoderCache]:
         """As `Transformer.init_cache`: all layers' caches of the first model, then of the second, and so on."""
         caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
         return [cache for caches_of_model in caches for cache in caches_of_model]
@@ -60,13 +61,13 @@ class Ensemble(keras.Model):
 
     def decode_step(
         self,
-        target: Any,
+        target: Tensor,
         cache: Any,
-        memory_mask: Any,
-        position: Any,
-        slot: Any,
-        attention_mask: Any = None,
-        softmax_weights: Any = None,
+        memory_mask: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        attention_mask: Tensor = None,
+        softmax_weights: Tensor = None,
     ) -> Any:
         """As `Transformer.decode_step`."""
         logits, new_cache, layers = [], [], len(cache) // len(self.models)
@@ -86,12 +87,12 @@ class Ensemble(keras.Model):
         return Ensemble([model.astype(dtype) for model in self.models])
 
 
-def _log_mean(logits: Any) -> Any:
+def _log_mean(logits: Tensor) -> Any:
     """The logarithm of the mean probabilities: a list of logits [..., V] to [..., V]."""
     log_probs = ops.stack([ops.log_softmax(each) for each in logits])
     return ops.logsumexp(log_probs, axis=0) - ops.log(float(len(logits)))
 
 
-def _side_by_side(scores: Any) -> Any:
+def _side_by_side(scores: Tensor) -> Any:
     """Attention weights [B, h, T, S] by model and layer to [B, n * h, T, S] by layer."""
     return [ops.concatenate(layer, axis=1) for layer in zip(*scores, strict=True)]

@@ -10,6 +10,7 @@ from keras import ops
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.type_names import Tensor
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
     from tf_transformer.training_step import Model
@@ -26,7 +27,12 @@ class KerasModel(KeepsQuantized, Model):
     config: TransformerConfig
 
     def fit(
-        self, x: Any = None, y: Any = None, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any
+        self,
+        x: Tensor = None,
+        y: Tensor = None,
+        *args: Any,
+        class_weight: dict[int, float] | None = None,
+        **kwargs: Any,
     ) -> keras.callbacks.History:
         """`keras.Model.fit`, except that `class_weight` weighs tokens; in Keras it weighs rows.
 
@@ -60,9 +66,9 @@ class KerasModel(KeepsQuantized, Model):
 
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Tensor,
+        y: Tensor = None,
+        sample_weight: Tensor = None,
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
@@ -105,7 +111,7 @@ class KerasModel(KeepsQuantized, Model):
 class _Weighted(keras.utils.PyDataset):
     """A dataset's batches of inputs and labels, with a weight for each token."""
 
-    def __init__(self, batches: keras.utils.PyDataset, table: Any) -> None:
+    def __init__(self, batches: keras.utils.PyDataset, table: np.ndarray) -> None:
         super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
         self.batches = batches
         self.table = table
@@ -128,7 +134,7 @@ class _Weighted(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-def _weight_of_ids(class_weight: Any, V: int) -> Any:
+def _weight_of_ids(class_weight: dict[int, float], V: int) -> Any:
     """{token id: weight} as float32 [V]."""
     try:
         ids, weights = np.array(list(class_weight)), np.array(list(class_weight.values()), "float32")

@@ -23,9 +23,10 @@ from tf_transformer.serving.publish import is_saved_model, read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
+from tf_transformer.type_names import Folders
 
 
-def load(path: Any, average_last: int | None = None, **search: Any) -> Translator | Parser:
+def load(path: Folders, average_last: int | None = None, **search: Any) -> Translator | Parser:
     """Load a run, a SavedModel or a pretrained checkpoint as a `Translator` or a `Parser`.
 
     Args:
@@ -36,7 +37,7 @@ def load(path: Any, average_last: int | None = None, **search: Any) -> Translato
     Raises:
         BadInput: the folder holds something else, or a run without checkpoints.
     """
-    folders = [Path(folder) for folder in (path if isinstance(path, list | tuple) else [path])]
+    folders = _folders(path)
     if is_saved_model(folders[0]):
         translator = from_saved_model(folders[0], **search)
         return Parser(translator) if translator.tokenizer.symbols else translator
@@ -49,7 +50,7 @@ def load(path: Any, average_last: int | None = None, **search: Any) -> Translato
     return from_run(path, average_last, **search)
 
 
-def from_run(path: Any, average_last: int = 5, **options: Any) -> Translator:
+def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator:
     """Load a run of trainers.translation, in float32.
 
     Args:
@@ -60,7 +61,7 @@ def from_run(path: Any, average_last: int = 5, **options: Any) -> Translator:
     Raises:
         BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
     """
-    runs = [Run(folder) for folder in (path if isinstance(path, list | tuple) else [path])]
+    runs = [Run(folder) for folder in _folders(path)]
     models, tokenizers = [], {}
     for run in runs:
         weights = run.weights(average_last)
@@ -133,6 +134,10 @@ def from_pretrained(
     if max_length:
         facts["max_length"] = min(max_length, translator.max_source_length + translator.extra_length)
     return translator.replace(export_options=facts | options.get("export_options", {}))
+
+
+def _folders(path: Folders) -> list[Path]:
+    return [Path(path)] if isinstance(path, str | os.PathLike) else [Path(folder) for folder in path]
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

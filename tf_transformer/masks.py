@@ -4,15 +4,17 @@ from typing import Any
 
 from keras import ops
 
+from tf_transformer.type_names import Tensor
+
 PAD_ID = 0
 
 
-def padding_mask(ids: Any) -> Any:
+def padding_mask(ids: Tensor) -> Any:
     """Which of the ids [B, S] are real tokens: bool [B, S]."""
     return ops.not_equal(ids, PAD_ID)
 
 
-def causal_mask(queries: Any, keys: Any = None, first: Any = 0) -> Any:
+def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
     """Each query may attend to its own position and to earlier ones: bool [1, T, S].
 
     Args:
@@ -24,24 +26,24 @@ def causal_mask(queries: Any, keys: Any = None, first: Any = 0) -> Any:
     return ops.expand_dims(ops.arange(queries if keys is None else keys) <= own, 0)
 
 
-def near_mask(length: Any, window: int) -> Any:
+def near_mask(length: Tensor, window: int) -> Any:
     """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
     place = ops.arange(length)
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
 
 
-def last_allowed(mask: Any, count: Any) -> Any:
+def last_allowed(mask: Tensor, count: Tensor) -> Any:
     """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
     number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
     return ops.logical_and(mask, number > number[..., -1:] - count)
 
 
-def as_key_mask(mask: Any) -> Any:
+def as_key_mask(mask: Tensor) -> Any:
     """A padding mask of the keys [B, S] as an attention mask [B, 1, S], the same for every query; None stays None."""
     return None if mask is None else ops.expand_dims(ops.cast(mask, "bool"), 1)
 
 
-def intersect(first: Any, second: Any) -> Any:
+def intersect(first: Tensor, second: Tensor) -> Any:
     """The intersection of two attention masks; None allows everything."""
     if first is None or second is None:
         return second if first is None else first

@@ -9,6 +9,7 @@ from tf_transformer.keras_model import KerasModel
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
 from tf_transformer.masks import padding_mask
+from tf_transformer.type_names import Shape, Tensor
 
 
 class AttentionScores(NamedTuple):
@@ -73,7 +74,7 @@ class Transformer(KerasModel):
         names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
         return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape = None) -> None:
         """Create every weight. All sizes come from the configuration."""
         self.embedding.build((None, None))
         shape = (None, None, self.config.d_model)
@@ -82,12 +83,12 @@ class Transformer(KerasModel):
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
 
-    def embed_source(self, source: Any) -> Any:
+    def embed_source(self, source: Tensor) -> Any:
         """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
         return self.embedding.embed(source)
 
     def encode(
-        self, source: Any, mask: Any = None, return_attention_scores: bool = False
+        self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False
     ) -> tuple[Any, Any, list[Any]]:
         """Encode source ids [B, S] with their padding mask [B, S], by default made from the ids.
 
@@ -106,7 +107,7 @@ class Transformer(KerasModel):
         return x, mask, scores
 
     def decode(
-        self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False
+        self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False
     ) -> tuple[Any, list[Any], list[Any]]:
         """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
 
@@ -124,7 +125,7 @@ class Transformer(KerasModel):
                 x = layer(x, memory, memory_mask=memory_mask)
         return self.embedding.logits(x), self_scores, cross_scores
 
-    def call(self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None) -> Any:
+    def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
         option = {"return_attention_scores": return_attention_scores}
         memory, memory_mask, encoder_scores = self.encode(source, **option)
@@ -133,7 +134,7 @@ class Transformer(KerasModel):
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
         return logits
 
-    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]:
+    def init_cache(self, memory: Tensor, slots: int = 0) -> list[DecoderCache]:
         """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
@@ -144,13 +145,13 @@ class Transformer(KerasModel):
 
     def decode_step(
         self,
-        target: Any,
+        target: Tensor,
         cache: list[DecoderCache],
-        memory_mask: Any,
-        position: Any,
-        slot: Any,
-        attention_mask: Any = None,
-        softmax_weights: Any = None,
+        memory_mask: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        attention_mask: Tensor = None,
+        softmax_weights: Tensor = None,
     ) -> tuple[Any, list[DecoderCache]]:
         """Decode only the newest target ids [B, T], with a cache of the earlier ones.
 
@@ -182,7 +183,7 @@ class Transformer(KerasModel):
             new_cache.append(layer_cache)
         return self.embedding.logits(x, softmax_weights), new_cache
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         return (*input_shape[1], self.config.vocab_size)
 
     def astype(self, dtype: str) -> "Transformer":
@@ -203,4 +204,4 @@ class Transformer(KerasModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        return cls(**(config | {"config": TransformerConfig.from_dict(config["config"])}))
+        return cls(**(config | {"config": TransformerConfig(**config["config"])}))

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.masks import padding_mask
+from tf_transformer.type_names import Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -26,7 +27,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
         self.factor = factor
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Tensor) -> Any:
         step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
         rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
         return self.factor * self.d_model**-0.5 * rate
@@ -55,7 +56,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
         self.cooldown_steps = cooldown_steps
         self.train_steps = train_steps
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Tensor) -> Any:
         left = self.train_steps - ops.cast(step, "float32")
         return self.schedule(step) * ops.clip(left / self.cooldown_steps, 0.0, 1.0)
 
@@ -84,7 +85,7 @@ class Adam(keras.optimizers.Adam):
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
         return super()._all_reduce_sum_gradients(grads_and_vars) if self.sums_gradients else grads_and_vars
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         if keras.backend.backend() != "tensorflow" or self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
         import tensorflow as tf
@@ -117,7 +118,7 @@ class _Statistics(NamedTuple):
     target: Any  # [B, T], the target's logit
 
 
-def _statistics(targets: Any, logits: Any) -> _Statistics:
+def _statistics(targets: Tensor, logits: Tensor) -> _Statistics:
     probabilities = ops.softmax(logits)
     highest = ops.max(logits, axis=-1)
     log_denominator = highest - ops.log(ops.max(probabilities, axis=-1))
@@ -125,7 +126,7 @@ def _statistics(targets: Any, logits: Any) -> _Statistics:
     return _Statistics(probabilities, log_denominator, highest, target)
 
 
-def smoothed_cross_entropy(targets: Any, logits: Any, epsilon: float) -> Any:
+def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: float) -> Any:
     """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
 
     The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
@@ -142,11 +143,11 @@ def smoothed_cross_entropy(targets: Any, logits: Any, epsilon: float) -> Any:
     V = logits.shape[-1]
 
     @ops.custom_gradient
-    def losses_of(logits: Any) -> Any:
+    def losses_of(logits: Tensor) -> Any:
         found = _statistics(targets, logits)
         smoothed = (1.0 - epsilon) * found.target + epsilon * ops.mean(logits, axis=-1)
 
-        def gradient(*args: Any, upstream: Any = None) -> Any:
+        def gradient(*args: Any, upstream: Tensor = None) -> Any:
             if upstream is None:  # PyTorch gives the logits as `args` and this by name
                 (upstream,) = args
             upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
@@ -182,10 +183,10 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         super().__init__(name=name, **({"reduction": "sum"} | kwargs))
         self.epsilon = epsilon
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
         return super().__call__(y_true, y_pred, None if sample_weight is None else _of_tokens(sample_weight))
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         targets = ops.cast(y_true, "int32")
         weights = ops.cast(padding_mask(targets), "float32")
         losses = smoothed_cross_entropy(targets, ops.cast(y_pred, "float32"), self.epsilon) * weights
@@ -195,13 +196,13 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return super().get_config() | {"epsilon": self.epsilon}
 
 
-def _of_tokens(sample_weight: Any) -> Any:
+def _of_tokens(sample_weight: Tensor) -> Any:
     """Weights [B] or [B, T], to multiply [B, T]; Keras itself takes only [B, T] for sequences."""
     sample_weight = ops.cast(sample_weight, "float32")
     return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
 
 
-def _over_replicas(count: Any) -> Any:
+def _over_replicas(count: Tensor) -> Any:
     """The sum of `count` over all replicas of a `tf.distribute` strategy, if there is one."""
     if keras.backend.backend() != "tensorflow":
         return count
@@ -218,11 +219,11 @@ class _TokenMean(keras.metrics.Metric):
         self.total = self.add_variable((), initializer="zeros", name="total")
         self.count = self.add_variable((), initializer="zeros", name="count")
 
-    def values(self, targets: Any, logits: Any) -> Any:
+    def values(self, targets: Tensor, logits: Tensor) -> Any:
         """The values to average, [B, T], which each metric defines."""
         raise NotImplementedError
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         targets = ops.cast(y_true, "int32")
         weights = ops.cast(padding_mask(targets), "float32")
         if sample_weight is not None:
@@ -241,7 +242,7 @@ class TokenAccuracy(_TokenMean):
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets: Any, logits: Any) -> Any:
+    def values(self, targets: Tensor, logits: Tensor) -> Any:
         found = _statistics(targets, ops.cast(logits, "float32"))
         return ops.cast(found.target >= found.highest, "float32")
 
@@ -253,7 +254,7 @@ class Perplexity(_TokenMean):
     def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets: Any, logits: Any) -> Any:
+    def values(self, targets: Tensor, logits: Tensor) -> Any:
         found = _statistics(targets, ops.cast(logits, "float32"))
         return found.log_denominator - found.target
 
@@ -268,7 +269,7 @@ class TokenCount(_TokenMean):
     def __init__(self, name: str = "tokens", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets: Any, logits: Any) -> Any:
+    def values(self, targets: Tensor, logits: Tensor) -> Any:
         return 0.0
 
     def result(self) -> Any:

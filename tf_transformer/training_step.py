@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_transformer.distribution import is_a_worker, over_replicas
 from tf_transformer.masks import PAD_ID
+from tf_transformer.type_names import Tensor
 
 
 class Model(keras.Model):
@@ -37,7 +38,7 @@ class Model(keras.Model):
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def _maybe_symbolic_build(self, iterator: Tensor = None, data_batch: Tensor = None) -> None:
         # Keras infers sizes from the mean of the first batch over replicas. That fails if their shapes differ, and with
         # several machines. Without a strategy, Keras creates the optimizer's variables while it traces a step, and must
         # trace the step again. Our sizes do not depend on the input.
@@ -50,7 +51,7 @@ class Model(keras.Model):
                     container.build(ids, logits)
             self._symbolic_build(data_batch=((ids, ids), ids))
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Tensor) -> dict[str, Any]:
         parts = [self._part(data, i) for i in range(self.parts)]
         tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
@@ -68,19 +69,19 @@ class Model(keras.Model):
         self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
         return self._logs(loss, tf.reduce_sum(tokens))
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Tensor) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
         self.compute_metrics(x, y, y_pred, sample_weight)
         return self._logs(loss, over_replicas(_count(y)))
 
-    def _part(self, data: Any, i: int) -> tuple[Any, ...]:
+    def _part(self, data: Tensor, i: int) -> tuple[Any, ...]:
         if self.parts > 1:
             data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
         return keras.utils.unpack_x_y_sample_weight(data)
 
-    def _update(self, loss: Any, gradients: Any) -> None:
+    def _update(self, loss: Tensor, gradients: Tensor) -> None:
         norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
@@ -90,7 +91,7 @@ class Model(keras.Model):
         self.not_finite.assign_add(tf.cast(~finite, tf.int32))
         self.optimizer.apply(gradients, self.trainable_variables)
 
-    def _logs(self, loss: Any, tokens: Any) -> dict[str, Any]:
+    def _logs(self, loss: Tensor, tokens: Tensor) -> dict[str, Any]:
         """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
         replicas = self.distribute_strategy.num_replicas_in_sync
         kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
@@ -102,5 +103,5 @@ class Model(keras.Model):
         return logs
 
 
-def _count(labels: Any) -> Any:
+def _count(labels: Tensor) -> Any:
     return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

@@ -2,7 +2,7 @@
 
 import abc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tf_transformer.corpora.records import Records
 from tf_transformer.evaluation import bleu
 from tf_transformer.text.tokenizer import Tokenizer, sentences
 from tf_transformer.text.translator import Translator
+from tf_transformer.type_names import TextDecoder
 
 Texts = tuple[list[str], list[str]]  # sources and their references
 Files = Sequence[str | Path]
@@ -85,7 +86,7 @@ class Corpus(abc.ABC):
         options |= {"seed": batching.seed}
         return data.token_batches(pairs, batching.tokenizer, batching.batch_tokens, self.max_length, **options)
 
-    def decoder(self, model: Any, tokenizer: Tokenizer) -> Any:
+    def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Callable[[list[str]], list[str]]:
         """A function of a list of sources that gives the outputs of greedy search."""
         return Translator(model, tokenizer, beam_size=1)
 

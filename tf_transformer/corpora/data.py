@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
+from tf_transformer.type_names import Tensor
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
@@ -230,11 +231,11 @@ def token_batches(
     if batch_tokens < max_length:
         raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
 
-    def tokenize(source: Any, target: Any, *more: Any) -> Any:
+    def tokenize(source: Tensor, target: Tensor, *more: Tensor) -> Any:
         ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize_target(target))
         return *ids, *more
 
-    def fits(source: Any, target: Any, *more: Any) -> tf.Tensor:
+    def fits(source: Tensor, target: Tensor, *more: Tensor) -> tf.Tensor:
         longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
         return (longest < max_length) & (shortest > 0)
 
@@ -254,11 +255,11 @@ def token_batches(
 def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
     """Batches like those of `text_pairs`, from a dataset of (source, target) ids, neither empty nor too long."""
 
-    def frame(source: Any, target: Any, *more: Any) -> Any:
+    def frame(source: Tensor, target: Tensor, *more: Tensor) -> Any:
         bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
         return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0), *more
 
-    def length(inputs: Any, target_out: Any, *more: Any) -> Any:
+    def length(inputs: Tensor, target_out: Tensor, *more: Tensor) -> Any:
         return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
 
     bounds = bucket_bounds(max_length)
@@ -277,7 +278,7 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     batches and takes its own parts.
     """
 
-    def pad(ids: Any) -> Any:
+    def pad(ids: Tensor) -> Any:
         return tf.pad(ids, [(0, -tf.shape(ids)[0] % replicas), (0, 0)], constant_values=PAD_ID)
 
     options = tf.data.Options()
@@ -295,7 +296,7 @@ def bucket_bounds(max_length: int) -> list[int]:
 def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:
     """Count a finite dataset of batches; `pairs` is the number of pairs that went in."""
 
-    def count(total: Any, inputs: Any, target_out: Any) -> Any:
+    def count(total: Tensor, inputs: Tensor, target_out: Tensor) -> Any:
         sizes = [1, tf.shape(target_out)[0], tf.size(inputs[0]), tf.size(target_out)]
         tokens = [tf.math.count_nonzero(inputs[0]), tf.math.count_nonzero(target_out)]
         return total + tf.stack([tf.cast(size, tf.int64) for size in (*sizes, *tokens)])

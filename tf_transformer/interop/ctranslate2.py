@@ -33,6 +33,7 @@ from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import Transformer
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.text.translator import Translator
+from tf_transformer.type_names import Tensor
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
 RULED_OUT = -1e4  # a logit; finite in 16 bits, too
@@ -110,27 +111,27 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
 
         dtype = ml_dtypes.bfloat16
 
-    def array(x: Any) -> Any:
+    def array(x: Tensor) -> Any:
         return np.array(ops.convert_to_numpy(x), dtype)  # a copy: CTranslate2 quantizes in place
 
-    def linear(spec: Any, layer: Any) -> None:
+    def linear(spec: Any, layer: keras.layers.Layer) -> None:
         spec.weight = array(layer.kernel).T
         if layer.use_bias:
             spec.bias = array(layer.bias)
 
-    def norm(spec: Any, layer: Any) -> None:
+    def norm(spec: Any, layer: keras.layers.Layer) -> None:
         spec.gamma, spec.beta = array(layer.norm.gamma), array(layer.norm.beta)
 
-    def attention(spec: Any, layer: Any, residual: Any) -> Any:
+    def attention(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> Any:
         """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
         query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
         d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
 
-        def widened(weight: Any) -> Any:
+        def widened(weight: Tensor) -> Any:
             # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
             return _widen(weight, layer.num_heads, max(d_k, d_v))
 
-        def together(spec: Any, *denses: Any) -> None:
+        def together(spec: Any, *denses: keras.layers.Layer) -> None:
             spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
             if any(dense.use_bias for dense in denses):
                 biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
@@ -146,7 +147,7 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
         spec.queries_scale = d_k**-0.5
         norm(spec.layer_norm, residual)
 
-    def feed_forward(spec: Any, layer: Any, residual: Any) -> None:
+    def feed_forward(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> None:
         linear(spec.linear_0, layer.hidden)
         linear(spec.linear_1, layer.output_projection)
         norm(spec.layer_norm, residual)
@@ -197,19 +198,19 @@ def transformer_spec(model: Any, dtype: str = "float32") -> Any:
     return spec
 
 
-def _attentions(layer: Any) -> list[Any]:
+def _attentions(layer: keras.layers.Layer) -> list[Any]:
     return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
 
 
-def _norms(layer: Any) -> list[Any]:
+def _norms(layer: keras.layers.Layer) -> list[Any]:
     names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
     return [getattr(layer, name) for name in names if hasattr(layer, name)]
 
 
-def _check_parts(model: Any) -> None:
+def _check_parts(model: Transformer) -> None:
     """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
 
-    def check(part: Any, kind: type, *methods: str) -> None:
+    def check(part: keras.layers.Layer, kind: type, *methods: str) -> None:
         kinds = (kind, *(part for family in FAMILIES for part in family.parts))
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
@@ -244,7 +245,7 @@ def _only(name: str, values: list[Any]) -> Any:
     return values[0]
 
 
-def _widen(weight: Any, num_heads: int, width: int) -> Any:
+def _widen(weight: Tensor, num_heads: int, width: int) -> Any:
     """Weights [h * d_k, d] as [h * width, d], each head followed by zeros."""
     heads = weight.reshape(num_heads, -1, weight.shape[-1])
     lacking = width - heads.shape[1]

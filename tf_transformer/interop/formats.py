@@ -61,13 +61,17 @@ class Format:
         return f"{self.title}: expected none of {', '.join(lacking)}, which it cannot hold" if lacking else ""
 
 
-def _save_savedmodel(model: Any, path: Any, dtype: str | None = None, checked: bool = False, **options: Any) -> None:
+def _save_savedmodel(
+    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+) -> None:
     from tf_transformer.serving.publish import save_export
 
     save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
-def _save_ctranslate2(model: Any, path: Any, dtype: str | None = None, checked: bool = False, **options: Any) -> None:
+def _save_ctranslate2(
+    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+) -> None:
     from tf_transformer.interop import ctranslate2
 
     ctranslate2.save(model, path, None if dtype == "float32" else dtype, **options)

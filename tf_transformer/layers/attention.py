@@ -12,6 +12,7 @@ from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
+from tf_transformer.type_names import Shape, Tensor
 
 SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 
@@ -22,7 +23,7 @@ class KeyValue(NamedTuple):
     key: Any  # [B, h, S, d_k]
     value: Any  # [B, h, S, d_v]
 
-    def write(self, slot: Any, new: "KeyValue") -> "KeyValue":
+    def write(self, slot: Tensor, new: "KeyValue") -> "KeyValue":
         """Write `new` [B, h, T, ...] into slots slot .. slot + T - 1. The other slots keep what they hold."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
@@ -32,7 +33,7 @@ class KeyValue(NamedTuple):
 
 
 def attention(
-    query: Any, key: Any, value: Any, mask: Any = None, dropout: Callable[[Any], Any] | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor = None, dropout: Callable[[Any], Any] | None = None
 ) -> tuple[Any, Any]:
     """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
 
@@ -63,10 +64,10 @@ def attention(
 
 
 def restricted_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor = None,
     dropout: Callable[[Any], Any] | None = None,
     *,
     window: int,
@@ -98,11 +99,11 @@ def restricted_attention(
         b = ops.minimum(b, T + 1)
     N = -(-T // b)
 
-    def blocks(x: Any, before: int = 0, after: int = 0) -> Any:
+    def blocks(x: Tensor, before: int = 0, after: int = 0) -> Any:
         x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
 
-    def neighbours(x: Any) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
+    def neighbours(x: Tensor) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
@@ -117,7 +118,7 @@ def restricted_attention(
 
 
 def masked_attention(
-    T: Any, attention_mask: Any, padding: Any, window: int | None, weights: bool
+    T: Tensor, attention_mask: Tensor, padding: Tensor, window: int | None, weights: bool
 ) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
     """How a whole target attends to itself: each position to itself and all before it (section 3.2.3), or with a window
     only to the nearest of these (section 4).
@@ -168,7 +169,7 @@ class MultiHeadAttention(KeepsQuantized):
         self.dropout = dropout
         self.supports_masking = True
 
-    def build(self, query_shape: Any, value_shape: Any = None) -> None:
+    def build(self, query_shape: Shape, value_shape: Shape = None) -> None:
         value_shape = value_shape or query_shape
         d_model = query_shape[-1]
         if d_model % self.num_heads and None in (self.d_k, self.d_v):
@@ -200,22 +201,22 @@ class MultiHeadAttention(KeepsQuantized):
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
         return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
 
-    def _heads(self, projection: keras.layers.Layer, x: Any) -> Any:
+    def _heads(self, projection: keras.layers.Layer, x: Tensor) -> Any:
         """Project x [B, T, d], and split it into heads: [B, h, T, width of a head]."""
         projected, h = projection(as_rows(x)), self.num_heads
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
         # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
 
-    def project(self, value: Any) -> KeyValue:
+    def project(self, value: Tensor) -> KeyValue:
         """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
         return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
 
     def attend(
         self,
-        query: Any,
+        query: Tensor,
         kv: KeyValue,
-        attention_mask: Any = None,
+        attention_mask: Tensor = None,
         attention: Callable[..., tuple[Any, Any]] = attention,
     ) -> tuple[Any, Any]:
         """Attend from query [B, T, d] to projected keys and values, with `attention` or a function like it.
@@ -232,12 +233,12 @@ class MultiHeadAttention(KeepsQuantized):
 
     def call(
         self,
-        query: Any,
-        value: Any = None,
-        mask: Any = None,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        attention_mask: Any = None,
+        query: Tensor,
+        value: Tensor = None,
+        mask: Tensor = None,
+        query_mask: Tensor = None,
+        value_mask: Tensor = None,
+        attention_mask: Tensor = None,
         return_attention_scores: bool = False,
     ) -> Any:
         """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
@@ -257,7 +258,7 @@ class MultiHeadAttention(KeepsQuantized):
         output, scores = self.attend(query, kv, intersect(attention_mask, as_key_mask(key_mask)))
         return (output, scores) if return_attention_scores else output
 
-    def compute_output_shape(self, query_shape: Any, value_shape: Any = None) -> Any:
+    def compute_output_shape(self, query_shape: Shape, value_shape: Shape = None) -> Any:
         return query_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attent
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, causal_mask, last_allowed
+from tf_transformer.type_names import Shape, Tensor
 
 
 class DecoderCache(NamedTuple):
@@ -60,7 +61,7 @@ class DecoderLayer(KeepsQuantized):
         self.attention_window = attention_window
         self.supports_masking = True
 
-    def build(self, x_shape: Any, memory_shape: Any = None) -> None:
+    def build(self, x_shape: Shape, memory_shape: Shape = None) -> None:
         self.self_attention = self.make_attention("self_attention")
         self.cross_attention = self.make_attention("cross_attention")
         self.feed_forward = self.make_feed_forward("feed_forward")
@@ -89,7 +90,7 @@ class DecoderLayer(KeepsQuantized):
     def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
-    def init_cache(self, memory: Any, slots: int = 0) -> DecoderCache:
+    def init_cache(self, memory: Tensor, slots: int = 0) -> DecoderCache:
         """An empty cache with `slots` places for target tokens, and memory [B, S, d] projected once."""
         kv = self.cross_attention.project(memory)
         B, h = ops.shape(memory)[0], self.num_heads
@@ -98,13 +99,13 @@ class DecoderLayer(KeepsQuantized):
 
     def call(
         self,
-        x: Any,
-        memory: Any = None,
-        x_mask: Any = None,
-        memory_mask: Any = None,
-        attention_mask: Any = None,
+        x: Tensor,
+        memory: Tensor = None,
+        x_mask: Tensor = None,
+        memory_mask: Tensor = None,
+        attention_mask: Tensor = None,
         cache: DecoderCache | None = None,
-        slot: Any = 0,
+        slot: Tensor = 0,
         return_attention_scores: bool = False,
     ) -> Any:
         """Decode x [B, T, d]: the whole target, or only its newest tokens if there is a cache.
@@ -150,7 +151,7 @@ class DecoderLayer(KeepsQuantized):
             outputs += (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x
 
-    def compute_output_shape(self, x_shape: Any, memory_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, memory_shape: Shape = None) -> Any:
         return x_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

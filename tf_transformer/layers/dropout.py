@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.type_names import Tensor
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Dropout(keras.layers.Dropout):
@@ -13,7 +15,7 @@ class Dropout(keras.layers.Dropout):
     Keras's layer draws a float per component, which takes two to four times as long on a CPU.
     """
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, training: bool = False) -> Any:
         if training and self.rate == 1:
             return ops.zeros_like(inputs)  # Keras 3.12 refuses rate 1 on TensorFlow
         dropped = round(self.rate * 2**16)

@@ -12,9 +12,10 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
+from tf_transformer.type_names import Shape, Tensor
 
 
-def sinusoids(positions: Any, d_model: int) -> Any:
+def sinusoids(positions: Tensor, d_model: int) -> Any:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
 
     Args:
@@ -30,7 +31,7 @@ def sinusoids(positions: Any, d_model: int) -> Any:
     return ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
 
 
-def _angles(positions: Any, frequencies: Any) -> Any:
+def _angles(positions: Tensor, frequencies: Tensor) -> Any:
     """positions [T] times frequencies [F], less full circles: float32 [T, F].
 
     A plain product in float32 is wrong by up to 2e-4 below position 4,096.
@@ -91,7 +92,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         """Add a weight that Keras does not cast: casting a whole table for a few rows would cost more."""
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
-    def build(self, ids_shape: Any) -> None:
+    def build(self, ids_shape: Shape) -> None:
         if is_int8(self):
             shape = (self.vocab_size, self.d_model)
             self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
@@ -104,15 +105,15 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
-    def call(self, ids: Any, position: Any = None) -> Any:
+    def call(self, ids: Tensor, position: Tensor = None) -> Any:
         """Embed ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d]."""
         return self.embed(ids, position)
 
-    def quantized_call(self, ids: Any, position: Any = None) -> Any:
+    def quantized_call(self, ids: Tensor, position: Tensor = None) -> Any:
         """As `call`; Keras calls this after `quantize`."""
         return self.embed(ids, position)
 
-    def embed(self, ids: Any, position: Any = None) -> Any:
+    def embed(self, ids: Tensor, position: Tensor = None) -> Any:
         """As `call`, but the result carries no mask, for a caller that makes its own."""
         ids = ops.cast(ids, "int32")
         if position is None:
@@ -125,11 +126,11 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         summed = self.scaled(ids) + self.encoding(position)
         return self.sum_dropout(ops.cast(summed, self.compute_dtype))
 
-    def scaled(self, ids: Any) -> Any:
+    def scaled(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
         return self.rows(ids) * self.d_model**0.5
 
-    def rows(self, ids: Any) -> Any:
+    def rows(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
         if is_int8(self):
             rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
@@ -137,7 +138,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         rows = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(rows, "float32")
 
-    def encoding(self, position: Any) -> Any:
+    def encoding(self, position: Tensor) -> Any:
         """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
             return ops.take(self.position_embeddings, position, axis=0)
@@ -150,7 +151,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
             return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
-    def logits(self, x: Any, softmax_weights: Any = None) -> Any:
+    def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
         """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
 
         Args:
@@ -178,10 +179,10 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
-    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:
         return padding_mask(ids)
 
-    def compute_output_shape(self, ids_shape: Any) -> Any:
+    def compute_output_shape(self, ids_shape: Shape) -> Any:
         return (*ids_shape, self.d_model)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

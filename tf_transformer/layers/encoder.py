@@ -10,6 +10,7 @@ from tf_transformer.layers.attention import MultiHeadAttention, attention, restr
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, intersect, near_mask
+from tf_transformer.type_names import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -56,7 +57,7 @@ class EncoderLayer(KeepsQuantized):
         self.attention_window = attention_window
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         self.self_attention = self.make_attention("self_attention")
         self.self_attention_norm = self.make_norm("self_attention_norm")
         self.feed_forward = self.make_feed_forward("feed_forward")
@@ -76,7 +77,7 @@ class EncoderLayer(KeepsQuantized):
     def make_norm(self, name: str) -> keras.layers.Layer:
         return AddAndNorm(self.dropout, name=name, dtype=self.dtype_policy)
 
-    def call(self, x: Any, mask: Any = None, return_attention_scores: bool = False) -> Any:
+    def call(self, x: Tensor, mask: Tensor = None, return_attention_scores: bool = False) -> Any:
         """Encode x [B, S, d] under its padding mask [B, S].
 
         Returns:
@@ -95,7 +96,7 @@ class EncoderLayer(KeepsQuantized):
         x = self.feed_forward_norm(x, self.feed_forward(x))
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Any:
         return x_shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
+from tf_transformer.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
 MIN_INT8_ELEMENTS = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 4 to 128 rows
@@ -60,7 +61,7 @@ class Int8Dense(keras.layers.Layer):
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         shape = (x_shape[-1], self.units)
         if math.prod(shape) < MIN_INT8_ELEMENTS:
             self.kernel, self.kernel_max = self.add_weight(shape, "zeros", name="kernel"), None
@@ -68,12 +69,12 @@ class Int8Dense(keras.layers.Layer):
             self.kernel, self.kernel_max = int8_weights(self, "kernel", shape, axis=0)
         self.bias = self.add_weight((self.units,), "zeros", name="bias") if self.use_bias else None
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         is_small = self.kernel_max is None
         x = ops.matmul(x, self.kernel) if is_small else int8_product(x, self.kernel, self.kernel_max)
         return self.activation(x if self.bias is None else x + self.bias)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Any:
         return (*x_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 
 
-def int8_product(x: Any, matrix: Any, largest: Any, transposed: bool = False) -> Any:
+def int8_product(x: Tensor, matrix: Tensor, largest: Tensor, transposed: bool = False) -> Any:
     """x [B, d] times an int8 matrix [d, n], or the transpose of one [n, d]: float32 [B, n].
 
     Args:
@@ -146,7 +147,7 @@ def int8_product(x: Any, matrix: Any, largest: Any, transposed: bool = False) ->
     return ops.cast(sums, "float32") * (largest * INT8_MAX**-2) * row_largest
 
 
-def _onednn_product(integers: Any, matrix: Any, largest: Any, transposed: bool) -> Any:
+def _onednn_product(integers: Tensor, matrix: Tensor, largest: Tensor, transposed: bool) -> Any:
     """Integers [B, d] times an int8 matrix: float32 [B, n], with the channels' scales but not the rows'."""
     import tensorflow as tf
     from tensorflow.python.framework import op_def_library

@@ -5,12 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.type_names import Tensor
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class LayerNormalization(keras.layers.LayerNormalization):
     """Keras's layer, over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, training: bool = False) -> Any:
         if keras.backend.backend() != "tensorflow":
             return super().call(inputs)
         dtype = keras.backend.result_type(inputs.dtype, "float32")
@@ -20,21 +22,21 @@ class LayerNormalization(keras.layers.LayerNormalization):
         unit, _ = self._unit(x)
         return ops.cast(unit * gamma + beta, self.compute_dtype)
 
-    def _unit(self, x: Any) -> tuple[Any, Any]:
+    def _unit(self, x: Tensor) -> tuple[Any, Any]:
         """x [..., d] with mean 0 and variance 1, and the factor [..., 1] that made its variance so."""
         centred = x - ops.mean(x, axis=-1, keepdims=True)
         inverse = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + self.epsilon)
         return centred * inverse, inverse
 
-    def _normalized(self, x: Any, gamma: Any, beta: Any) -> Any:  # [..., d], [d], [d]
-        def mean(x: Any) -> Any:
+    def _normalized(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Any:  # [..., d], [d], [d]
+        def mean(x: Tensor) -> Any:
             return ops.mean(x, axis=-1, keepdims=True)
 
         @ops.custom_gradient
-        def normalized(x: Any, gamma: Any, beta: Any) -> Any:
+        def normalized(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
             unit, inverse = self._unit(x)
 
-            def gradient(upstream: Any) -> Any:
+            def gradient(upstream: Tensor) -> Any:
                 rows = tuple(range(len(x.shape) - 1))
                 of_unit = upstream * gamma
                 of_x = inverse * (of_unit - mean(of_unit) - unit * mean(of_unit * unit))

@@ -9,13 +9,15 @@ from typing import Any
 
 from keras import ops
 
+from tf_transformer.type_names import Tensor
 
-def as_rows(x: Any) -> Any:
+
+def as_rows(x: Tensor) -> Any:
     """[B, T, d] -> [B * T, d]."""
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
-def by_row(function: Callable[[Any], Any], x: Any) -> Any:
+def by_row(function: Callable[[Any], Any], x: Tensor) -> Any:
     """Apply `function`, [B * T, d] -> [B * T, e], to the rows of x [B, T, d]: [B, T, e]."""
     rows = function(as_rows(x))
     return ops.reshape(rows, (*ops.shape(x)[:-1], rows.shape[-1]))

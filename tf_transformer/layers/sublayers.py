@@ -9,6 +9,7 @@ from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.type_names import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -31,16 +32,16 @@ class FeedForward(KeepsQuantized):
         self.activation = activation
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         self.hidden = dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
         self.hidden.build(x_shape)
         self.output_projection = dense(x_shape[-1], dtype=self.dtype_policy, name="output")
         self.output_projection.build((*x_shape[:-1], self.d_ff))
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         return by_row(lambda rows: self.output_projection(self.hidden(rows)), x)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Any:
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -70,15 +71,15 @@ class AddAndNorm(keras.layers.Layer):
         self.epsilon = epsilon
         self.supports_masking = True
 
-    def build(self, x_shape: Any, sublayer_output_shape: Any = None) -> None:
+    def build(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> None:
         self.output_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
         self.norm = LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 
-    def call(self, x: Any, sublayer_output: Any) -> Any:
+    def call(self, x: Tensor, sublayer_output: Tensor) -> Any:
         return self.norm(x + self.output_dropout(sublayer_output))
 
-    def compute_output_shape(self, x_shape: Any, sublayer_output_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> Any:
         return x_shape
 
     def get_config(self) -> dict[str, Any]:

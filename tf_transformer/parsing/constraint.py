@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.type_names import Tensor
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
@@ -37,7 +38,7 @@ class Grammar:
             raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
         self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
 
-    def allowed(self, firsts: Any, count: Any, max_length: Any) -> Callable[..., Any]:
+    def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
         """For `search.beam_search(allowed=...)`.
 
         Args:
@@ -47,7 +48,7 @@ class Grammar:
         """
         firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
-        def allowed(ids: Any, position: Any, row: Any) -> Any:
+        def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
             kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
@@ -74,7 +75,7 @@ class Grammar:
             may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
             first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
 
-            def only(id: Any, condition: Any) -> Any:
+            def only(id: Tensor, condition: Tensor) -> Any:
                 return condition[:, :, tf.newaxis] & (
                     tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
                 )  # [B, K, V]
@@ -84,11 +85,11 @@ class Grammar:
         return allowed
 
 
-def _count(condition: Any) -> Any:
+def _count(condition: Tensor) -> Any:
     return tf.cast(condition, tf.int32)
 
 
-def _last(condition: Any) -> Any:
+def _last(condition: Tensor) -> Any:
     """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
     places = tf.range(tf.shape(condition)[2])
     return tf.reduce_max(tf.where(condition, places, -1), axis=2)

@@ -12,6 +12,7 @@ from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
+from tf_transformer.type_names import TextDecoder
 
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
@@ -79,7 +80,7 @@ class TreebankCorpus(PairCorpus):
         lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.dev_trees]
         return self.batched(data.in_memory(self.dev[0], lines), batching, shuffle=False)
 
-    def decoder(self, model: Any, tokenizer: Tokenizer) -> Parser:
+    def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Parser:
         return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
 
     @classmethod

@@ -25,11 +25,12 @@ from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
 from tf_transformer.text.translator import Translator
+from tf_transformer.type_names import Folders, Tensor
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
 
-def word_pieces(tokenizer: Tokenizer, texts: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
     """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
     # White space and control characters of all kinds separate words, as they do where trees are read.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
@@ -49,7 +50,7 @@ def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
 def pair_ids(tokenizer: Tokenizer) -> Callable[..., Any]:
     """For `data.token_batches`: ids of texts [B] and of linearised trees [B], symbols with spaces between them."""
 
-    def ids(texts: Any, lines: Any) -> Any:
+    def ids(texts: Tensor, lines: Tensor) -> Any:
         _, pieces = word_pieces(tokenizer, texts)
         symbols = tf.strings.split(lines)
         is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
@@ -113,7 +114,7 @@ class Parser(SetOnce):
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
 
     @classmethod
-    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Parser":
+    def from_run(cls, path: Folders, average_last: int = 5, **options: Any) -> "Parser":
         """Load a parser's run; see `Translator.from_run`. By default length_penalty (α) and extra_length are
         section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
@@ -147,7 +148,7 @@ class Parser(SetOnce):
         texts = tf.TensorSpec([None], tf.string)
         return self.translator.traced(f"parser {function.__name__}", function, input_signature=[texts])
 
-    def _line(self, ids: Any, firsts: Any) -> list[str]:
+    def _line(self, ids: Tensor, firsts: Tensor) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
         line, words, now = [], 0, len(firsts) > 0
@@ -162,7 +163,7 @@ class Parser(SetOnce):
                 now = names[id][0] not in "()" and words < len(firsts)
         return line
 
-    def _search_freely(self, text: Any) -> Any:
+    def _search_freely(self, text: Tensor) -> Any:
         source, start = self._start(text)
         found = self._search(start)
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
@@ -198,7 +199,7 @@ class Parser(SetOnce):
         _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
-    def source(self, text: Any) -> Source:
+    def source(self, text: Tensor) -> Source:
         """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
         words, pieces = word_pieces(self.tokenizer, text)
         sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
@@ -216,14 +217,14 @@ class Parser(SetOnce):
             truncated=count < tf.cast(words.row_lengths(), tf.int32),
         )
 
-    def parse(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
         and 0."""
         source, start = self._start(text)
         found = self._search(start, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text: Any) -> tuple[Source, Start]:
+    def _start(self, text: Tensor) -> tuple[Source, Start]:
         source = self.source(text)
         start = self.translator.start(source.ids, source.length, tf.int32.max)
         most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
@@ -235,7 +236,7 @@ class Parser(SetOnce):
         translator = self.translator
         return beam_search(start, allowed=allowed, **{name: translator.options[name] for name in OPTIONS})
 
-    def trees(self, ids: Any, source: Source) -> tf.Tensor:
+    def trees(self, ids: Tensor, source: Source) -> tf.Tensor:
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
         words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -24,6 +24,11 @@ from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.runs.run import Run
+
+if TYPE_CHECKING:
+    from tf_transformer.text.tokenizer import Tokenizer
+
+Logs = dict[str, Any]  # Keras's values by name, at the end of a batch or an epoch
 
 
 class Stopped(Exception):
@@ -52,7 +57,7 @@ class Checkpoints(keras.callbacks.Callback):
     def __init__(
         self,
         run: Run | str | Path,
-        tokenizer: Any = None,
+        tokenizer: "Tokenizer | None" = None,
         steps: int | None = None,
         until: int | None = None,
         alone: bool = True,
@@ -88,7 +93,7 @@ class Checkpoints(keras.callbacks.Callback):
         if state:
             self._begin_at(state)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
         if self._restored is not self.model:
             self._begin()
@@ -107,7 +112,7 @@ class Checkpoints(keras.callbacks.Callback):
         if self.tokenizer:
             self.tokenizer.save(self.run.path / "tokenizer.model")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         self.model._initial_epoch = None
         if self._locked:
             self.run.unlock()
@@ -121,7 +126,7 @@ class Checkpoints(keras.callbacks.Callback):
         Ignored signals stay ignored, as Ctrl-C is in a program that a script starts with &.
         """
 
-        def stop(number: int, _: Any) -> None:
+        def stop(number: int, _: object) -> None:
             self.told_to_stop = number
             if number == signal.SIGINT:
                 signal.signal(number, before[number])
@@ -142,13 +147,13 @@ class Checkpoints(keras.callbacks.Callback):
             if self._locked:  # an exception ended `fit`
                 self.run.unlock()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.began = time.perf_counter()
         self.first = self.step
         if self.half_done:
             self.began -= self.half_done["seconds"]
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
         if self.half_done:  # all metrics are sums, and some are made in the first step
@@ -165,7 +170,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self.seconds += self.elapsed
         if "tokens" in logs:
             tokens = int(logs.pop("tokens"))
@@ -222,7 +227,7 @@ class DevScore(keras.callbacks.Callback):
         super().__init__()
         self.function, self.dev, self.show, self.logs = function, dev, show, logs
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         source, references = self.dev.source, self.dev.references
         outputs = self.function(source)
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
@@ -258,15 +263,15 @@ class PlainLines(keras.callbacks.Callback):
         super().__init__()
         self.seconds = seconds
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.last_line = time.monotonic()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if time.monotonic() - self.last_line >= self.seconds:
             self.last_line = time.monotonic()
             self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._say(f"epoch {epoch + 1:,}", logs)
 
     def _say(self, what: str, logs: dict[str, Any]) -> None:
@@ -291,10 +296,10 @@ class StopOnNonFinite(keras.callbacks.Callback):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self.seen = int(self.model.not_finite.numpy())
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.number += 1
         seen = int(self.model.not_finite.numpy())
         if seen > self.seen:

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_scale
-from tf_transformer.text.decoding import TextDecoder
 from tf_transformer.text.search import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
+from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
@@ -39,7 +39,7 @@ class Signature(NamedTuple):
         inputs = [inspect.Parameter(name, kind) for name in self.texts]
         inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
 
-        def call(*values: Any) -> Any:
+        def call(*values: Tensor) -> Any:
             return self.function(**dict(zip(names, values, strict=True)))
 
         call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ class Root(tf.Module):
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
 
-        def model_info(key: Any) -> Any:
+        def model_info(key: Tensor) -> Any:
             return {"value": table.lookup(tf.ensure_shape(key, [None]))}
 
         # A new function: after a save or a call the old one would keep the old table.
@@ -148,12 +148,12 @@ class Export(Root):
         force = traced_once(translator.force)
 
         @traced_once
-        def searched(text: Any, wanted: Any, rows: Any) -> Any:
+        def searched(text: Tensor, wanted: Tensor, rows: Tensor) -> Any:
             source, source_length, truncated = translator.source(text)
             found = translator.search(source, source_length, n_best=n_best, wanted=wanted, **rows)
             return source, source_length, truncated, found
 
-        def search(text: Any, wanted: int, given: Mapping[str, Any]) -> Any:
+        def search(text: Tensor, wanted: int, given: Mapping[str, Any]) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
@@ -163,12 +163,12 @@ class Export(Root):
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
             return searched(text, tf.constant(wanted), rows)
 
-        def serving_default(text: Any) -> Any:
+        def serving_default(text: Tensor) -> Any:
             *_, truncated, found = search(text, 1, {})
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
-        def translate(text: Any, **given: Any) -> Any:
+        def translate(text: Tensor, **given: Any) -> Any:
             _, source_length, truncated, found = search(text, n_best, given)
             return {
                 "translations": translator.texts(found.ids),
@@ -180,7 +180,7 @@ class Export(Root):
                 "truncated": truncated,
             }
 
-        def details(text: Any, **given: Any) -> Any:
+        def details(text: Tensor, **given: Any) -> Any:
             source, *_, found = search(text, n_best, given)
             B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
             ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
@@ -191,7 +191,7 @@ class Export(Root):
             log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
             log_probs = tf.reshape(log_probs, [B, n_best, max_length])
 
-            def each(flat: Any) -> Any:
+            def each(flat: Tensor) -> Any:
                 return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
 
             return {
@@ -201,7 +201,7 @@ class Export(Root):
                 "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
-        def score(source: Any, target: Any) -> Any:
+        def score(source: Tensor, target: Tensor) -> Any:
             source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
             target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
             log_probs, _ = force(source_ids, target_ids)
@@ -211,11 +211,11 @@ class Export(Root):
             scores = log_prob / penalty(length, defaults["length_penalty"])
             return {"log_prob": log_prob, "score": scores, "length": length - 1}
 
-        def tokenize(text: Any) -> Any:
+        def tokenize(text: Tensor) -> Any:
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
             return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
-        def detokenize(tokens: Any) -> Any:
+        def detokenize(tokens: Tensor) -> Any:
             pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
             return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
 
@@ -243,7 +243,7 @@ class TextParser(Protocol):
     @property
     def translator(self) -> TextModel: ...
 
-    def parse(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]: ...
+    def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]: ...
 
 
 class ParserExport(Root):
@@ -255,7 +255,7 @@ class ParserExport(Root):
     """
 
     def __init__(self, parser: TextParser, **facts: Any) -> None:
-        def parse(text: Any) -> Any:
+        def parse(text: Tensor) -> Any:
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
 
@@ -270,7 +270,7 @@ class ParserExport(Root):
         )
 
 
-def _per_row(name: str, option: Any, text: Any) -> Any:
+def _per_row(name: str, option: Tensor, text: Tensor) -> Any:
     """An option [1] or [batch] as [batch]."""
     option = tf.ensure_shape(option, [None])
     B, given = tf.shape(text)[0], tf.shape(option)[0]
@@ -279,11 +279,11 @@ def _per_row(name: str, option: Any, text: Any) -> Any:
         return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
 
 
-def _joined(pieces: Any) -> tf.Tensor:
+def _joined(pieces: Tensor) -> tf.Tensor:
     return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
 
 
-def _alignments(attention: Any, source: Any, real: Any) -> tf.Tensor:
+def _alignments(attention: Tensor, source: Tensor, real: Tensor) -> tf.Tensor:
     """For each output token the source token it attends to most, in Pharaoh form "s-t s-t ...": string [B].
 
     Args:

@@ -1,55 +1,18 @@
 """A Transformer as a search calls it: step by step, with a cache that grows."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.config import TransformerConfig
-from tf_transformer.layers import DecoderCache, KeyValue
-
-
-class TextDecoder(Protocol):
-    """What a search needs of a model: `Transformer` and `Ensemble` have it, and document it."""
-
-    config: TransformerConfig
-
-    @property
-    def weights(self) -> Any: ...
-
-    @property
-    def dtype_policy(self) -> Any: ...
-
-    def __call__(self, inputs: Any, *, return_attention_scores: bool = False) -> Any: ...
-
-    def encode(self, source: Any, mask: Any = None, return_attention_scores: bool = False) -> tuple[Any, Any, Any]: ...
-
-    def decode(
-        self, target: Any, memory: Any, memory_mask: Any, return_attention_scores: bool = False
-    ) -> tuple[Any, Any, Any]: ...
-
-    def init_cache(self, memory: Any, slots: int = 0) -> list[DecoderCache]: ...
-
-    def softmax_weights(self) -> Any: ...
-
-    def decode_step(
-        self,
-        target: Any,
-        cache: list[DecoderCache],
-        memory_mask: Any,
-        position: Any,
-        slot: Any,
-        attention_mask: Any = None,
-        softmax_weights: Any = None,
-    ) -> tuple[Any, list[DecoderCache]]: ...
-
-    def astype(self, dtype: str) -> "TextDecoder": ...
+from tf_transformer.layers import KeyValue
+from tf_transformer.type_names import Tensor, TextDecoder
 
 
 class _WrittenInPlace(KeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
-    def write(self, slot: Any, new: KeyValue) -> KeyValue:
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
         (B, h, C, _), T = tf.unstack(tf.shape(self.key)), tf.shape(new.key)[2]
 
         def written(old: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
@@ -88,7 +51,7 @@ class Decoding(NamedTuple):
     keep: Callable[[Any, tf.Tensor], Any]
 
 
-def decoding(model: TextDecoder, memory: Any, memory_mask: tf.Tensor) -> Decoding:
+def decoding(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Decoding:
     """Prepare a model to decode an encoded source.
 
     Args:
@@ -99,7 +62,7 @@ def decoding(model: TextDecoder, memory: Any, memory_mask: tf.Tensor) -> Decodin
     layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights()
 
-    def step(ids: tf.Tensor, position: Any, slot: Any, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
+    def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
         memory_mask, layers = cache
         positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
         logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)

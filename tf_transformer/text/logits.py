@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.type_names import Tensor
+
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 
 
-def top_k(logits: Any, k: Any) -> tuple[Any, Any]:
+def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     """tf.math.top_k(logits [..., V], k), faster for large V: it sorts only the k blocks with the greatest maxima."""
     V = logits.shape[-1]
     width = next((width for width in range(64, 15, -1) if V % width == 0), None)  # of a block
@@ -24,7 +26,7 @@ def top_k(logits: Any, k: Any) -> tuple[Any, Any]:
     return top_logits, tf.gather(tf.reshape(symbols, flat), places, batch_dims=rank)
 
 
-def log_sum_exp(logits: Any, symbol: Any) -> Any:
+def log_sum_exp(logits: Tensor, symbol: Tensor) -> Any:
     """The log-sum-exp of logits [B, K, V], from one symbol [B, K, 1] and its probability: float32 [B, K, 1].
 
     TensorFlow's softmax takes half as long as its log-sum-exp. If a probability is too small for float32, as it may be
@@ -46,7 +48,7 @@ class Prefixes(NamedTuple):
     end_id: int
 
 
-def without_end(logits: Any, prefixes: Prefixes, min_length: Any) -> Any:
+def without_end(logits: Tensor, prefixes: Prefixes, min_length: Tensor) -> Any:
     """Logits [B, K, V], with an impossible end symbol where an output would have less than min_length [B] symbols."""
     too_short = prefixes.position + 1 < min_length
 
@@ -57,7 +59,7 @@ def without_end(logits: Any, prefixes: Prefixes, min_length: Any) -> Any:
     return tf.cond(tf.reduce_any(too_short), without, lambda: logits)
 
 
-def without_repeats(logits: Any, prefixes: Prefixes, size: Any) -> Any:
+def without_repeats(logits: Tensor, prefixes: Prefixes, size: Tensor) -> Any:
     """Logits [B, K, V], with impossible symbols where they would complete an n-gram that the hypothesis has already.
 
     Where nothing else is possible, as in a forced prefix that repeats itself, the logits stay.
@@ -72,7 +74,7 @@ def without_repeats(logits: Any, prefixes: Prefixes, size: Any) -> Any:
     def without() -> Any:
         place = tf.range(tf.shape(ids)[2])
 
-        def compare(back: Any, alike: Any) -> Any:
+        def compare(back: Tensor, alike: Tensor) -> Any:
             """Whether the n - 1 symbols before a place are those at the end: one more of them."""
             newest = tf.gather(ids, tf.maximum(position - back, 0), axis=2)[:, :, tf.newaxis]
             same = (tf.roll(ids, back, axis=2) == newest) & (place >= back)
@@ -95,7 +97,7 @@ RULES: dict[str, Callable[[Any, Prefixes, Any], Any]] = {  # by option, in the o
 }
 
 
-def restricted(logits: Any, prefixes: Prefixes, options: Mapping[str, Any]) -> Any:
+def restricted(logits: Tensor, prefixes: Prefixes, options: Mapping[str, Any]) -> Any:
     """Logits [B, K, V], with impossible symbols where an option of a search, [B], forbids them.
 
     A symbol that may not follow keeps its share of the probability, as in Hugging Face's beam search: the

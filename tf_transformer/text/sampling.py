@@ -7,6 +7,7 @@ import tensorflow as tf
 from tf_transformer.text.logits import RULES, Prefixes, restricted
 from tf_transformer.text.search import Hypotheses, Start
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.type_names import Tensor
 
 
 def sample(
@@ -37,7 +38,14 @@ def sample(
     L = tf.maximum(tf.reduce_max(max_length), 0)
 
     def draw(
-        position: Any, newest: Any, ids: Any, log_probs: Any, lengths: Any, running: Any, finished: Any, cache: Any
+        position: Tensor,
+        newest: Tensor,
+        ids: Tensor,
+        log_probs: Tensor,
+        lengths: Tensor,
+        running: Tensor,
+        finished: Tensor,
+        cache: Any,
     ) -> Any:
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
         logits, cache = start.step(newest[:, tf.newaxis], position, position, seen, cache)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, log_sum_exp, restricted, top_k
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.type_names import Tensor
 
 STEPS = 16  # a full cache gets slots for this many more steps
 ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
@@ -72,7 +73,7 @@ class BeamState(NamedTuple):
     cache: Any
 
 
-def penalty(length: Any, exponent: Any) -> Any:
+def penalty(length: Tensor, exponent: Tensor) -> Any:
     """((5 + n) / 6)^exponent, where n counts the end symbol (Wu et al. 2016, equation 14)."""
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
@@ -165,7 +166,7 @@ def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     }
 
 
-def begins_with(prefix: Any, vocab_size: int) -> Callable[..., tf.Tensor]:
+def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., tf.Tensor]:
     """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
     Args:

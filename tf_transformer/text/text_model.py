@@ -9,12 +9,13 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
-from tf_transformer.text.decoding import TextDecoder, decoding
+from tf_transformer.text.decoding import decoding
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
 from tf_transformer.text.search_options import translator_options
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.type_names import Tensor, TextDecoder
 
 
 class SetOnce:
@@ -72,7 +73,7 @@ class TextModel(SetOnce):
             self._functions[key] = tf.function(function, autograph=False, **options)
         return self._functions[key]
 
-    def source(self, text: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def source(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Tokenize texts [B] for the encoder.
 
         Returns:
@@ -90,12 +91,12 @@ class TextModel(SetOnce):
 
     def search(
         self,
-        source: Any,
-        source_length: Any,
+        source: Tensor,
+        source_length: Tensor,
         *,
         n_best: int = 1,
-        wanted: Any = None,
-        prefix: Any = None,
+        wanted: Tensor = None,
+        prefix: Tensor = None,
         **options: Any,
     ) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
@@ -114,13 +115,15 @@ class TextModel(SetOnce):
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
 
-    def drawn(self, source: Any, source_length: Any, seed: Any, temperature: Any, k: int | None) -> Hypotheses:
+    def drawn(
+        self, source: Tensor, source_length: Tensor, seed: Tensor, temperature: Tensor, k: int | None
+    ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
         start = self.start(source, source_length, tf.int32.max)
         return sample(start, seed, temperature, k, **{name: self.options[name] for name in RULES})
 
-    def start(self, source: Any, source_length: Any, max_length: Any) -> Start:
+    def start(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> Start:
         """The `Start` of a search; the arguments are as in `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
@@ -134,7 +137,7 @@ class TextModel(SetOnce):
             end_id=EOS_ID,
         )
 
-    def force(self, source: Any, target: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def force(self, source: Tensor, target: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Score each symbol of a given target.
 
         Args:
@@ -150,7 +153,7 @@ class TextModel(SetOnce):
         log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
         return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
 
-    def texts(self, ids: Any) -> tf.Tensor:
+    def texts(self, ids: Tensor) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
         shape = tf.shape(ids)
         flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
@@ -178,7 +181,7 @@ class TextModel(SetOnce):
         ids, *_ = self.source(tf.constant([source]))
         return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
 
-    def attention_of(self, source: Any, output: Any) -> Attention:
+    def attention_of(self, source: Tensor, output: Tensor) -> Attention:
         """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
         shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
         scores = self.model((source, shifted), return_attention_scores=True)[1]
@@ -203,6 +206,6 @@ def append_end(ids: tf.RaggedTensor) -> tf.Tensor:
     return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
 
 
-def _tokens(pieces: Any) -> list[str]:
+def _tokens(pieces: Tensor) -> list[str]:
     """Pieces [1, N] as tokens; the names of symbols without their space."""
     return [piece.decode().strip() for piece in pieces.numpy()[0]]

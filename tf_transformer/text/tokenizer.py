@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_file
 from tf_transformer.masks import PAD_ID
+from tf_transformer.type_names import Tensor
 
 try:
     import tensorflow_text
@@ -156,35 +157,35 @@ class Tokenizer:
         """SHA-256 of the model, which tells two vocabularies apart."""
         return hashlib.sha256(self.model).hexdigest()
 
-    def tokenize(self, texts: Any) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
         characters count as white space."""
         return self.op.tokenize(valid_text(texts))
 
-    def tokenize_target(self, texts: Any) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
         """As `tokenize`, for targets; other kinds of tokenizer may treat them differently."""
         return self.tokenize(texts)
 
-    def detokenize(self, ids: Any) -> tf.Tensor:
+    def detokenize(self, ids: Tensor) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
         return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
-    def pieces(self, ids: Any) -> tf.RaggedTensor:
+    def pieces(self, ids: Tensor) -> tf.RaggedTensor:
         """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
         return self.op.id_to_string(ids)
 
-    def source_pieces(self, ids: Any) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Tensor) -> tf.RaggedTensor:
         """As `pieces`, for the ids that `tokenize` gives; other kinds of tokenizer may number sources differently."""
         return self.pieces(ids)
 
-    def ids(self, pieces: Any) -> tf.RaggedTensor:
+    def ids(self, pieces: Tensor) -> tf.RaggedTensor:
         """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
 
 
-def valid_text(texts: Any) -> tf.Tensor:
+def valid_text(texts: Tensor) -> tf.Tensor:
     """Texts in which each byte that is not UTF-8, and each control character, is a space."""
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tf_transformer.config import DTYPES, BadInput
 from tf_transformer.text.batching import by_batch, warn_of_truncated
-from tf_transformer.text.decoding import TextDecoder
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.type_names import Folders, Tensor, TextDecoder
 
 if TYPE_CHECKING:
     from tf_transformer.serving.export import Export
@@ -65,7 +65,7 @@ class Translator(TextModel):
         self.export_options: dict[str, Any] = dict(export_options or {})
 
     @classmethod
-    def from_run(cls, path: Any, average_last: int = 5, **options: Any) -> "Translator":
+    def from_run(cls, path: Folders, average_last: int = 5, **options: Any) -> "Translator":
         """Load a run of trainers.translation, in float32; `loading.from_run` has the arguments."""
         from tf_transformer import loading
 
@@ -138,7 +138,7 @@ class Translator(TextModel):
             prefixes: whole words that the translations of each text begin with; "" means anything.
         """
 
-        def search(text: Any, prefix_text: Any = None) -> Any:
+        def search(text: Tensor, prefix_text: Tensor = None) -> Any:
             source, source_length, truncated = self.source(text)
             prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor()
             return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
@@ -154,7 +154,7 @@ class Translator(TextModel):
         if temperature <= 0 or (k or 1) < 1:
             raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
 
-        def draw(text: Any, temperature: Any, seed: Any) -> Any:
+        def draw(text: Tensor, temperature: Tensor, seed: Tensor) -> Any:
             source, source_length, truncated = self.source(text)
             return truncated, self.drawn(source, source_length, seed, temperature, k)
 
@@ -172,7 +172,7 @@ class Translator(TextModel):
             for each row N tuples (length, text, score, log_prob, finished).
         """
 
-        def texts_and_more(*arguments: Any) -> Any:
+        def texts_and_more(*arguments: Tensor) -> Any:
             truncated, found = function(*arguments)
             return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 

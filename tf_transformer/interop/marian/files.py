@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
@@ -229,13 +230,13 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
     """Assign every tensor, with the vocabularies' rows in our order, and leave none over."""
     left = dict(tensors)
 
-    def in_order(x: Any, rows: Any = rows) -> Any:
+    def in_order(x: np.ndarray, rows: list[int] = rows) -> np.ndarray:
         size = max(rows) + 1
         if len(x) != size:
             raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
         return x[rows]
 
-    def assign(variable: Any, name: Any, change: Any = lambda x: x) -> None:
+    def assign(variable: keras.Variable, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
         if name not in left:
             raise BadInput(f"expected a tensor {name}, found none")
         value = change(left.pop(name))
@@ -243,15 +244,15 @@ def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_row
             raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
         variable.assign(value.astype("float32"))
 
-    def linear(layer: Any, name: str) -> None:
+    def linear(layer: keras.layers.Layer, name: str) -> None:
         assign(layer.kernel, f"{name}.weight", np.transpose)
         assign(layer.bias, f"{name}.bias")
 
-    def norm(layer: Any, name: str) -> None:
+    def norm(layer: keras.layers.Layer, name: str) -> None:
         assign(layer.norm.gamma, f"{name}.weight")
         assign(layer.norm.beta, f"{name}.bias")
 
-    def attention(layer: Any, name: str) -> None:
+    def attention(layer: keras.layers.Layer, name: str) -> None:
         linear(layer.query_projection, f"{name}.q_proj")
         linear(layer.key_projection, f"{name}.k_proj")
         linear(layer.value_projection, f"{name}.v_proj")

@@ -27,6 +27,7 @@ from tf_transformer.layers import (
 )
 from tf_transformer.layers.int8 import dense
 from tf_transformer.model import Transformer
+from tf_transformer.type_names import Shape, Tensor
 
 EPSILON = 1e-5
 ACTIVATIONS = ("swish", "silu", "relu", "gelu")
@@ -114,10 +115,10 @@ class MarianSourceEmbedding(PositionalEmbedding):
         super().__init__(*args, **kwargs)
         self.scale = scale
 
-    def scaled(self, ids: Any) -> Any:
+    def scaled(self, ids: Tensor) -> Any:
         return super().scaled(ids) if self.scale else self.rows(ids)
 
-    def encoding(self, position: Any) -> Any:
+    def encoding(self, position: Tensor) -> Any:
         pairs = sinusoids(position, self.d_model)
         return ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
@@ -135,11 +136,11 @@ class MarianEmbedding(MarianSourceEmbedding):
 
     controls = CONTROLS
 
-    def build(self, ids_shape: Any) -> None:
+    def build(self, ids_shape: Shape) -> None:
         super().build(ids_shape)
         self.logits_bias = self.add_weight((self.vocab_size,), "zeros", name="logits_bias")
 
-    def logits(self, x: Any, *args: Any) -> Any:
+    def logits(self, x: Tensor, *args: Any) -> Any:
         return super().logits(x, *args) + self.logits_bias
 
     @property
@@ -190,12 +191,12 @@ class MarianTransformer(Transformer):
             for i in range(config.num_decoder_layers)
         ]
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape = None) -> None:
         super().build(input_shape)
         if self.source_embedding is not None:
             self.source_embedding.build((None, None))
 
-    def embed_source(self, source: Any) -> Any:
+    def embed_source(self, source: Tensor) -> Any:
         return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
 
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,4 +206,4 @@ class MarianTransformer(Transformer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MarianTransformer":
-        return cls(**(config | {"config": MarianConfig.from_dict(config["config"])}))
+        return cls(**(config | {"config": MarianConfig(**config["config"])}))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.interop.marian.files import has_two_vocabularies, read_vocabulary
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
+from tf_transformer.type_names import Tensor
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
 SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
@@ -87,23 +88,23 @@ class MarianTokenizer(Tokenizer):
     def files(self) -> dict[str, bytes]:
         return self._files
 
-    def tokenize(self, texts: Any) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         return self.op.source.tokenize(texts)
 
-    def tokenize_target(self, texts: Any) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
         return self.op.target.tokenize(texts)
 
-    def detokenize(self, ids: Any) -> tf.Tensor:
+    def detokenize(self, ids: Tensor) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols and the unknown symbol are dropped."""
         return self.op.detokenize(ids)
 
-    def pieces(self, ids: Any) -> tf.RaggedTensor:
+    def pieces(self, ids: Tensor) -> tf.RaggedTensor:
         return tf.gather(self.op.target.pieces, ids)
 
-    def source_pieces(self, ids: Any) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Tensor) -> tf.RaggedTensor:
         return tf.gather(self.op.source.pieces, ids)
 
-    def ids(self, pieces: Any) -> tf.RaggedTensor:
+    def ids(self, pieces: Tensor) -> tf.RaggedTensor:
         return self.op.target.table.lookup(pieces)
 
 
@@ -123,7 +124,7 @@ class _Side(tf.Module):
         self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
         self.pieces = tf.constant(pieces)
 
-    def tokenize(self, texts: Any) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
@@ -144,7 +145,7 @@ class _Graph(tf.Module):
         super().__init__()
         self.source, self.target, self.texts = source, target, tf.constant(texts)
 
-    def detokenize(self, ids: Any) -> tf.Tensor:
+    def detokenize(self, ids: Tensor) -> tf.Tensor:
         joined = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)
         return tf.strings.strip(tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace"))
 
