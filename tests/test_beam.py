@@ -52,7 +52,7 @@ def model(saved, plain):
     """The SavedModel of `saved`, loaded once for this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(translation.tf.saved_model, "load", lambda path: plain._model)
-        return SavedModel(tt.beam.Method(str(saved)))
+        return SavedModel(tt.beam.TranslationSettings(str(saved)))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_flags(model, served):
 @pytest.mark.program
 def test_options_and_n_best(saved, served):
     options = {"beam_size": 3, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
-    found = SavedModel(tt.beam.Method(str(saved), n_best=2, options=options)).answers(TEXTS)
+    found = SavedModel(tt.beam.TranslationSettings(str(saved), n_best=2, options=options)).answers(TEXTS)
     expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "translate")
     for i, answer in enumerate(found):
         pairs = zip(expected["translations"][i], expected["scores"][i], strict=True)
@@ -162,9 +162,9 @@ def test_bad_methods(method, message):
 @pytest.mark.program
 def test_what_an_export_cannot_do(saved, tmp_path):
     with pytest.raises(tt.BadInput, match=r"1: n_best: expected 1 to 4, got 5"):
-        SavedModel(tt.beam.Method(str(saved), n_best=5))
+        SavedModel(tt.beam.TranslationSettings(str(saved), n_best=5))
     with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
-        SavedModel(tt.beam.Method(str(tmp_path)))
+        SavedModel(tt.beam.TranslationSettings(str(tmp_path)))
 
 
 @pytest.mark.parametrize(("element", "field"), [(7, None), (("a", "b", "c"), None), ({"texts": "a"}, "text")])
@@ -243,7 +243,7 @@ def test_json_and_gzip(tmp_path, saved):
     argv = [str(saved), "--input", write(tmp_path, "a", LINES), "--output", str(tmp_path / "part"), "--lines", "7"]
     translate.main([*argv, "--json", "--gzip", "--n-best", "2", "--beam-size", "2"])
     rows = [json.loads(line) for line in read(tmp_path / "part")]
-    expected = SavedModel(tt.beam.Method(str(saved), n_best=2, options={"beam_size": 2})).answers(LINES)
+    expected = SavedModel(tt.beam.TranslationSettings(str(saved), n_best=2, options={"beam_size": 2})).answers(LINES)
     for row, answer in zip(rows, expected, strict=True):
         fields = dataclasses.asdict(answer)
         del fields["source"]
@@ -298,8 +298,8 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
     assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)
     assert not list(tmp_path.glob("part-*"))
 
-    work = tt.beam.Work((source,), str(tmp_path / "mine"), tt.beam.Method(str(saved)))
-    with work.begun() as found:
+    work = tt.beam.BulkJob((source,), str(tmp_path / "mine"), tt.beam.TranslationSettings(str(saved)))
+    with work.opened() as found:
         assert len(found) == 1
         argv = [saved, "--input", source, "--output", tmp_path / "mine"]
         assert "mine: expected output that nothing else writes" in fails(translate, argv, capsys)
@@ -328,13 +328,13 @@ tree_parser = test_parsing.parser  # a fixture
 def test_a_parser(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
-    model = SavedModel(tt.beam.Method(str(tmp_path / "parser/1")))
+    model = SavedModel(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
     answers = model.answers(texts)
     assert [answer.text for answer in answers] == tt.SavedTranslator(tmp_path / "parser/1")(texts)
     assert [answer.empty for answer in answers] == [False, True, False]
     assert answers[0].text.startswith("(TOP ")
     with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
-        SavedModel(tt.beam.Method(str(tmp_path / "parser/1"), options={"beam_size": 2}))
+        SavedModel(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), options={"beam_size": 2}))
 
 
 def workers_of(process):

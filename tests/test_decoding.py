@@ -9,8 +9,8 @@ from conftest import close, draw_weights, normal, weights_of
 from test_search import END, keep_symbols
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.text.decoding import decoding
-from tf_transformer.text.search import Start, beam_search
+from tf_transformer.text.decoding import decoder_of
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search
 
 BOS = 2
 
@@ -25,13 +25,15 @@ def search_transformer(model, source, max_length, favour=None, **options):
     """What the translator does, with ids; `favour` [L, V] is added to the logits."""
     favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
     memory, memory_mask, _ = model.encode(source)
-    own = decoding(model, memory, memory_mask)
+    own = decoder_of(model, memory, memory_mask)
 
     def step(ids, position, slot, ancestry, cache):
         logits, cache = own.step(ids, position, slot, ancestry, cache)
         return logits + tf.constant(favour)[position], cache
 
-    return beam_search(Start(step, own.cache, own.keep, tf.fill([len(source)], BOS), max_length, END), **options)
+    return beam_search(
+        SearchProblem(Decoder(step, own.cache, own.keep), tf.fill([len(source)], BOS), max_length, END), **options
+    )
 
 
 def search_without_cache(model, source, max_length, favour, **options):
@@ -48,7 +50,9 @@ def search_without_cache(model, source, max_length, favour, **options):
         return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (cache[0], tf.constant(symbols))
 
     cache = (model.encode(source)[:2], tf.zeros([len(source), 1], tf.int32))
-    return beam_search(Start(step, cache, keep_symbols, tf.fill([len(source)], BOS), max_length, END), **options)
+    return beam_search(
+        SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([len(source)], BOS), max_length, END), **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def train(run, epochs, *callbacks, steps=None):
     checkpoints.restore(model)
     while checkpoints.step < (steps or 3 * epochs):
         first, done = divmod(checkpoints.step, 3)
-        with checkpoints.hears_signals():
+        with checkpoints.saving_on_signals():
             model.fit(
                 batches(checkpoints.step),
                 steps_per_epoch=3 - done,

@@ -7,7 +7,7 @@ from conftest import close
 from test_search import END, START, random_models, search
 
 from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import Start
+from tf_transformer.text.search import Decoder, SearchProblem
 
 
 def draw(logits, max_length, seed, **options):
@@ -17,7 +17,7 @@ def draw(logits, max_length, seed, **options):
 
     B = len(logits)
     start_ids = tf.fill([B], START)
-    start = Start(step, [tf.constant(logits)], lambda cache, slots: cache, start_ids, max_length, END)
+    start = SearchProblem(Decoder(step, [tf.constant(logits)], lambda cache, slots: cache), start_ids, max_length, END)
     return sample(start, seed, **options)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, restricted
-from tf_transformer.text.search import Start, beam_search, begins_with, penalty
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search, begins_with, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -29,7 +29,7 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    start = Start(step, [logits], lambda cache, slots: cache, tf.fill([B], START), max_length, END)
+    start = SearchProblem(Decoder(step, [logits], lambda cache, slots: cache), tf.fill([B], START), max_length, END)
     return beam_search(start, **({"patience": math.inf} | options))
 
 
@@ -133,13 +133,13 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
     assert missed > 0  # a narrow beam is not exhaustive: the comparison means something
 
 
-@pytest.mark.parametrize("wanted", [1, 2])
-def test_the_wanted_outputs_are_those_of_a_search_for_as_many(wanted):
+@pytest.mark.parametrize("exact_n", [1, 2])
+def test_the_wanted_outputs_are_those_of_a_search_for_as_many(exact_n):
     """In a search for five it ends when the wanted ones are certain: the others may be other than the best."""
     models, sizes = random_models(31, 7, 5, seed=5), {"beam_size": 5, "length_penalty": 0.6}
-    found = search(models, 7, n_best=5, wanted=tf.constant(wanted), **sizes)
-    for part, alone in zip(found, search(models, 7, n_best=wanted, **sizes), strict=True):
-        np.testing.assert_array_equal(part[:, :wanted], alone)
+    found = search(models, 7, n_best=5, exact_n=tf.constant(exact_n), **sizes)
+    for part, alone in zip(found, search(models, 7, n_best=exact_n, **sizes), strict=True):
+        np.testing.assert_array_equal(part[:, :exact_n], alone)
     whole = search(models, 7, n_best=5, **sizes)
     assert not np.array_equal(found.ids, whole.ids)
 
@@ -250,7 +250,9 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
         return tf.gather(of_row[:, position], ids, batch_dims=1), (of_row, tf.constant(symbols))
 
     cache = (tf.constant(models), tf.zeros([19, 1], tf.int32))
-    found = beam_search(Start(step, cache, keep_symbols, tf.fill([19], START), [11] * 19, END), beam_size=3)
+    found = beam_search(
+        SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([19], START), [11] * 19, END), beam_size=3
+    )
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
     rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
@@ -455,7 +457,9 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(Start(step, [], lambda cache, slots: cache, tf.fill([3], START), [100] * 3, END))
+    found = beam_search(
+        SearchProblem(Decoder(step, [], lambda cache, slots: cache), tf.fill([3], START), [100] * 3, END)
+    )
     assert asked == [0, 1, 2]
     assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
 

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
     spread = args.workers is not None or args.runner
     pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log") if spread else None
-    with work.alone():
+    with work.locked():
         prepare(args, work, pipelines)
 
 

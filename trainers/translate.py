@@ -72,17 +72,17 @@ def translate_files(args: argparse.Namespace, beams: list[str], search: list[str
 
     given = vars(args)
     threads = None if args.runner else threads_of_a_worker(args.workers)
-    method = tt.beam.Method(
+    method = tt.beam.TranslationSettings(
         str(Path(args.model).absolute()),
         threads=threads,
         options=chosen(given, [name for name in search if name != "n_best"]),
         **chosen(given, ("n_best", "batch_bytes")),
     )
     ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
-    work = tt.beam.Work(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
+    work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
     pipelines = Pipelines(args.workers, args.runner, beams, None if args.runner else work.folder / "log")
     began = time.monotonic()
-    with work.begun() as shards:
+    with work.opened() as shards:
         missing = [shard for shard in shards if not Path(shard.path).exists()]
 
         def progress() -> str:

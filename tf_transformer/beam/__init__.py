@@ -8,13 +8,13 @@ from tf_transformer.extras import import_extra
 _HOME = {
     "Prepare": "preparation",
     "Hypothesis": "translation",
-    "Method": "translation",
+    "TranslationSettings": "translation",
     "Translate": "translation",
-    "Translated": "translation",
+    "TranslatedText": "translation",
     "Shard": "shards",
     "TranslateShards": "shards",
-    "Work": "shards",
-    "Written": "shards",
+    "BulkJob": "shards",
+    "ShardResult": "shards",
 }
 
 __all__ = [*_HOME]

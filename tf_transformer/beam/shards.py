@@ -17,7 +17,7 @@ import apache_beam as beam
 import portalocker
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.beam.translation import Handler, Method, SavedModel, Translated
+from tf_transformer.beam.translation import Handler, SavedModel, TranslatedText, TranslationSettings
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, new_file, write_json
@@ -40,7 +40,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Work:
+class BulkJob:
     """A translation of files, <prefix>-00000-of-00007.txt and so on; beside them <prefix>.work has what it needs.
 
     Attributes:
@@ -53,7 +53,7 @@ class Work:
 
     inputs: tuple[str, ...]
     prefix: str
-    method: Method
+    method: TranslationSettings
     lines: int = SHARD_LINES
     ending: str = ".txt"
 
@@ -63,7 +63,7 @@ class Work:
         return Path(f"{self.prefix}.work")
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[list[Shard]]:
+    def opened(self) -> Iterator[list[Shard]]:
         """All shards, in order, while no other process works on them. What is finished has its `path` on disk.
 
         Raises:
@@ -145,7 +145,7 @@ def _checksum_of_model(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Written:
+class ShardResult:
     """A shard that was translated.
 
     Attributes:
@@ -163,13 +163,13 @@ class Written:
 
 
 class TranslateShards(beam.PTransform[Any, Any]):
-    """Translates `Shard`s, one at a time in a process, and gives a `Written` for each.
+    """Translates `Shard`s, one at a time in a process, and gives a `ShardResult` for each.
 
     Args:
         method: how texts are translated.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: TranslationSettings) -> None:
         super().__init__()
         self._handler = _ShardHandler(method, 1)
 
@@ -180,16 +180,16 @@ class TranslateShards(beam.PTransform[Any, Any]):
 class _ShardHandler(Handler):
     def run_inference(
         self, batch: Sequence[Shard], model: SavedModel, inference_args: dict[str, Any] | None = None
-    ) -> Iterable[Written]:
+    ) -> Iterable[ShardResult]:
         for shard in batch:
             began = time.monotonic()
             rows = model.answers(read_range(shard.lines))
             write_shard(shard.path, rows)
             truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
-            yield Written(shard.path, len(rows), truncated, empty, time.monotonic() - began)
+            yield ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)
 
 
-def write_shard(path: str, rows: Sequence[Translated]) -> None:
+def write_shard(path: str, rows: Sequence[TranslatedText]) -> None:
     """Write translations, a line for each, to a file that is complete or absent.
 
     Raises:
@@ -207,7 +207,7 @@ def write_shard(path: str, rows: Sequence[Translated]) -> None:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _json(row: Translated) -> str:
+def _json(row: TranslatedText) -> str:
     fields: dict[str, Any] = {name: getattr(row, name) for name in ("text", "score", "truncated", "empty")}
     if row.n_best:
         fields["n_best"] = [asdict(each) for each in row.n_best]

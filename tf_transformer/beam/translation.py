@@ -35,7 +35,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslatedText:
     """What a model made of a text.
 
     Attributes:
@@ -56,7 +56,7 @@ class Translated:
 
 
 @dataclass(frozen=True)
-class Method:
+class TranslationSettings:
     """How texts are translated.
 
     Attributes:
@@ -91,9 +91,9 @@ class Method:
 class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, each with its own key, in no order.
 
-    A string becomes a `Translated`. A pair (key, string) becomes (key, `Translated`). With `text`, a dict, a NamedTuple
-    or another object with that field becomes (element, `Translated`). Strings are str or bytes; none makes a bundle
-    fail, whatever it contains.
+    A string becomes a `TranslatedText`. A pair (key, string) becomes (key, `TranslatedText`). With `text`, a dict, a
+    NamedTuple or another object with that field becomes (element, `TranslatedText`). Strings are str or bytes; none
+    makes a bundle fail, whatever it contains.
 
     The SavedModel is loaded once a process. Beam's metrics have, in the namespace tf_transformer, the counters
     sentences, tokens (of sources; not for a parser), truncated and empty, and the distribution batch_milliseconds.
@@ -101,7 +101,7 @@ class Translate(beam.PTransform[Any, Any]):
     Args:
         path: the folder of a translator's SavedModel, or a parser's.
         text: the name of the field that holds the text.
-        method: the other fields of `Method`.
+        method: the other fields of `TranslationSettings`.
 
     Raises:
         BadInput: a value is out of range.
@@ -109,7 +109,7 @@ class Translate(beam.PTransform[Any, Any]):
 
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
-        self._handler = _ElementHandler(Method(str(path), **method), text)
+        self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)
 
     def expand(self, elements: Any) -> Any:
         return elements | RunInference(self._handler)
@@ -122,7 +122,7 @@ class SavedModel:
         BadInput: the folder holds no SavedModel, or one that cannot do what the method asks for.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: TranslationSettings) -> None:
         if method.threads:
             os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
@@ -149,7 +149,7 @@ class SavedModel:
             raise BadInput(f"{method.path}: {wrong}")
         return self._model.translate
 
-    def answers(self, texts: Sequence[str | bytes]) -> list[Translated]:
+    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
         """The answer to each text, computed in batches of similar length."""
         encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in texts]
         rows: list[Any] = [None] * len(texts)
@@ -164,7 +164,7 @@ class SavedModel:
             counters[name].inc(sum(getattr(row, name) for row in rows))
         return rows
 
-    def _answers_of_a_batch(self, sources: list[str | bytes], texts: tf.Tensor) -> Iterator[Translated]:
+    def _answers_of_a_batch(self, sources: list[str | bytes], texts: tf.Tensor) -> Iterator[TranslatedText]:
         if self._translate is None:
             outputs = self._default(text=texts)
             (best,) = (output for output in outputs.values() if output.dtype == tf.string)
@@ -185,7 +185,7 @@ class SavedModel:
             made = [Hypothesis(_line(text), score) for text, score in zip(found[i], scores[i].tolist(), strict=True)]
             n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
             n_best = n_best if self._method.n_best > 1 else ()
-            yield Translated(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
+            yield TranslatedText(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
 
 
 def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
@@ -223,7 +223,7 @@ class Handler(ModelHandler[Any, Any, SavedModel]):
         chunk: elements that `run_inference` gets at once.
     """
 
-    def __init__(self, method: Method, chunk: int) -> None:
+    def __init__(self, method: TranslationSettings, chunk: int) -> None:
         super().__init__()
         self.method = method
         self._chunk = chunk
@@ -244,7 +244,7 @@ class Handler(ModelHandler[Any, Any, SavedModel]):
 class _ElementHandler(Handler):
     """Answers the elements of `Translate`."""
 
-    def __init__(self, method: Method, text: str | None) -> None:
+    def __init__(self, method: TranslationSettings, text: str | None) -> None:
         super().__init__(method, CHUNK)
         self._text = text
 

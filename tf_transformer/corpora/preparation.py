@@ -56,7 +56,7 @@ class Preparation:
         object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """While no other program prepares records in the folder.
 
         Raises:

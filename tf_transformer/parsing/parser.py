@@ -20,7 +20,7 @@ from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, 
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text.batching import by_batch, check_length
-from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search
+from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
@@ -164,8 +164,8 @@ class Parser(SetOnce):
         return line
 
     def _search_freely(self, text: Tensor) -> Any:
-        source, start = self._start(text)
-        found = self._search(start)
+        source, problem = self._problem(text)
+        found = self._search(problem)
         return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
 
     def attention(self, source: str, target: str | None = None) -> Attention:
@@ -178,12 +178,12 @@ class Parser(SetOnce):
         Raises:
             BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
-        read, start = self._start(tf.constant([source]))
+        read, problem = self._problem(tf.constant([source]))
         if read.truncated[0]:
             raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
         check_length("sentence", int(read.length[0]), self.translator.max_source_length)
         if target is None:
-            found = self._search(start, read)
+            found = self._search(problem, read)
             return self.translator.attention_of(read.ids, found.ids[:, 0, : int(found.lengths[0, 0])])
         tags = {symbol for symbol in self.tokenizer.symbols if symbol[0] not in "()"}
         try:
@@ -220,21 +220,21 @@ class Parser(SetOnce):
     def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
         and 0."""
-        source, start = self._start(text)
-        found = self._search(start, source)
+        source, problem = self._problem(text)
+        found = self._search(problem, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _start(self, text: Tensor) -> tuple[Source, Start]:
+    def _problem(self, text: Tensor) -> tuple[Source, SearchProblem]:
         source = self.source(text)
-        start = self.translator.start(source.ids, source.length, tf.int32.max)
-        most = tf.minimum(start.max_length + source.count, self.max_length)  # the words themselves do not count
-        return source, start._replace(max_length=most)
+        problem = self.translator.problem(source.ids, source.length, tf.int32.max)
+        most = tf.minimum(problem.max_length + source.count, self.max_length)  # the words themselves do not count
+        return source, problem._replace(max_length=most)
 
-    def _search(self, start: Start, source: Source | None = None) -> Hypotheses:
+    def _search(self, problem: SearchProblem, source: Source | None = None) -> Hypotheses:
         """Search; with a source, under the grammar."""
-        allowed = source and self.grammar.allowed(source.firsts, source.count, start.max_length)
+        allowed = source and self.grammar.allowed(source.firsts, source.count, problem.max_length)
         translator = self.translator
-        return beam_search(start, allowed=allowed, **{name: translator.options[name] for name in OPTIONS})
+        return beam_search(problem, allowed=allowed, **{name: translator.options[name] for name in OPTIONS})
 
     def trees(self, ids: Tensor, source: Source) -> tf.Tensor:
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""

@@ -120,7 +120,7 @@ class Checkpoints(keras.callbacks.Callback):
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
     @contextlib.contextmanager
-    def hears_signals(self) -> Iterator[None]:
+    def saving_on_signals(self) -> Iterator[None]:
         """Inside this block, SIGTERM and Ctrl-C save a checkpoint and raise `Stopped`; a second Ctrl-C stops at once.
 
         Ignored signals stay ignored, as Ctrl-C is in a program that a script starts with &.

@@ -187,7 +187,7 @@ class Trainer:
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, model.skip_not_finite)
             verbose, lines = progress()
-            with checkpoints.hears_signals():
+            with checkpoints.saving_on_signals():
                 try:
                     model.fit(
                         data.for_replicas(batches(checkpoints.step), replicas),

@@ -148,12 +148,12 @@ class Export(Root):
         force = traced_once(translator.force)
 
         @traced_once
-        def searched(text: Tensor, wanted: Tensor, rows: Tensor) -> Any:
+        def searched(text: Tensor, exact_n: Tensor, rows: Tensor) -> Any:
             source, source_length, truncated = translator.source(text)
-            found = translator.search(source, source_length, n_best=n_best, wanted=wanted, **rows)
+            found = translator.search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
             return source, source_length, truncated, found
 
-        def search(text: Tensor, wanted: int, given: Mapping[str, Any]) -> Any:
+        def search(text: Tensor, exact_n: int, given: Mapping[str, Any]) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
@@ -161,7 +161,7 @@ class Export(Root):
                 if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
-            return searched(text, tf.constant(wanted), rows)
+            return searched(text, tf.constant(exact_n), rows)
 
         def serving_default(text: Tensor) -> Any:
             *_, truncated, found = search(text, 1, {})

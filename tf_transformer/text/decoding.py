@@ -1,15 +1,15 @@
 """A Transformer as a search calls it: step by step, with a cache that grows."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.layers import KeyValue
+from tf_transformer.text.search import Decoder
 from tf_transformer.type_names import Tensor, TextDecoder
 
 
-class _WrittenInPlace(KeyValue):
+class InPlaceKeyValue(KeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
@@ -30,11 +30,11 @@ class _WrittenInPlace(KeyValue):
             )
             return tf.reshape(tf.bitcast(words, old.dtype), [B, h, C, old.shape[-1]])
 
-        return _WrittenInPlace(*(written(*pair) for pair in zip(self, new, strict=True)))
+        return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))
 
-    def keep(self, slots: tf.Tensor) -> "_WrittenInPlace":
+    def keep(self, slots: tf.Tensor) -> "InPlaceKeyValue":
         """Keep only these slots, [B, M]."""
-        return _WrittenInPlace(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
+        return InPlaceKeyValue(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
 
 
 def _word(x: tf.Tensor) -> tf.DType:
@@ -43,15 +43,7 @@ def _word(x: tf.Tensor) -> tf.DType:
     return next((word for word in (tf.complex128, tf.complex64) if size % word.size == 0), x.dtype)
 
 
-class Decoding(NamedTuple):
-    """The first fields of a `search.Start`, which describes them."""
-
-    step: Callable[..., tuple[tf.Tensor, Any]]
-    cache: Any
-    keep: Callable[[Any, tf.Tensor], Any]
-
-
-def decoding(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Decoding:
+def decoder_of(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Decoder:
     """Prepare a model to decode an encoded source.
 
     Args:
@@ -59,7 +51,7 @@ def decoding(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Deco
         memory: the encoder's output.
         memory_mask: its padding mask [B, S].
     """
-    layers = [layer._replace(target=_WrittenInPlace(*layer.target)) for layer in model.init_cache(memory, slots=1)]
+    layers = [layer._replace(target=InPlaceKeyValue(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights()
 
     def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
@@ -72,4 +64,4 @@ def decoding(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Deco
         memory_mask, layers = cache
         return memory_mask, [layer._replace(target=layer.target.keep(slots)) for layer in layers]
 
-    return Decoding(step, (memory_mask, layers), keep)
+    return Decoder(step, (memory_mask, layers), keep)

@@ -26,8 +26,8 @@ class Hypotheses(NamedTuple):
     finished: tf.Tensor  # bool [B, N], the end symbol was reached
 
 
-class Start(NamedTuple):
-    """The start of a search, or of sampling, for B sentences.
+class Decoder(NamedTuple):
+    """A model as a search, or sampling, calls it: step by step, with a cache.
 
     `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest symbol. It returns the logits
     [B, K, V] of the next one, and the new cache. The cache is append-only: the K newest symbols take slots slot to
@@ -38,8 +38,14 @@ class Start(NamedTuple):
     """
 
     step: Callable[..., tuple[tf.Tensor, Any]]
-    cache: Any  # the first, with one free slot: nested tensors; their first axis is the batch, their last never slots
+    cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
+
+
+class SearchProblem(NamedTuple):
+    """What is searched, or sampled, for B sentences."""
+
+    decoder: Decoder
     start_ids: Any  # int32 [B], the symbol before the first
     max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
     end_id: int  # the symbol that ends an output
@@ -79,25 +85,25 @@ def penalty(length: Tensor, exponent: Tensor) -> Any:
 
 
 def beam_search(
-    start: Start,
+    problem: SearchProblem,
     *,
     n_best: int = 1,
-    wanted: int | tf.Tensor | None = None,
+    exact_n: int | tf.Tensor | None = None,
     allowed: Callable[..., tf.Tensor] | None = None,
     **options: Any,
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
     A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), when no alive
-    hypothesis can beat the last of the `wanted` finished ones, or at the maximum length. With one beam it ends at the
-    first end symbol: that is greedy search. When half of the sentences have ended, they leave the batch, so XLA cannot
-    compile a search. A row's result does not depend on the other rows.
+    hypothesis can beat the last of the `exact_n` best finished ones, or at the maximum length. With one beam it ends at
+    the first end symbol: that is greedy search. When half of the sentences have ended, they leave the batch, so XLA
+    cannot compile a search. A row's result does not depend on the other rows.
 
     Args:
-        start: the model's step, and what each row begins with.
+        problem: the model's step, and what each row begins with.
         n_best: N, the outputs of each sentence; places beyond a row's beam size stay unused.
-        wanted: int32 scalar, how many of the N must be the best; `None` means all. It may be a tensor, so that one
-            traced search serves requests for one output and for several.
+        exact_n: int32 scalar: the first exact_n outputs are certain, the others may be other than the best; `None`
+            means N. It may be a tensor, so that one traced search serves requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
             `None` allows all. `row` has the sentences' places in the batch at the start, which some may have left.
         options: each a number or [B], by the names and with the defaults of `search_options`. The widest beam_size is
@@ -107,10 +113,10 @@ def beam_search(
     Returns:
         `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
-    wanted = n_best if wanted is None else wanted
-    B = tf.shape(start.start_ids)[0]
-    by_row = _by_row(options, B)
-    rows = Rows(tf.range(B), start.start_ids, tf.cast(start.max_length, tf.int32), by_row)
+    exact_n = n_best if exact_n is None else exact_n
+    B = tf.shape(problem.start_ids)[0]
+    by_row = _broadcast(options, B)
+    rows = Rows(tf.range(B), problem.start_ids, tf.cast(problem.max_length, tf.int32), by_row)
     by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
     K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
     L = tf.maximum(tf.reduce_max(rows.max_length), 0)
@@ -121,10 +127,10 @@ def beam_search(
         newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
         own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
-        logits, cache = start.step(newest, position, slot, ancestry, state.cache)
+        logits, cache = problem.decoder.step(newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
-        return (_extend(state, tf.cast(logits, tf.float32), may_follow, start.end_id, wanted),)
+        return (_extend(state, tf.cast(logits, tf.float32), may_follow, problem.end_id, exact_n),)
 
     def may_advance(state: BeamState) -> tf.Tensor:
         has_room = state.slot < tf.shape(state.ancestry)[2]
@@ -132,7 +138,7 @@ def beam_search(
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        state = _make_room(_running_only(state), start.keep, L)
+        state = _make_room(_running_only(state), problem.decoder.keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
@@ -147,7 +153,7 @@ def beam_search(
         best=_no_hypotheses(B, K, L),
         finished=tf.zeros([B], tf.int32),
         running=rows.max_length > 0,
-        cache=start.cache,
+        cache=problem.decoder.cache,
     )
     loop = [state, _results(state, n_best)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
@@ -155,7 +161,7 @@ def beam_search(
     return results
 
 
-def _by_row(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
+def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     """The options of a search, each [B]; a value below an option's lowest becomes the lowest."""
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
@@ -239,7 +245,7 @@ def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypoth
 
 
 def _extend(
-    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, wanted: int | tf.Tensor
+    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, exact_n: int | tf.Tensor
 ) -> BeamState:
     """Extend alive hypotheses by one symbol. Some end and join the finished ones; the best of the rest stay alive."""
     beam_size, K = state.rows.options["beam_size"], tf.shape(logits)[1]
@@ -267,7 +273,7 @@ def _extend(
         finished=state.finished + tf.reduce_sum(tf.cast(finishes, tf.int32), axis=1),
         best=Hypotheses(*(_where_rows(state.running, new, old) for new, old in zip(best, state.best, strict=True))),
     )
-    return state._replace(running=state.running & ~_has_ended(state, wanted))
+    return state._replace(running=state.running & ~_has_ended(state, exact_n))
 
 
 def _candidates(
@@ -316,7 +322,7 @@ def _keep_best(
     return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
 
 
-def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
+def _has_ended(state: BeamState, exact_n: int | tf.Tensor) -> tf.Tensor:
     """Which rows' searches end: bool [B].
 
     Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
@@ -325,8 +331,8 @@ def _has_ended(state: BeamState, wanted: int | tf.Tensor) -> tf.Tensor:
     max_length, options, alive = state.rows.max_length, state.rows.options, state.alive_log_probs[:, 0]
     best_possible = alive / penalty(max_length, options["length_penalty"])
     reachable = tf.where(_possible(alive), best_possible, 2 * IMPOSSIBLE)
-    last = tf.minimum(wanted, options["beam_size"]) - 1
-    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of the wanted ones
+    last = tf.minimum(exact_n, options["beam_size"]) - 1
+    worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that must be certain
     beam_size, finished = tf.cast(options["beam_size"], tf.float32), tf.cast(state.finished, tf.float32)
     enough = finished >= tf.maximum(tf.round(options["patience"] * beam_size), 1.0)
     greedy = (options["beam_size"] == 1) & state.best.finished[:, 0]

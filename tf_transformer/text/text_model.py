@@ -9,10 +9,10 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
-from tf_transformer.text.decoding import decoding
+from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import OPTIONS, Hypotheses, Start, beam_search, begins_with
+from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search, begins_with
 from tf_transformer.text.search_options import translator_options
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.type_names import Tensor, TextDecoder
@@ -95,7 +95,7 @@ class TextModel(SetOnce):
         source_length: Tensor,
         *,
         n_best: int = 1,
-        wanted: Tensor = None,
+        exact_n: Tensor = None,
         prefix: Tensor = None,
         **options: Any,
     ) -> Hypotheses:
@@ -105,33 +105,33 @@ class TextModel(SetOnce):
             source: from `source`.
             source_length: int32 [B]; where it is 0 the output is empty.
             n_best: N.
-            wanted: int32 scalar, how many of the N must be the best; `None` means all.
+            exact_n: int32 scalar: the first exact_n are certain, the others may be other than the best; `None` means N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
             options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
                 model's own, and max_length, by default no limit.
         """
         options = {name: self.options[name] for name in OPTIONS} | options
-        start = self.start(source, source_length, options.pop("max_length", tf.int32.max))
+        problem = self.problem(source, source_length, options.pop("max_length", tf.int32.max))
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(start, n_best=n_best, wanted=wanted, allowed=allowed, **options)
+        return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def drawn(
         self, source: Tensor, source_length: Tensor, seed: Tensor, temperature: Tensor, k: int | None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
-        start = self.start(source, source_length, tf.int32.max)
-        return sample(start, seed, temperature, k, **{name: self.options[name] for name in RULES})
+        problem = self.problem(source, source_length, tf.int32.max)
+        return sample(problem, seed, temperature, k, **{name: self.options[name] for name in RULES})
 
-    def start(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> Start:
-        """The `Start` of a search; the arguments are as in `search`."""
+    def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
+        """The problem of a search; the arguments are as in `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
         limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
-        return Start(
-            *decoding(self.model, memory, memory_mask),
+        return SearchProblem(
+            decoder_of(self.model, memory, memory_mask),
             start_ids=tf.fill(tf.shape(source_length), BOS_ID),
             max_length=limit,
             end_id=EOS_ID,
