@@ -30,7 +30,9 @@ SIGNATURES = {  # by name inputs and outputs
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
 }
-PROMISED = {"1": {"beam_size", "length_penalty", "min_length", "max_length"}}  # by contract, the options of a request
+PROMISED = {  # by contract, the options of a request
+    "1": {"beam_size", "length_penalty", "min_length", "no_repeat_ngram_size", "max_length"},
+}
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_a_missing_apache_beam_is_one_line(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     assert "Translate" in tt.beam.__all__
-    with pytest.raises(tt.BadInput, match=re.escape('apache_beam: pip install -e ".[beam]"')):
+    with pytest.raises(tt.BadInput, match=re.escape('apache_beam: pip install "tf-transformer[beam]"')):
         _ = tt.beam.Translate
     with pytest.raises(AttributeError):
         _ = tt.beam.nothing

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
     add("--preset", metavar="NAME", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
-    pretrained = "fine-tune this run, SavedModel or pretrained checkpoint: a folder, or a checkpoint's name on the hub"
+    pretrained = "fine-tune a run, a SavedModel, or a checkpoint: a folder, or a name on the hub"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
