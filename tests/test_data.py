@@ -1,14 +1,16 @@
 """Batches hold every pair once, framed, in token batches of similar length."""
 
-import collections
 import gzip
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.corpora import data, toy_corpus
+from tf_transformer.corpora.ids import Batches, Ids, Order, bucket_bounds
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
@@ -49,34 +51,78 @@ def test_an_epoch_holds_every_pair_once(corpus):
 
 
 def test_batches_are_of_about_batch_tokens_and_of_similar_length(corpus):
+    """Pairs that are left over share batches: as many of these as their tokens fill, and no more."""
     folder, _, tokenizer = corpus
     batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, batch_tokens=512)
-    bounds = data.bucket_bounds(data.MAX_LENGTH)
+    bounds, mixed, count = bucket_bounds(data.MAX_LENGTH), [], 0
     for (source, target_in), target_out in batches.as_numpy_iterator():
         assert source.dtype == target_in.dtype == target_out.dtype == np.int32
         assert target_in.shape == target_out.shape
         assert max(source.size, target_out.size) <= 512
         longest = np.maximum((source != 0).sum(1), (target_out != 0).sum(1))
         bucket = next(bound for bound in bounds if bound >= longest.max())
-        assert longest.min() > (bounds[bounds.index(bucket) - 1] if bucket > bounds[0] else 0)
+        count += 1
+        if longest.min() <= (bounds[bounds.index(bucket) - 1] if bucket > bounds[0] else 0):
+            mixed.append((bucket, len(longest)))
+    assert count > 20 and 1 <= len(mixed) < len(bounds) / 2
+    assert sum(rows < 512 // bucket for bucket, rows in mixed) <= 1  # the last one may be short
+
+
+@given(
+    st.lists(st.integers(2, 31), min_size=1, max_size=300), st.integers(31, 200), st.integers(0, 9), st.integers(1, 4)
+)
+def test_after_e_epochs_every_pair_came_e_times(lengths, batch_tokens, seed, epochs):
+    """Whatever the lengths; each batch holds what its bucket's shape allows."""
+    order = Order(np.array(lengths), batch_tokens, 31, seed)
+    assert len(order) <= len(lengths) // (batch_tokens // 31) + len(order.bounds)
+    for epoch in range(epochs):
+        seen = []
+        for number in range(epoch * len(order), (epoch + 1) * len(order)):
+            places, (rows, width) = order[number]
+            assert 0 < len(places) <= rows and rows * width <= batch_tokens
+            assert max(lengths[place] for place in places) <= width
+            seen += places.tolist()
+        assert sorted(seen) == list(range(len(lengths)))
 
 
 def test_every_epoch_has_an_order_of_its_own(corpus):
-    """Pairs of similar length stay in the order of the shuffled text, so that epochs can be told apart there."""
     folder, _, tokenizer = corpus
     batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, repeat=True, seed=1)
-    by_bound = collections.defaultdict(list)
-    for row in rows(batches.take(160)):
-        longest = max(len(row[0]), len(row[2]))
-        by_bound[next(bound for bound in data.bucket_bounds(256) if bound >= longest)].append(row)
-    compared = 0
-    for pairs in by_bound.values():
-        size = len(set(pairs))  # of an epoch
-        if size >= 5 and len(pairs) >= 2 * size:
-            first, second = pairs[:size], pairs[size : 2 * size]
-            assert sorted(first) == sorted(second) and first != second
-            compared += 1
-    assert compared >= 3
+    found = rows(batches.take(160))
+    epochs = [found[start : start + PAIRS] for start in (0, PAIRS)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
+    once = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, seed=1)
+    assert rows(once) == epochs[0] and rows(once) == epochs[1]  # the second time it is the second epoch
+
+
+def test_batches_of_fixed_shapes_are_the_same_with_more_padding(corpus):
+    _, pairs, tokenizer = corpus
+    ids = data.ids_of(data.in_memory(*map(list, zip(*pairs, strict=True))), tokenizer)
+    order = Order(ids.lengths(), 512, data.MAX_LENGTH, 3)
+    shapes = set()
+    for number in range(2 * len(order)):
+        narrow, filled = (Batches(ids, order, fixed)[number] for fixed in (False, True))
+        shapes.add(filled.source.shape)
+        for small, large in zip(narrow, filled, strict=True):
+            assert np.array_equal(small, large[tuple(map(slice, small.shape))])
+            assert np.count_nonzero(large) == np.count_nonzero(small)
+    assert sorted(shapes, key=lambda shape: shape[1]) == order.shapes() and 1 < len(shapes) <= len(order.bounds)
+
+
+def test_ids_are_kept_for_the_same_text_alone(corpus, tmp_path):
+    _, pairs, tokenizer = corpus
+    ids = data.ids_of(data.in_memory(*map(list, zip(*pairs, strict=True))), tokenizer)
+    ids.save(tmp_path / "ids", {"text": "a", "numbers": (1, 2)})
+    kept = Ids.load(tmp_path / "ids", {"text": "a", "numbers": (1, 2)})
+    for number in range(5):
+        places = np.arange(7) * 11 + number
+        for mine, theirs in zip(ids.batch(places), kept.batch(places), strict=True):
+            assert np.array_equal(mine, theirs)
+    assert len(kept) == len(ids) and kept.skipped == ids.skipped
+    assert Ids.load(tmp_path / "ids", {"text": "b", "numbers": (1, 2)}) is None
+    (tmp_path / "ids/target.npy").write_bytes(b"cut")
+    assert Ids.load(tmp_path / "ids", {"text": "a", "numbers": (1, 2)}) is None
+    assert Ids.load(tmp_path / "none", {}) is None
 
 
 def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):

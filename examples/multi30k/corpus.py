@@ -1,6 +1,7 @@
 """A training text that changes: first both directions, then one, with translations and word dropout."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf_transformer import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, PairCorpus
+from tf_transformer.corpora.ids import Batch, Batches
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 
 
@@ -72,13 +74,27 @@ class StagedCorpus(PairCorpus):
         return (1 + 2 * len(self.teachers)) * self.text.count()
 
     def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
-        pairs = data.numbered(self.text.pairs()) if lines else self.text.pairs()
-        both_ways = self.batched(both_directions(pairs), batching, repeat=True)
-        one_way = self.batched(with_translations(pairs, self.teachers), batching, repeat=True)
+        both_ways, one_way = self._stages(batching)
         steps = self.methods.bidirectional_steps
-        done = min(first, steps)  # if these are all, no batch is made only to be skipped
-        batches = both_ways.skip(done).take(steps - done).concatenate(one_way.skip(first - done))
+
+        def numbered() -> Iterator[Batch]:
+            for number in itertools.count(first):
+                yield both_ways[number] if number < steps else one_way[number - steps]
+
+        batches = data.dataset(numbered, lines)
         return self._hide_words(batches, batching.seed, first) if self.methods.word_dropout else batches
+
+    def _stages(self, batching: Batching) -> tuple[Batches, Batches]:
+        """The batches of both stages, tokenized once."""
+        key = (batching.tokenizer.fingerprint, batching.batch_tokens, batching.seed)
+        if self._made is None or self._made[0] != key:
+            pairs = data.numbered(self.text.pairs())
+            stages = both_directions(pairs), with_translations(pairs, self.teachers)
+            both_ways, one_way = (self.made_of(stage, batching) for stage in stages)
+            self._made = key, (both_ways, one_way)
+        return self._made[1]
+
+    _made: tuple[Any, tuple[Batches, Batches]] | None = None
 
     def _hide_words(self, batches: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         """Replace some input ids by the unknown id, by seed and step; labels stay as they are."""

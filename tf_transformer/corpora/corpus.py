@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data, toy_corpus
+from tf_transformer.corpora.ids import Batches, Ids, Order
 from tf_transformer.corpora.records import Records
 from tf_transformer.evaluation import bleu
+from tf_transformer.files import checksum
 from tf_transformer.text.tokenizer import Tokenizer, sentences
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import TextDecoder
@@ -29,11 +31,15 @@ class Batching:
         tokenizer: of source and target.
         batch_tokens: source tokens, and target tokens, in a batch.
         seed: of the order.
+        fixed_shapes: fill batches with padding, so that they have few shapes (for XLA).
+        folder: where the ids of the text are kept, so that they are made once; `None` means nowhere.
     """
 
     tokenizer: Tokenizer
     batch_tokens: int
     seed: int
+    fixed_shapes: bool = False
+    folder: Path | None = None
 
 
 class Corpus(abc.ABC):
@@ -57,7 +63,10 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain values for config.json that tell this training text from another."""
+        """Plain values for config.json that tell this training text from another.
+
+        With "sha256", a checksum of its contents, "train" is only a name: the text may have another one, or move.
+        """
 
     @abc.abstractmethod
     def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
@@ -77,14 +86,27 @@ class Corpus(abc.ABC):
     def summary(self, batching: Batching) -> data.Summary:
         """What one pass over the training text is."""
 
+    def keep_ids(self, batching: Batching) -> None:
+        """Write the training text's ids into the batching's folder, for a run that goes on; by default not."""
+        return
+
     def dev_batches(self, batching: Batching) -> tf.data.Dataset:
         """The dev text in batches, once."""
-        return self.batched(data.in_memory(*self.dev), batching, shuffle=False)
+        batches = self.made_of(data.in_memory(*self.dev), batching, shuffle=False)
+        return data.dataset(lambda: itertools.islice(batches.since(), len(batches.order)))
 
-    def batched(self, pairs: tf.data.Dataset, batching: Batching, **options: Any) -> tf.data.Dataset:
-        """Pairs in batches of similar length (section 5.1); `options` are those of `data.token_batches`."""
-        options |= {"seed": batching.seed}
-        return data.token_batches(pairs, batching.tokenizer, batching.batch_tokens, self.max_length, **options)
+    def made_of(self, pairs: tf.data.Dataset, batching: Batching, shuffle: bool = True) -> Batches:
+        """Pairs of strings, and perhaps their numbers, as batches of pairs of similar length (section 5.1)."""
+        ids = data.ids_of(pairs, batching.tokenizer, self.max_length, self.pair_ids(batching.tokenizer))
+        return self._in_order(ids, batching, shuffle)
+
+    def _in_order(self, ids: Ids, batching: Batching, shuffle: bool = True) -> Batches:
+        order = Order(ids.lengths(), batching.batch_tokens, self.max_length, batching.seed if shuffle else None)
+        return Batches(ids, order, batching.fixed_shapes)
+
+    def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds | None:
+        """A function from sources and targets, strings [B], to their ids; `None` means the tokenizer."""
+        return None
 
     def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Callable[[list[str]], list[str]]:
         """A function of a list of sources that gives the outputs of greedy search."""
@@ -130,11 +152,33 @@ class PairCorpus(Corpus):
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind)
 
     def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
-        pairs = data.numbered(self.pairs()) if lines else self.pairs()
-        return self.batched(pairs, batching, repeat=True).skip(first)
+        batches = self._in_order(self.ids(batching), batching)
+        return data.dataset(lambda: batches.since(first), lines)
 
     def summary(self, batching: Batching) -> data.Summary:
-        return data.summarize(self.batched(self.pairs(), batching, shuffle=False), self.count())
+        batches = self._in_order(self.ids(batching), batching)
+        return data.summary_of(batches.ids, len(batches.order))
+
+    def ids(self, batching: Batching) -> Ids:
+        """The training text as ids, made once: kept in memory, and in the batching's folder."""
+        tokenizer, folder, key = batching.tokenizer, batching.folder, self._key(batching)
+        if self._ids is None or self._ids[0] != key:
+            kept = Ids.load(folder, key) if folder else None
+            made = kept or data.ids_of(self.pairs(), tokenizer, self.max_length, self.pair_ids(tokenizer))
+            self._ids = key, made
+        return self._ids[1]
+
+    def _key(self, batching: Batching) -> dict[str, Any]:
+        """What the ids depend on."""
+        contents = {name: value for name, value in self.describe().items() if name != "train"}
+        return {"tokenizer": batching.tokenizer.fingerprint, "max_length": self.max_length, "corpus": contents}
+
+    def keep_ids(self, batching: Batching) -> None:
+        """Write the ids into the batching's folder, if `describe` tells this text from every other by its contents."""
+        if batching.folder and "sha256" in self.describe() and not batching.folder.exists():
+            self.ids(batching).save(batching.folder, self._key(batching))
+
+    _ids: tuple[dict[str, Any], Ids] | None = None
 
 
 class TextCorpus(PairCorpus):
@@ -158,9 +202,10 @@ class TextCorpus(PairCorpus):
         self.test = self.read(test) if test else self.dev
         self.languages = languages_of(self.train)
         self._count = data.check_text_pairs(self.train[0], self.train[1], skip_bad_lines)
+        self._checksums = [data.checksum_of_text(file) for file in self.train]
 
     def describe(self) -> dict[str, Any]:
-        return {"train": self.train}
+        return {"train": self.train, "sha256": self._checksums, "skip_bad_lines": self.skip_bad_lines}
 
     def pairs(self) -> tf.data.Dataset:
         return data.text_lines(self.train[0], self.train[1], self.skip_bad_lines)
@@ -191,7 +236,7 @@ class TfdsCorpus(PairCorpus):
         self.dev, self.test = data.to_lists(dev), data.to_lists(test)
 
     def describe(self) -> dict[str, Any]:
-        return {"train": self.name}
+        return {"train": self.name, "languages": list(self.languages or ())}
 
     def pairs(self) -> tf.data.Dataset:
         return self._train
@@ -211,7 +256,7 @@ class ToyCorpus(PairCorpus):
         self._train, self.dev, self.test = ((list(source), list(target)) for source, target in columns)
 
     def describe(self) -> dict[str, Any]:
-        return {"train": "grammar"}
+        return {"train": "grammar", "sha256": checksum(toy_corpus.FILE)}
 
     def pairs(self) -> tf.data.Dataset:
         return data.in_memory(*self._train)
@@ -240,7 +285,7 @@ class PreparedCorpus(Corpus):
         self.dev, self.test = dev, test or dev
 
     def describe(self) -> dict[str, Any]:
-        return {"train": str(self.records.folder)}
+        return {"train": str(self.records.folder), "sha256": self.records.checksum}
 
     def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
         tokenizer = self.records.tokenizer
@@ -249,12 +294,13 @@ class PreparedCorpus(Corpus):
         return tokenizer
 
     def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
-        return self.records.batches(batching.batch_tokens, batching.seed, first, lines)
+        made = self.records.made_of(batching.batch_tokens, batching.seed, batching.fixed_shapes)
+        return data.dataset(lambda: made.since(first), lines)
 
     def summary(self, batching: Batching) -> data.Summary:
         if batching.tokenizer.fingerprint != self.records.tokenizer.fingerprint:  # that of a model to start from
             raise BadInput(f"{self.records.folder}: expected to train with the tokenizer of the records, got another")
-        return self.records.summary(batching.batch_tokens, batching.seed)
+        return self.records.summary(batching.batch_tokens)
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:

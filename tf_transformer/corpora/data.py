@@ -1,7 +1,10 @@
 """From sentence pairs to batches: pairs of similar length, about as many tokens in every batch (section 5.1)."""
 
+import functools
+import hashlib
 import itertools
 import os
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
 from tf_transformer.masks import PAD_ID
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, open_text, sentences
+from tf_transformer.text.tokenizer import Tokenizer, open_text, sentences
 from tf_transformer.type_names import Tensor
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
-SHUFFLE_LINES = 500_000  # lines that shuffling keeps in memory
+CHUNK = 2_048  # pairs that are tokenized together
+SECONDS = 10  # between lines of progress
 
+PairIds = Callable[[Any, Any], tuple[tf.RaggedTensor, tf.RaggedTensor]]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
 
 
@@ -217,58 +223,73 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: int = 0,
-    pair_ids: Callable[..., Any] | None = None,
+    pair_ids: PairIds | None = None,
 ) -> tf.data.Dataset:
-    """Batches like those of `text_pairs`, from a dataset of (source, target) strings.
+    """Batches like those of `text_pairs`, from a dataset of (source, target) strings, which is tokenized once.
 
-    Pairs with an empty side are skipped. Further elements of a pair, such as its number, are batched with it.
+    Pairs with an empty side are skipped. If pairs have a third element, their number, so have the batches.
 
     Args:
         max_length: pairs with a side of more tokens, EOS included, are skipped.
         pair_ids: a function from source and target, strings [B], to their ids, ragged int32 [B, None]; `None` means
             the tokenizer.
     """
-    if batch_tokens < max_length:
-        raise BadInput(f"batch_tokens: expected at least max_length={max_length}, got {batch_tokens}")
+    batch_sizes([max_length], batch_tokens)
+    epochs = itertools.count()
 
-    def tokenize(source: Tensor, target: Tensor, *more: Tensor) -> Any:
+    @functools.cache
+    def made() -> Batches:
+        ids = ids_of(pairs, tokenizer, max_length, pair_ids)
+        return Batches(ids, Order(ids.lengths(), batch_tokens, max_length, seed if shuffle else None))
+
+    def batches() -> Iterator[Batch]:
+        count = len(made().order)
+        if not repeat:
+            return itertools.islice(made().since(next(epochs) * count), count)  # each iteration has its own order
+        if not count:
+            raise BadInput(f"expected sentences of at most {max_length} tokens, got none")
+        return made().since()
+
+    return dataset(batches, lines=len(pairs.element_spec) > 2)
+
+
+def ids_of(
+    pairs: tf.data.Dataset, tokenizer: Tokenizer, max_length: int = MAX_LENGTH, pair_ids: PairIds | None = None
+) -> Ids:
+    """The ids of a dataset of (source, target) strings, or of (source, target, number), in parallel and once."""
+
+    def tokenize(source: Tensor, target: Tensor, *number: Tensor) -> tuple[tf.Tensor, ...]:
         ids = pair_ids(source, target) if pair_ids else (tokenizer.tokenize(source), tokenizer.tokenize_target(target))
-        return *ids, *more
+        flat = [part for side in ids for part in (side.flat_values, side.row_lengths())]
+        return *flat, *number
 
-    def fits(source: Tensor, target: Tensor, *more: Tensor) -> tf.Tensor:
-        longest, shortest = tf.maximum(tf.size(source), tf.size(target)), tf.minimum(tf.size(source), tf.size(target))
-        return (longest < max_length) & (shortest > 0)
+    def chunks() -> Iterator[list[np.ndarray]]:
+        read, began, said = 0, time.monotonic(), time.monotonic()
+        for chunk in (
+            pairs.batch(CHUNK).map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4).as_numpy_iterator()
+        ):
+            source, source_lengths, target, target_lengths, *numbers = chunk
+            count = len(source_lengths)
+            lines = numbers[0] if numbers else np.arange(read + 1, read + count + 1)
+            read += count
+            if time.monotonic() - said > SECONDS:
+                said = time.monotonic()
+                print(f"  tokenized {read:,} pairs, {read / (said - began):,.0f} a second", flush=True)
+            yield [source, source_lengths, target, target_lengths, lines]
 
-    if shuffle and repeat:  # the order is a function of seed and epoch alone, so that a resumed run can find its place
-        once = pairs
-        pairs = tf.data.Dataset.counter().flat_map(
-            lambda epoch: once.shuffle(SHUFFLE_LINES, seed=seed + epoch, reshuffle_each_iteration=False)
-        )
-    elif shuffle:
-        pairs = pairs.shuffle(SHUFFLE_LINES, seed=seed, reshuffle_each_iteration=True)
-    elif repeat:
-        pairs = pairs.repeat()
-    ids = pairs.batch(256).map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).unbatch().filter(fits)
-    return bucketed(ids, batch_tokens, max_length).prefetch(tf.data.AUTOTUNE)
+    return collected(chunks(), max_length, tokenizer.vocab_size)
 
 
-def bucketed(pairs: tf.data.Dataset, batch_tokens: int, max_length: int) -> tf.data.Dataset:
-    """Batches like those of `text_pairs`, from a dataset of (source, target) ids, neither empty nor too long."""
+def dataset(batches: Callable[[], Iterator[Batch]], lines: bool = False) -> tf.data.Dataset:
+    """Batches as a `tf.data.Dataset` of ((source, target_in), target_out), and the lines [B] if asked."""
 
-    def frame(source: Tensor, target: Tensor, *more: Tensor) -> Any:
-        bos, eos = tf.constant([BOS_ID]), tf.constant([EOS_ID])
-        return (tf.concat([source, eos], 0), tf.concat([bos, target], 0)), tf.concat([target, eos], 0), *more
+    def parts() -> Iterator[Any]:
+        for source, target_in, target_out, numbers in batches():
+            yield ((source, target_in), target_out, numbers) if lines else ((source, target_in), target_out)
 
-    def length(inputs: Tensor, target_out: Tensor, *more: Tensor) -> Any:
-        return tf.maximum(tf.size(inputs[0]), tf.size(target_out))
-
-    bounds = bucket_bounds(max_length)
-    return pairs.map(frame).bucket_by_sequence_length(
-        length,
-        bucket_boundaries=[bound + 1 for bound in bounds],
-        bucket_batch_sizes=[batch_tokens // bound for bound in bounds] + [1],
-        padding_values=((PAD_ID, PAD_ID), PAD_ID, *(tf.zeros((), more.dtype) for more in pairs.element_spec[2:])),
-    )
+    ids = tf.TensorSpec((None, None), tf.int32)
+    spec = ((ids, ids), ids, tf.TensorSpec((None,), tf.int64)) if lines else ((ids, ids), ids)
+    return tf.data.Dataset.from_generator(parts, output_signature=spec).prefetch(16)
 
 
 def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
@@ -287,10 +308,16 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     return even.with_options(options)
 
 
-def bucket_bounds(max_length: int) -> list[int]:
-    """The greatest length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
-    lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
-    return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]
+def summary_of(ids: Ids, batches: int) -> Summary:
+    """Of an epoch of so many batches; padding is not counted."""
+    source, target = (int(side.lengths().sum()) for side in (ids.source, ids.target))
+    return Summary(batches, len(ids), ids.skipped, source, target, None)
+
+
+def checksum_of_text(path: str) -> str:
+    """SHA-256 of a text file's contents, of a .gz unpacked."""
+    with open_text(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:

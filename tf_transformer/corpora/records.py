@@ -5,18 +5,21 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.corpora.data import Summary, bucket_bounds, bucketed
+from tf_transformer.corpora.data import Summary, dataset
+from tf_transformer.corpora.ids import Batch, Batches, Order, batch_sizes, batches_of, bucket_bounds, collected
+from tf_transformer.files import checksum
 from tf_transformer.text.tokenizer import Tokenizer
 
 SHARD_LINES = 100_000
-BLOCK_SHARDS = 8  # shards that are shuffled together in memory, drawn anew every epoch
+BLOCK_SHARDS = 8  # shards that are shuffled together in memory
+PARSED = 8_192  # records that are parsed together
 FEATURES = {name: tf.io.RaggedFeature(tf.int64) for name in ("source", "target")} | {
     "line": tf.io.FixedLenFeature((), tf.int64)
 }
@@ -25,9 +28,8 @@ FEATURES = {name: tf.io.RaggedFeature(tf.int64) for name in ("source", "target")
 class Records:
     """What `preparation` wrote, as batches.
 
-    Every epoch draws the shards in a new order and shuffles `BLOCK_SHARDS` of them at a time in memory. Where step N is
-    follows from records.json alone, so that going on from there reads nothing of what came before its block.
-    A block ends with a batch of those left over for each length.
+    `BLOCK_SHARDS` shards are in memory at a time. Where step N is follows from records.json alone, so that going on
+    from there reads nothing of what came before its block.
 
     Args:
         folder: of the records.
@@ -60,55 +62,91 @@ class Records:
             found.update(shard["filtered"])
         return dict(found)
 
-    def summary(self, batch_tokens: int, seed: int = 0) -> Summary:
-        """Of the first epoch; padding is not counted."""
-        blocks = itertools.takewhile(lambda block: block[0] == 0, self._blocks(seed))
-        batches = sum(self._count(shards, batch_tokens) for _, _, shards in blocks)
+    def summary(self, batch_tokens: int) -> Summary:
+        """Of an epoch; padding is not counted."""
         pairs = sum(sum(shard["lengths"]) for shard in self.shards)
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
-        return Summary(batches, pairs, sum(shard["skipped"] for shard in self.shards), source, target, None)
+        skipped = sum(shard["skipped"] for shard in self.shards)
+        return Summary(len(self.made_of(batch_tokens, 0)), pairs, skipped, source, target, None)
 
     def batches(
         self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines: bool = False
     ) -> tf.data.Dataset:
         """Endless batches as of `data.text_pairs`, from the one numbered `first` on; with the lines [B] if asked."""
-        if batch_tokens < self.max_length:
-            raise BadInput(f"batch_tokens: expected at least max_length={self.max_length}, got {batch_tokens}")
+        made = self.made_of(batch_tokens, seed)
+        return dataset(lambda: made.since(first), lines)
 
-        def blocks() -> Iterator[tuple[list[str], Any, int]]:
-            skip = first
-            for epoch, block, shards in self._blocks(seed):
-                if skip < (count := self._count(shards, batch_tokens)):
-                    files = [str(self.folder / self.shards[shard]["file"]) for shard in shards]
-                    yield files, np.random.default_rng([seed, epoch, block]).integers(2**62), skip
+    def made_of(self, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> "RecordBatches":
+        """The batches by their numbers."""
+        return RecordBatches(self, batch_tokens, seed, fixed_shapes)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of records.json, which has one of every shard."""
+        return checksum(self.folder / "records.json")
+
+
+class RecordBatches:
+    """The batches of records by their numbers.
+
+    Shards are read in blocks of `BLOCK_SHARDS`, which the seed chooses. Every epoch has the blocks, and the pairs in
+    each, in another order. How many batches a block makes follows from records.json alone.
+
+    Args:
+        records: the records.
+        batch_tokens: the most source tokens, and target tokens, of a batch.
+        seed: of the blocks and of the order.
+        fixed_shapes: as of `ids.Batches`.
+    """
+
+    def __init__(self, records: Records, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> None:
+        self.records, self.batch_tokens, self.seed, self.fixed_shapes = records, batch_tokens, seed, fixed_shapes
+        bounds = bucket_bounds(records.max_length)
+        sizes = batch_sizes(bounds, batch_tokens)
+        shards = np.random.default_rng(seed).permutation(len(records.shards)).tolist()
+        self.blocks = [shards[start : start + BLOCK_SHARDS] for start in range(0, len(shards), BLOCK_SHARDS)]
+        self.counts = []  # of batches, by block
+        for block in self.blocks:
+            lengths = np.sum([records.shards[shard]["lengths"] for shard in block], axis=0)
+            pairs = np.diff(np.cumsum(lengths)[bounds], prepend=0)
+            self.counts.append(len(batches_of(pairs.tolist(), sizes)))
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        return sum(self.counts)
+
+    def since(self, first: int = 0) -> Iterator[Batch]:
+        """Batches without end, from the one numbered `first` on. The next block is read while one is used."""
+        blocks = self._blocks_since(first)
+        with ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self._read, *next(blocks))
+            while True:
+                batches, numbers = following.result()
+                following = reader.submit(self._read, *next(blocks))
+                for number in numbers:
+                    yield batches[number]
+
+    def _blocks_since(self, first: int) -> Iterator[tuple[int, range]]:
+        """A block, and the numbers that its batches have in it, for ever."""
+        begin, skip = divmod(first, len(self))
+        for epoch in itertools.count(begin):
+            for block in np.random.default_rng([self.seed, epoch]).permutation(len(self.blocks)).tolist():
+                count = self.counts[block]
+                if skip < count:
+                    yield block, range(epoch * count + skip, (epoch + 1) * count)
                 skip = max(0, skip - count)
 
-        def read(files: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
-            shuffled = tf.data.TFRecordDataset(files).shuffle(
-                BLOCK_SHARDS * SHARD_LINES, seed=seed, reshuffle_each_iteration=False
-            )
-            ids = shuffled.batch(256).map(parse, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
-            return bucketed(ids, batch_tokens, self.max_length).skip(skip)
+    def _read(self, block: int, numbers: range) -> tuple[Batches, range]:
+        records = self.records
+        files = [str(records.folder / records.shards[shard]["file"]) for shard in self.blocks[block]]
+        parsed = tf.data.TFRecordDataset(files).batch(PARSED).map(_parsed, num_parallel_calls=tf.data.AUTOTUNE)
+        ids = collected(parsed.prefetch(4).as_numpy_iterator(), records.max_length + 1, records.tokenizer.vocab_size)
+        order = Order(ids.lengths(), self.batch_tokens, records.max_length, [self.seed, block])
+        return Batches(ids, order, self.fixed_shapes), numbers
 
-        def parse(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            found = tf.io.parse_example(examples, FEATURES)
-            source, target = (tf.cast(found[name], tf.int32) for name in ("source", "target"))
-            return (source, target, found["line"]) if lines else (source, target)
 
-        number = tf.TensorSpec((), tf.int64)
-        signature = (tf.TensorSpec((None,), tf.string), number, number)
-        return tf.data.Dataset.from_generator(blocks, output_signature=signature).flat_map(read).prefetch(16)
-
-    def _blocks(self, seed: int) -> Iterator[tuple[int, int, list[int]]]:
-        """For ever: the number of the epoch, of the block in it, and the block's shards."""
-        for epoch in itertools.count():
-            order = np.random.default_rng([seed, epoch]).permutation(len(self.shards)).tolist()
-            for block, start in enumerate(range(0, len(order), BLOCK_SHARDS)):
-                yield epoch, block, order[start : start + BLOCK_SHARDS]
-
-    def _count(self, shards: list[int], batch_tokens: int) -> int:
-        """How many batches a block of these shards makes."""
-        lengths = np.sum([self.shards[shard]["lengths"] for shard in shards], axis=0)
-        bounds = bucket_bounds(self.max_length)
-        pairs = np.diff(np.cumsum(lengths)[bounds], prepend=0)
-        return int(np.sum(-(-pairs // (batch_tokens // np.array(bounds)))))
+def _parsed(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Flat ids and lengths of both sides, and the lines."""
+    fields = tf.io.parse_example(examples, FEATURES)
+    sides = [part for name in ("source", "target") for part in (fields[name].values, fields[name].row_lengths())]
+    return *sides, fields["line"]

@@ -1,5 +1,7 @@
 """Treebanks as a corpus to train a parser on (section 6.3)."""
 
+import hashlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ class TreebankCorpus(PairCorpus):
 
     def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
         self.tags = tags
-        self._said: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
+        self._settings: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
+        self._lines: Texts | None = None
         self.gold = self.trees = _trees("train", train)
         self.dev_trees = _trees("dev", dev)
         self.test_trees = _trees("test", test) if test else self.dev_trees
@@ -47,23 +50,27 @@ class TreebankCorpus(PairCorpus):
         """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
         train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
         corpus = cls(train, dev, test, tags)
-        corpus._said["train"] = str(folder)
+        corpus._settings["train"] = str(folder)
         return corpus
 
     def add(self, extra: Files, ratio: float = 1.0) -> None:
         """Also train on trees that another parser made, `ratio` of them for each gold tree."""
-        self._said |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
+        self._settings |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
+        self._lines = None
 
     def describe(self) -> dict[str, Any]:
-        return self._said
+        text = "\n".join(map("\t".join, zip(*self._linearised(), strict=True)))
+        return self._settings | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
     def pairs(self) -> tf.data.Dataset:
         return data.in_memory(*self._linearised())
 
     def _linearised(self) -> Texts:
-        lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.trees]
-        return [words_of(tree) for tree in self.trees], lines
+        if self._lines is None:
+            lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.trees]
+            self._lines = [words_of(tree) for tree in self.trees], lines
+        return self._lines
 
     def count(self) -> int:
         return len(self.trees)
@@ -73,12 +80,13 @@ class TreebankCorpus(PairCorpus):
         symbols = sorted({symbol for line in lines for symbol in line.split()})
         return Tokenizer.learn_from(sources, vocab_size, kind, symbols=symbols)
 
-    def batched(self, pairs: tf.data.Dataset, batching: Batching, **options: Any) -> tf.data.Dataset:
-        return super().batched(pairs, batching, pair_ids=pair_ids(batching.tokenizer), **options)
+    def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds:
+        return pair_ids(tokenizer)
 
     def dev_batches(self, batching: Batching) -> tf.data.Dataset:
         lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.dev_trees]
-        return self.batched(data.in_memory(self.dev[0], lines), batching, shuffle=False)
+        batches = self.made_of(data.in_memory(self.dev[0], lines), batching, shuffle=False)
+        return data.dataset(lambda: itertools.islice(batches.since(), len(batches.order)))
 
     def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Parser:
         return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))

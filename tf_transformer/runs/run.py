@@ -23,13 +23,16 @@ VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
+IDS = "ids"  # the training text, tokenized
+CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
 class Run:
     """The folder of a training run.
 
-    It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json; a run that began with the
-    weights of another model has start.weights.h5, too. config.json has the run's settings:
+    It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json; ids/, the training text as
+    ids, unless it lies in prepared records; and start.weights.h5, if the run began with the weights of another model.
+    config.json has the run's settings:
 
         version   2
         kind      "translation" or "parsing"
@@ -64,14 +67,14 @@ class Run:
             BadInput: the folder holds a run with other settings, or something else.
         """
         if not (self.path / "config.json").exists():
-            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, START, f".{START}"}
+            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, IDS, START, f".{START}"}
             if self.path.exists() and {path.name for path in self.path.iterdir()} - own:
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
         before = self.settings()
         if "start" not in settings:
             before.pop("start", None)  # the run keeps the weights that it started from
-        differences = _differences(_fixed(before), _fixed(json.loads(json.dumps(settings))))
+        differences = _differences(*_comparable(before, json.loads(json.dumps(settings))))
         if differences:
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
@@ -262,6 +265,16 @@ def _check_room(folder: Path, model: keras.Model) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
+
+
+def _comparable(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two runs' settings without those that may differ. A text with a checksum may have another name; one without, of
+    a run that an earlier version began, is known by its name."""
+    corpora = [settings.get("corpus", {}) for settings in (before, now)]
+    has_checksums = all("sha256" in corpus for corpus in corpora)
+    left_out = {"train"} if has_checksums else {name for name in CONTENTS if name not in corpora[0]}
+    kept = [{name: value for name, value in corpus.items() if name not in left_out} for corpus in corpora]
+    return _fixed(before) | {"corpus": kept[0]}, _fixed(now) | {"corpus": kept[1]}
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:

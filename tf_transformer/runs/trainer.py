@@ -17,7 +17,7 @@ from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
-from tf_transformer.runs.run import START, Run
+from tf_transformer.runs.run import IDS, START, Run
 from tf_transformer.text.translator import Translator
 
 UNKNOWN = {"origin": "another translator"}
@@ -141,13 +141,15 @@ class Trainer:
             if not is_there:
                 distribution.wait_for_all(self._strategy)  # for the chief
             tokenizer = load_tokenizer(run.path / "tokenizer.model")
-        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
+        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         summary = self.corpus.summary(batching)
         print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
         if not summary.pairs:
             raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
         dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
         print(f"dev text: {dev_summary}")
+        if not dev_summary.pairs:
+            raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
         if self.writes:
             run.lock()
             if is_first:
@@ -156,6 +158,7 @@ class Trainer:
                     run.save_start(self.start.astype("float32").model)
             before = run.settings() if is_there else {}  # "start" is written once
             run.begin({name: value for name, value in before.items() if name == "start"} | self.settings)
+            self.corpus.keep_ids(batching)
         if is_first:
             distribution.wait_for_all(self._strategy)
         steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or PAPER_STEPS)
