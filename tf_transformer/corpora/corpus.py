@@ -157,7 +157,7 @@ class PairCorpus(Corpus):
 
     def summary(self, batching: Batching) -> data.Summary:
         batches = self._in_order(self.ids(batching), batching)
-        return data.summary_of(batches.ids, len(batches.order))
+        return data.summary_of(batches.ids, batches.order)
 
     def ids(self, batching: Batching) -> Ids:
         """The training text as ids, made once: kept in memory, and in the batching's folder."""

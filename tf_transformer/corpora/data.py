@@ -38,7 +38,8 @@ class Summary:
     skipped: int
     source_tokens: int
     target_tokens: int
-    padding: float | None  # share of the positions; None where it is not counted
+    padding: float | None = None  # share of the positions; None where it is not counted
+    shapes: int | None = None  # how many shapes batches have that are filled to their buckets'
 
     def __str__(self) -> str:
         padding = "" if self.padding is None else f", {self.padding:.1%} padding"
@@ -308,10 +309,10 @@ def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     return even.with_options(options)
 
 
-def summary_of(ids: Ids, batches: int) -> Summary:
-    """Of an epoch of so many batches; padding is not counted."""
+def summary_of(ids: Ids, order: Order) -> Summary:
+    """Of an epoch in this order; padding is not counted."""
     source, target = (int(side.lengths().sum()) for side in (ids.source, ids.target))
-    return Summary(batches, len(ids), ids.skipped, source, target, None)
+    return Summary(len(order), len(ids), ids.skipped, source, target, shapes=len(order.shapes()))
 
 
 def checksum_of_text(path: str) -> str:

@@ -67,7 +67,8 @@ class Records:
         pairs = sum(sum(shard["lengths"]) for shard in self.shards)
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
         skipped = sum(shard["skipped"] for shard in self.shards)
-        return Summary(len(self.made_of(batch_tokens, 0)), pairs, skipped, source, target, None)
+        made = self.made_of(batch_tokens, 0)
+        return Summary(len(made), pairs, skipped, source, target, shapes=made.shapes)
 
     def batches(
         self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines: bool = False
@@ -105,11 +106,14 @@ class RecordBatches:
         sizes = batch_sizes(bounds, batch_tokens)
         shards = np.random.default_rng(seed).permutation(len(records.shards)).tolist()
         self.blocks = [shards[start : start + BLOCK_SHARDS] for start in range(0, len(shards), BLOCK_SHARDS)]
-        self.counts = []  # of batches, by block
+        self.counts, filled = [], set[int]()  # batches of each block; buckets that have batches
         for block in self.blocks:
             lengths = np.sum([records.shards[shard]["lengths"] for shard in block], axis=0)
             pairs = np.diff(np.cumsum(lengths)[bounds], prepend=0)
-            self.counts.append(len(batches_of(pairs.tolist(), sizes)))
+            batches = batches_of(pairs.tolist(), sizes)
+            self.counts.append(len(batches))
+            filled |= {bucket for bucket, _ in batches}
+        self.shapes = len(filled)
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
