@@ -38,7 +38,7 @@ PROMISED = {  # by contract, the options of a request
 @pytest.fixture(scope="module")
 def ending(translator):
     """A translator of which some outputs are finished, after few symbols and after many, and some are not."""
-    model = random_model(translator.tokenizer.vocab_size, 7, 3.0, {})
+    model = random_model(translator.tokenizer.vocab_size, 1, 3.0, {})
     return tt.Translator(model, translator.tokenizer, **translator.options)
 
 

@@ -177,7 +177,9 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     printed = capsys.readouterr().out
     assert re.findall(r"BLEU [\d.]+ in (\w+)  nrefs:1", printed) == ["float32", "bfloat16"]
     path = tmp_path / "models" / "small" / "1"
-    assert re.search(rf"published {re.escape(str(path))}: bfloat16, [\d,]+ bytes, [\d,]+ of them weights", printed)
+    assert re.search(
+        rf"published {re.escape(str(path))}: a SavedModel, bfloat16, [\d,]+ bytes, [\d,]+ of them weights", printed
+    )
     facts = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
     assert facts["step"] == metrics["steps"]
     assert (facts["source_language"], facts["target_language"]) == ("en", "de")

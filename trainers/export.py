@@ -100,7 +100,9 @@ def main(argv: list[str] | None = None) -> None:
         format.save(float32, path, dtype, checked=True, **fixed, **facts)
 
     path = serving.publish(save, folder, args.version)
-    print(f"published {path}: {format.title}, {args.dtype}, {serving.size_of(path):,} bytes")
+    size, weights = serving.size_of(path), serving.size_of(path / "variables")
+    share = f", {weights:,} of them weights" if weights else ""
+    print(f"published {path}: {format.title}, {args.dtype}, {size:,} bytes{share}")
 
 
 if __name__ == "__main__":
