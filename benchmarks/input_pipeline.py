@@ -1,4 +1,4 @@
-"""Batches from text files, tokenized on the fly, as training reads them: tokens a second without a model."""
+"""Batches from text files, which are tokenized first, as training reads them: tokens a second without a model."""
 
 import sys
 import time
@@ -28,7 +28,7 @@ def main(argv=None) -> dict:
     tokenizer = tt.Tokenizer.load(tokenizer_path(work, args.work))
     batches = iter(tt.data.text_pairs(*files, tokenizer, args.batch_tokens, repeat=True))
     began = time.perf_counter()
-    next(batches)  # waits until the lines that are shuffled have been read
+    next(batches)  # waits until the text is tokenized
     waited = time.perf_counter() - began
     clock, cpu, source_tokens, target_tokens = read(batches, args.seconds)
     (seconds,) = clock.seconds()

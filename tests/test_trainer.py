@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from programs import same_weights
 
 import tf_transformer as tt
+from tf_transformer.corpora import data
+from tf_transformer.corpora.corpus import Batching
 from tf_transformer.runs.callbacks import Checkpoints, Stopped
 from tf_transformer.runs.recipe import RECIPES, recipe_of
 from tf_transformer.runs.run import Run
@@ -123,6 +126,61 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.program
+def test_epochs_are_passes(corpus, tmp_path):
+    """Of a small text, too: three passes train on every target token three times."""
+    recipe = dataclasses.replace(RECIPE, steps=None, epochs=3, eval_every=None)
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
+    trainer.fit()
+    tokens = trainer.run.history[-1]["target_tokens"]
+    tokenizer = tt.Tokenizer.load(tmp_path / "run/tokenizer.model")
+    lines = corpus.read(corpus.train)[1]
+    assert tokens == 3 * (len(lines) + int(tokenizer.tokenize(lines).row_lengths().numpy().sum()))
+    batching = Batching(tokenizer, 512, recipe.seed)
+    numbers = [line for *_, of_batch in corpus.batches(batching, lines=True).take(trainer.steps) for line in of_batch]
+    assert sorted(map(int, numbers)) == sorted(3 * [*range(1, len(lines) + 1)])
+
+
+def test_a_text_may_move_but_not_change(text, tmp_path):
+    """A run knows it by its contents, and goes on without tokenizing it again."""
+
+    def trainer(folder, sides=("en", "de")):
+        files = ([tmp_path / folder / f"{part}.{side}" for side in sides] for part in ("train", "dev"))
+        return tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(*files), RECIPE)
+
+    shutil.copytree(text, tmp_path / "here")
+    trainer("here").fit(until=3)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    with pytest.MonkeyPatch.context() as patch:
+        ids_of = data.ids_of
+        patch.setattr(data, "ids_of", lambda pairs, *more: ids_of(pairs.apply(of_dev), *more))
+        trainer("there").fit(until=5)
+    whole = tt.Trainer(tmp_path / "whole", CONFIG, trainer("there").corpus, RECIPE)
+    whole.fit(until=5)
+    same_weights(tmp_path / "run", tmp_path / "whole")
+    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+        trainer("there", ("de", "en")).fit()
+    with open(tmp_path / "there/train.en", "a") as source, open(tmp_path / "there/train.de", "a") as target:
+        source.write("One more.\n")
+        target.write("Einer mehr.\n")
+    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+        trainer("there").fit()
+
+
+def of_dev(pairs):
+    """Only the dev text, which is smaller, may be tokenized."""
+    assert int(pairs.cardinality()) == 23
+    return pairs
+
+
+def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
+    for side in ("en", "de"):
+        (tmp_path / f"long.{side}").write_text("two doors " * 400 + "\n")
+    long = tt.TextCorpus((text / "train.en", text / "train.de"), (tmp_path / "long.en", tmp_path / "long.de"))
+    with pytest.raises(tt.BadInput, match="expected a dev text with sentences of at most 256 tokens, got none"):
+        tt.Trainer(tmp_path / "run", CONFIG, long, RECIPE).fit()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_knows_what_it_is(corpus, text, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()
