@@ -120,6 +120,16 @@ def test_an_update_that_is_not_finite_can_be_left_out():
     assert not np.isfinite(model.get_weights()[1]).any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_no_variable_is_int32(dtype):
+    """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""
+    model, _ = replicas.train(dtype=dtype)
+    own = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
+    everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *own]
+    assert model.not_finite in own
+    assert [variable.name for variable in everything if variable.dtype == "int32"] == []
+
+
 @pytest.mark.program
 def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
     model = tt.Transformer(replicas.CONFIG, dtype="mixed_float16")

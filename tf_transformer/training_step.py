@@ -34,7 +34,7 @@ class Model(keras.Model):
                 inner.sums_gradients = False
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
-                self.not_finite = tf.Variable(0, **first)
+                self.not_finite = tf.Variable(0, dtype=tf.int64, **first)  # a GPU has no variables of int32
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
 
@@ -88,7 +88,7 @@ class Model(keras.Model):
         if self.skip_not_finite and not scales:
             gradients = [tf.where(finite, gradient, 0) for gradient in gradients]
         self.gradient_norm.assign(norm)
-        self.not_finite.assign_add(tf.cast(~finite, tf.int32))
+        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
         self.optimizer.apply(gradients, self.trainable_variables)
 
     def _logs(self, loss: Tensor, tokens: Tensor) -> dict[str, Any]:
