@@ -356,6 +356,7 @@ def _terminate(batch, asked):
         ({"tokenizer": "words"}, "tokenizer: expected bpe or unigram, got words"),
         ({"mixed_precision": "int8"}, "mixed_precision: expected bfloat16 or float16, got int8"),
         ({"on_nan": "cry"}, "on_nan: expected stop or skip, got cry"),
+        ({"jit_compile": True}, "jit_compile: expected auto, on or off, got True"),
         ({"seed": -1}, "seed: expected 0 to 4294967295, got -1"),
         ({"steps": 1_000, "epochs": 2}, "expected steps or epochs, got 1,000 steps and 2 epochs"),
     ],

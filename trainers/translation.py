@@ -1,5 +1,4 @@
 """Train a Transformer to translate, score it, and export it.
-
 Without arguments it learns English to German from the package's toy corpus, in minutes.
 """
 

@@ -15,6 +15,7 @@ CHANGEABLE = (
     "dev_sentences",
     "parts",
     "on_nan",
+    "jit_compile",
 )  # may change as a run goes on
 
 
@@ -38,6 +39,8 @@ class Recipe:
         parts: compute a batch in this many parts, one after the other: the same update, less memory.
         clip_norm: the largest norm of a gradient; larger ones are scaled down to it; `None` means no limit.
         on_nan: what to do when a loss or a gradient is not finite: "stop", or "skip" the update.
+        jit_compile: whether XLA compiles the training step, once for each shape of batches: "on", "off", or "auto" for
+            Keras's choice, which is on with one GPU.
         seed: of weights, dropout and the order of the text.
 
     Raises:
@@ -59,6 +62,7 @@ class Recipe:
     parts: int = 1
     clip_norm: float | None = None
     on_nan: str = "stop"
+    jit_compile: str = "auto"
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -70,6 +74,7 @@ class Recipe:
         self._require("tokenizer", self.tokenizer in ("bpe", "unigram"), "bpe or unigram")
         self._require("mixed_precision", self.mixed_precision in (None, "bfloat16", "float16"), "bfloat16 or float16")
         self._require("on_nan", self.on_nan in ("stop", "skip"), "stop or skip")
+        self._require("jit_compile", self.jit_compile in ("auto", "on", "off"), "auto, on or off")
         self._require("seed", 0 <= self.seed < 2**32, f"0 to {2**32 - 1}")
         if self.steps and self.epochs:
             raise BadInput(f"expected steps or epochs, got {self.steps:,} steps and {self.epochs:,} epochs")

@@ -235,6 +235,7 @@ class Trainer:
                 optimizer=self.optimizer or self._adam(steps),
                 loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
                 metrics=[training.TokenAccuracy(), training.Perplexity(), training.TokenCount()],
+                jit_compile={"auto": "auto", "on": True, "off": False}[recipe.jit_compile],
             )
         return model
 

@@ -1,0 +1,92 @@
+"""The training step compiled by XLA, as Keras compiles it for a GPU: the same losses, a compilation a shape."""
+
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from promises import run_python, tensorflow_only
+
+import tf_transformer as tt
+
+HERE = Path(__file__).parent
+pytestmark = tensorflow_only
+CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
+OPTIMIZERS = {"tt": tt.Adam, "keras": keras.optimizers.Adam}
+
+
+def batches(*shapes):
+    """A batch of each shape, [rows, tokens of the source, tokens of the target]; their rows end in padding."""
+    rng = np.random.default_rng(2)
+    for rows, S, T in shapes:
+        source, target = rng.integers(3, 19, (rows, S), "int32"), rng.integers(3, 19, (rows, T + 1), "int32")
+        source[::2, S // 2 :] = target[::2, T // 2 :] = 0
+        yield (source, target[:, :-1]), target[:, 1:]
+
+
+def train(data, kind="tt", dtype="float32", jit_compile=True, epochs=2, **options):
+    """A trained model and the losses of its epochs; `options` are attributes of the model."""
+    keras.utils.set_random_seed(5)
+    model = tt.Transformer(CONFIG, dtype=dtype)
+    model.build()
+    metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
+    optimizer = OPTIMIZERS[kind](0.01, global_clipnorm=0.5)
+    model.compile(optimizer, tt.SmoothedCrossEntropy(0.1), metrics=metrics, jit_compile=jit_compile)
+    for name, value in options.items():
+        setattr(model, name, value)
+    return model, fit(model, data, epochs)
+
+
+def fit(model, data, epochs=1):
+    return model.fit(endless(data), steps_per_epoch=len(data), epochs=epochs, shuffle=False, verbose=0).history["loss"]
+
+
+def endless(data):
+    ids = tf.TensorSpec((None, None), tf.int32)
+    return tf.data.Dataset.from_generator(lambda: iter(data), output_signature=((ids, ids), ids)).repeat()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [
+        ("tt", "float32", {}),
+        ("keras", "float32", {"parts": 2}),
+        ("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}),
+        ("keras", "mixed_float16", {"skip_not_finite": True}),
+    ],
+    ids=str,
+)
+def test_compiled_by_xla_it_has_the_same_losses(kind, dtype, options):
+    data = list(batches(*[(4, 5, 7)] * 3))
+    model, losses = train(data, kind, dtype, **options)
+    other, expected = train(data, kind, dtype, jit_compile=False, **options)
+    assert losses == pytest.approx(expected, rel=1e-5 if dtype == "float32" else 2e-2)
+    assert losses[1] < losses[0] - 0.01
+    assert model.jit_compile and not other.jit_compile
+    assert model.not_finite.numpy() == 0
+
+
+PROGRAM = """
+import test_training_step as this
+import tf_transformer as tt
+
+traced = []
+
+def step(model, data, train_step=tt.Transformer.train_step):
+    traced.append(data)
+    return train_step(model, data)
+
+tt.Transformer.train_step = step
+this.train([*this.batches((4, 5, 7), (2, 5, 7), (4, 6, 3))] * 2)
+assert 1 <= len(traced) <= 3, traced
+"""
+
+
+@pytest.mark.program
+def test_each_shape_is_compiled_once(tmp_path):
+    """Of three that come four times. XLA writes files whose names begin with the module that it compiles."""
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*one_step_on_data.*"
+    run_python(PROGRAM, XLA_FLAGS=flags, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]))
+    assert len({path.name.split(".")[0] for path in tmp_path.iterdir()}) == 3
