@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer import distribution
+from tf_transformer.corpora.data import for_replicas
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
 
@@ -41,9 +42,39 @@ def train(devices=None, dtype="float32", **options):
         )
         for name, value in options.items():
             setattr(model, name, value)
-        data = tt.data.for_replicas(batches(), strategy.num_replicas_in_sync)
+        data = for_replicas(batches(), strategy.num_replicas_in_sync)
         found = model.fit(data.repeat(), steps_per_epoch=10, epochs=2, shuffle=False, verbose=0, validation_data=data)
     return model, {name: [float(value) for value in values] for name, values in found.history.items()}
+
+
+def batch(broken=False):
+    """A dataset of one batch; if it is broken, a token's weight makes loss and gradients NaN."""
+    x, y = next(iter(batches()))
+    weights = np.ones(y.shape, "float32")
+    if broken:
+        weights[0, 0] = np.nan
+    strategy = tf.distribute.get_strategy()
+    data = for_replicas(tf.data.Dataset.from_tensors((x, y)), strategy.num_replicas_in_sync)
+    return data.map(lambda x, y: (x, y, tf.pad(weights, [[0, tf.shape(y)[0] - len(weights)], [0, 0]])))
+
+
+def leave_out(optimizer, **options):
+    """A model after an update, one that it leaves out, which changes nothing, and another; `options` of `compile`."""
+    model = tt.Transformer(CONFIG)
+    model.build()
+    model.skip_not_finite = True
+    model.compile(optimizer(0.1), tt.SmoothedCrossEntropy(0.1), **options)
+    model.fit(batch(), verbose=0)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    model.fit(batch(broken=True), verbose=0)
+    assert model.not_finite.numpy() == 1 and np.isnan(model.gradient_norm.numpy())
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
+    model.fit(batch(), verbose=0)
+    assert model.not_finite.numpy() == 1 and keras.ops.convert_to_numpy(model.optimizer.iterations) == 2
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    return model
 
 
 def save(path, model, history):

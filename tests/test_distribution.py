@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import replicas
 import tensorflow as tf
+from promises import run_python
 
 import tf_transformer as tt
 from tf_transformer import distribution
@@ -102,22 +103,27 @@ def test_a_step_is_that_of_keras(alone, monkeypatch):
     np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)
 
 
-def test_an_update_that_is_not_finite_can_be_left_out():
-    batch = next(iter(replicas.batches()))
-    data = tf.data.Dataset.from_tensors(batch)
-    model, _ = replicas.train(skip_not_finite=True)
-    before = model.get_weights()
-    infinite = model.embedding.embeddings
-    infinite.assign(np.where(np.arange(19)[:, None] == batch[1][0, 0], np.nan, before[0]))
-    model.fit(data, verbose=0)
-    assert model.not_finite.numpy() == 1
-    assert np.isnan(model.gradient_norm.numpy())
-    assert all(np.isfinite(weight).all() for weight in model.get_weights()[1:])
+@pytest.mark.parametrize(("kind", "jit_compile"), [(tt.Adam, False), (tt.Adam, True), (keras.optimizers.Adam, False)])
+def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
+    model = replicas.leave_out(kind, jit_compile=jit_compile)
     model.skip_not_finite = False
     model.make_train_function(force=True)
-    model.fit(data, verbose=0)
+    model.fit(replicas.batch(broken=True), verbose=0)
     assert model.not_finite.numpy() == 1  # of this function
     assert not np.isfinite(model.get_weights()[1]).any()
+
+
+@pytest.mark.program
+def test_two_replicas_leave_out_an_update_together():
+    """Of which one alone has the token that is not finite; also with an optimizer that sums the gradients itself."""
+    program = """
+import keras, replicas, tf_transformer as tt
+strategy = tt.distribution.strategy("cpu:2")
+for kind in (tt.Adam, keras.optimizers.Adam, keras.optimizers.SGD):
+    with strategy.scope():
+        replicas.leave_out(kind)
+"""
+    run_python(program, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])

@@ -18,7 +18,7 @@ class Model(keras.Model):
 
     Attributes:
         parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
-        skip_not_finite: treat an update with a NaN or an infinity as zero.
+        skip_not_finite: leave out an update with a NaN or an infinity: weights, moments and the optimizer's step stay.
         not_finite: variable, the number of such updates since `compile`.
         gradient_norm: variable, the norm of the last gradient before clipping.
     """
@@ -85,11 +85,21 @@ class Model(keras.Model):
         norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
-        if self.skip_not_finite and not scales:
-            gradients = [tf.where(finite, gradient, 0) for gradient in gradients]
         self.gradient_norm.assign(norm)
         self.not_finite.assign_add(tf.cast(~finite, tf.int64))
-        self.optimizer.apply(gradients, self.trainable_variables)
+        if self.skip_not_finite and not scales:
+            tf.distribute.get_replica_context().merge_call(self._apply_if, args=(finite, gradients))
+        else:
+            self.optimizer.apply(gradients, self.trainable_variables)
+
+    def _apply_if(self, strategy: tf.distribute.Strategy, finite: Tensor, gradients: Tensor) -> None:
+        """Called once for all replicas: a branch in a replica may not call an optimizer, which joins the replicas."""
+        variables = self.trainable_variables
+
+        def apply() -> None:
+            strategy.extended.call_for_each_replica(self.optimizer.apply, args=(gradients, variables))
+
+        tf.cond(strategy.experimental_local_results(finite)[0], apply, lambda: None)
 
     def _logs(self, loss: Tensor, tokens: Tensor) -> dict[str, Any]:
         """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
