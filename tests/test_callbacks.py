@@ -123,28 +123,65 @@ class InfiniteAt18(tt.SmoothedCrossEntropy):
         return super().call(y_true, y_pred) * keras.ops.where(keras.ops.any(y_true == 18), np.inf, 1.0)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
+def watched(skip, wrong, steps=5, first=2):
+    """The history and the weights of a training that begins with the batch `first`; those in `wrong` are not finite."""
     import tensorflow as tf
 
     def numbers(first, lines):
-        return tf.data.Dataset.range(first, 99).map(lambda batch: (0, 0, [batch * 100 + 7, batch * 100 + 3]))
+        return tf.data.Dataset.range(first, 999).map(lambda batch: (0, 0, [batch * 100 + 7, batch * 100 + 3]))
 
     model = new_model()
     model.skip_not_finite = skip
     model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=[tt.TokenAccuracy()])
-    ids = tf.data.Dataset.range(2, 7).map(lambda batch: tf.fill((5, 7), tf.where(batch == 4, 18, 5)))
-    data = ids.map(lambda ids: ((ids, ids), ids))
-    watch = StopOnNonFinite(numbers, first=2, skip=skip)
-    message = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training text"
+    data = tf.data.Dataset.range(first, first + steps)
+    data = data.map(lambda batch: tf.fill((5, 7), tf.where(tf.reduce_any(batch == wrong), 18, 5)))
+    watch = StopOnNonFinite(numbers, first=first, skip=skip)
+    fit = {"callbacks": [watch], "verbose": 0, "shuffle": False}
+    return model.fit(data.map(lambda ids: ((ids, ids), ids)), **fit).history, model.get_weights()
+
+
+MESSAGE = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training text"
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
     if skip:
-        history = model.fit(data, callbacks=[watch], verbose=0, shuffle=False).history
-        assert capsys.readouterr().out.count(message) == 1
+        history, weights = watched(True, [4])
+        assert capsys.readouterr().out.count(MESSAGE) == 1
         assert np.isfinite(history["loss"]).all()
-        assert all(np.isfinite(weight).all() for weight in model.get_weights())
+        assert all(np.isfinite(weight).all() for weight in weights)
     else:
-        with pytest.raises(tt.BadInput, match=message):
-            model.fit(data, callbacks=[watch], verbose=0, shuffle=False)
+        with pytest.raises(tt.BadInput, match=MESSAGE):  # the first; from then on all are
+            watched(False, [4])
+
+
+def test_every_update_that_was_left_out_is_named(capsys):
+    """Also if there are many; and once, since one look does not see what another has seen."""
+    wrong = [4, 7, 30, 31, 33, 60]
+    watched(True, wrong, steps=120)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert [line.split(":")[0] for line in lines] == [
+        *("  step 5", "  step 8", "  step 31"),
+        "  2 more updates were left out, of steps 32, 34",
+        "  step 61",
+    ]
+    watched(True, list(range(130)), steps=120, first=0)
+    said = capsys.readouterr().out
+    assert all(f" {number}{end}" in said for number in (1, 51, 101) for end in ":")
+    assert ", 50\n" in said and ", 100\n" in said and ", 120\n" in said
+
+
+def test_a_check_of_each_step_would_make_a_gpu_wait():
+    """So it looks at the variables of the device every 50 steps, and at the end of an epoch."""
+    looks = []
+    watch = StopOnNonFinite(None, first=0)
+    values = types.SimpleNamespace(numpy=lambda: looks.append(watch.number) or 0, shape=(50,))
+    watch.set_model(types.SimpleNamespace(not_finite=values, not_finite_steps=values, steps_made=values))
+    watch.on_train_begin()
+    for batch in range(120):
+        watch.on_train_batch_end(batch, {})
+    watch.on_epoch_end(0, {})
+    assert looks == [0, 50, 100, 120]
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):

@@ -340,6 +340,21 @@ def test_a_signal_saves_and_stops(corpus, tmp_path):
     assert [path.name for path in trainer.run.checkpoints()] == ["step-00000002-stopped"]
 
 
+@pytest.mark.parametrize("until", [None, 3])
+def test_nothing_is_saved_after_a_step_that_is_not_finite(until, corpus, tmp_path):
+    """Neither at the end of an epoch nor in the middle of one."""
+
+    def spoil(batch, logs):
+        if batch == 1:
+            trainer._model.embedding.embeddings.assign(np.full((350, 16), np.nan))
+
+    spoiler = keras.callbacks.LambdaCallback(on_train_batch_begin=spoil)
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[spoiler])
+    with pytest.raises(tt.BadInput, match="step 2: the loss or a gradient is not finite, from lines "):
+        trainer.fit(until)
+    assert not trainer.run.checkpoints() and not Run._locks
+
+
 def _terminate(batch, asked):
     if asked and batch == asked[0]:
         asked.clear()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_transformer.distribution import is_a_worker, over_replicas
@@ -19,7 +20,9 @@ class Model(keras.Model):
     Attributes:
         parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
         skip_not_finite: leave out an update with a NaN or an infinity: weights, moments and the optimizer's step stay.
-        not_finite: variable, the number of such updates since `compile`.
+        steps_made: variable, the number of steps since `compile`.
+        not_finite: variable, the number of updates with a NaN or an infinity since `compile`.
+        not_finite_steps: variable, [50], the numbers of their steps, from 1; the newest replace the oldest.
         gradient_norm: variable, the norm of the last gradient before clipping.
     """
 
@@ -34,7 +37,10 @@ class Model(keras.Model):
                 inner.sums_gradients = False
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
-                self.not_finite = tf.Variable(0, dtype=tf.int64, **first)  # a GPU has no variables of int32
+                self.steps_made, self.not_finite, self.not_finite_steps = (
+                    tf.Variable(np.zeros(shape, "int64"), **first)  # a GPU has no variables of int32
+                    for shape in ((), (), 50)
+                )
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
 
@@ -86,11 +92,19 @@ class Model(keras.Model):
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
         self.gradient_norm.assign(norm)
-        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
+        self._remember(finite)
         if self.skip_not_finite and not scales:
             tf.distribute.get_replica_context().merge_call(self._apply_if, args=(finite, gradients))
         else:
             self.optimizer.apply(gradients, self.trainable_variables)
+
+    def _remember(self, finite: Tensor) -> None:
+        """Keep on the device what a callback looks at once in a while: each look waits for the device."""
+        size, step = self.not_finite_steps.shape[0], self.steps_made + 1
+        place = tf.range(size, dtype=tf.int64) == self.not_finite % size
+        self.not_finite_steps.assign(tf.where(~finite & place, step, self.not_finite_steps))
+        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
+        self.steps_made.assign(step)
 
     def _apply_if(self, strategy: tf.distribute.Strategy, finite: Tensor, gradients: Tensor) -> None:
         """Called once for all replicas: a branch in a replica may not call an optimizer, which joins the replicas."""

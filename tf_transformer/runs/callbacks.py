@@ -68,6 +68,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
         self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
+        self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
         self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
         self.told_to_stop = 0
@@ -188,6 +189,7 @@ class Checkpoints(keras.callbacks.Callback):
             print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
 
     def _save(self, **state: Any) -> None:
+        self.before_saving()
         self.run.save(self.model, self.step, target_tokens=self.tokens, seconds=self.seconds, **state)
 
 
@@ -283,13 +285,16 @@ class PlainLines(keras.callbacks.Callback):
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
-    """Checks after each step that loss and gradient are finite. If not, it stops, or reports the skipped update.
+    """Checks that losses and gradients are finite. If not, it stops, or reports the skipped updates.
+
+    It looks every 50 steps and at the end of an epoch: each look waits for the device. Stand before the callbacks that
+    save, since weights may have been wrong for some steps.
 
     Args:
         batches: `batches(number, lines=True)` gives the batches from that number on, from 0, each with the numbers of
             its lines as last element.
         first: the number of the batch that training begins with.
-        skip: go on, since the model's `skip_not_finite` leaves the update out.
+        skip: go on, since the model's `skip_not_finite` leaves the updates out.
     """
 
     def __init__(self, batches: Callable[..., Any], first: int, skip: bool = False):
@@ -298,20 +303,46 @@ class StopOnNonFinite(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self.seen = int(self.model.not_finite.numpy())
+        self.unchecked = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.number += 1
-        seen = int(self.model.not_finite.numpy())
-        if seen > self.seen:
-            self.seen = seen
-            *_, lines = next(iter(self.batches(self.number - 1, lines=True)))
-            lines = sorted(np.asarray(lines).tolist())
-            others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
-            lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
-            what = f"step {self.number:,}: the loss or a gradient is not finite, from {lines}"
-            if not self.skip:
-                raise BadInput(f"{what}; the last checkpoint is from before it")
-            print(f"\n  {what}; this update was left out")
+        self.unchecked += 1
+        if self.unchecked == self.model.not_finite_steps.shape[0]:  # those that the model remembers
+            self.check()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Look at the steps since the last look.
+
+        Raises:
+            BadInput: the loss or a gradient of one was not finite, and such updates are not skipped.
+        """
+        self.unchecked = 0
+        before, self.seen = self.seen, int(self.model.not_finite.numpy())
+        if self.seen == before:
+            return
+        steps = self.model.not_finite_steps.numpy()
+        newest = [steps[i % len(steps)] for i in range(max(before, self.seen - len(steps)), self.seen)]
+        first = self.number - int(self.model.steps_made.numpy())
+        numbers = [first + int(step) for step in newest]
+        if not self.skip:
+            raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
+        for number in numbers[:3]:  # their lines take a while to find
+            print(f"\n  {self._describe(number)}; this update was left out")
+        if numbers[3:]:
+            print(
+                f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}"
+            )
+
+    def _describe(self, number: int) -> str:
+        *_, lines = next(iter(self.batches(number - 1, lines=True)))
+        lines = sorted(np.asarray(lines).tolist())
+        others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
+        lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
+        return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
 
 
 def progress() -> tuple[int, list[keras.callbacks.Callback]]:

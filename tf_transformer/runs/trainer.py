@@ -189,6 +189,7 @@ class Trainer:
             print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, model.skip_not_finite)
+            checkpoints.before_saving = wrong.check
             verbose, lines = progress()
             with checkpoints.saving_on_signals():
                 try:
@@ -201,7 +202,7 @@ class Trainer:
                         validation_steps=dev_steps,
                         shuffle=False,  # the batches are
                         verbose=verbose,
-                        callbacks=[*self._watching(model, batching), wrong, *self.callbacks, checkpoints, *lines],
+                        callbacks=[wrong, *self._watching(model, batching), *self.callbacks, checkpoints, *lines],
                     )
                 except Stopped as stopped:
                     if stopped.number:
