@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from programs import same_weights
 import tf_transformer as tt
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.ids import Ids
 from tf_transformer.runs.callbacks import Checkpoints, Stopped
 from tf_transformer.runs.recipe import RECIPES, recipe_of
 from tf_transformer.runs.run import Run
@@ -138,6 +140,31 @@ def test_epochs_are_passes(corpus, tmp_path):
     batching = Batching(tokenizer, 512, recipe.seed)
     numbers = [line for *_, of_batch in corpus.batches(batching, lines=True).take(trainer.steps) for line in of_batch]
     assert sorted(map(int, numbers)) == sorted(3 * [*range(1, len(lines) + 1)])
+
+
+@pytest.mark.program
+def test_a_compiled_step_sees_the_shapes_that_were_counted(corpus, tmp_path, monkeypatch, capsys):
+    """Each batch has its bucket's shape, and trains as the narrow one does."""
+    losses, shapes = {}, set()
+    batch = Ids.batch
+    for switch in ("on", "off"):
+        monkeypatch.setattr(Ids, "batch", lambda *given: shapes.add(given[2:]) or batch(*given))
+        recipe = dataclasses.replace(RECIPE, jit_compile=switch, steps=2, batch_tokens=2_048)
+        config = dataclasses.replace(CONFIG, dropout=0.0)
+        history = tt.Trainer(tmp_path / switch, config, corpus, recipe).fit()
+        losses[switch] = [row[name] for row in history for name in ("loss", "val_loss", "accuracy", "target_tokens")]
+        printed = capsys.readouterr().out
+        count = re.search(r"XLA compiles the step for (\d+) shapes of batches", printed)
+        assert bool(count) == (switch == "on")
+        if count:
+            batching = Batching(tt.Tokenizer.load(tmp_path / "on/tokenizer.model"), 2_048, recipe.seed)
+            sides = (corpus.pairs(), data.in_memory(*corpus.dev))
+            of_train, of_dev = (set(corpus.made_of(pairs, batching).order.shapes()) for pairs in sides)
+            assert int(count[1]) == len(of_train) and {shape for (shape,) in shapes} <= of_train | of_dev | {None}
+            assert len(shapes) > 2
+            shapes.clear()
+    assert shapes == {(None,)}
+    np.testing.assert_allclose(losses["on"], losses["off"], rtol=1e-5)
 
 
 def test_a_text_may_move_but_not_change(text, tmp_path):

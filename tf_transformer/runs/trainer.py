@@ -1,5 +1,6 @@
 """Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,9 @@ class Trainer:
             self._model = self.make_model(steps)
         model = self._model
         print(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        if model.jit_compile:
+            batching = dataclasses.replace(batching, fixed_shapes=True)
+            print(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
         if checkpoints.step:
             print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
