@@ -1,5 +1,6 @@
 """The training step compiled by XLA, as Keras compiles it for a GPU: the same losses, a compilation a shape."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -26,11 +27,13 @@ def batches(*shapes):
         yield (source, target[:, :-1]), target[:, 1:]
 
 
-def train(data, kind="tt", dtype="float32", jit_compile=True, epochs=2, **options):
+def train(data, kind="tt", dtype="float32", jit_compile=True, epochs=2, positions="sinusoidal", **options):
     """A trained model and the losses of its epochs; `options` are attributes of the model."""
     keras.utils.set_random_seed(5)
-    model = tt.Transformer(CONFIG, dtype=dtype)
+    model = tt.Transformer(dataclasses.replace(CONFIG, positions=positions), dtype=dtype)
     model.build()
+    rng = np.random.default_rng(3)  # Keras draws other weights in other dtypes
+    model.set_weights([rng.normal(size=weight.shape, scale=0.3) for weight in model.weights])
     metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
     optimizer = OPTIMIZERS[kind](0.01, global_clipnorm=0.5)
     model.compile(optimizer, tt.SmoothedCrossEntropy(0.1), metrics=metrics, jit_compile=jit_compile)
@@ -66,6 +69,31 @@ def test_compiled_by_xla_it_has_the_same_losses(kind, dtype, options):
     assert losses[1] < losses[0] - 0.01
     assert model.jit_compile and not other.jit_compile
     assert model.not_finite.numpy() == 0
+
+
+@pytest.fixture
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", ["float64", None])
+def test_float64_trains(kind, dtype, request):
+    """As the dtype of a model, or of all that Keras makes; loss and metrics are float32 then, too."""
+    data = list(batches(*[(4, 5, 7)] * 3))
+    _, expected = train(data, kind, jit_compile=False)
+    if dtype is None:
+        request.getfixturevalue("float64")
+    model, losses = train(data, kind, dtype, jit_compile=False, parts=2, skip_not_finite=True)
+    assert {str(variable.dtype) for variable in model.trainable_variables} == {"float64"}
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_float64_trains_with_learned_positions(float64):
+    _, losses = train(list(batches((4, 5, 7))), jit_compile=False, positions="learned")
+    assert losses[1] < losses[0]
 
 
 PROGRAM = """

@@ -152,7 +152,7 @@ def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: float) -> A
                 (upstream,) = args
             upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
             B, T = ops.shape(targets)[0], ops.shape(targets)[1]
-            row, column = ops.meshgrid(ops.arange(B), ops.arange(T), indexing="ij")
+            row, column = ops.meshgrid(*(ops.arange(size, dtype="int32") for size in (B, T)), indexing="ij")
             label = ops.reshape(ops.stack([row, column, targets], axis=-1), (-1, 3))  # [B * T, 3]
             by_softmax = (found.probabilities - epsilon / V) * upstream
             at_label = ops.take_along_axis(by_softmax, ops.expand_dims(targets, -1), axis=-1)  # [B, T, 1]

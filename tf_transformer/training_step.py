@@ -66,7 +66,7 @@ class Model(keras.Model):
         for (x, y, sample_weight), share in zip(parts, tf.unstack(shares), strict=True):
             with tf.control_dependencies(gradients), tf.GradientTape() as tape:
                 y_pred = self(x, training=True)
-                part_loss = share * self.compute_loss(x, y, y_pred, sample_weight)
+                part_loss = share * tf.cast(self.compute_loss(x, y, y_pred, sample_weight), tf.float32)
                 scaled = self.optimizer.scale_loss(part_loss)
             part_gradients = tape.gradient(scaled, self.trainable_variables, unconnected_gradients="zero")
             gradients = [tf.add_n(pair) for pair in zip(*filter(None, (gradients, part_gradients)), strict=True)]
@@ -78,7 +78,7 @@ class Model(keras.Model):
     def test_step(self, data: Tensor) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
-        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        loss = tf.cast(self.compute_loss(x, y, y_pred, sample_weight, training=False), tf.float32)
         self.compute_metrics(x, y, y_pred, sample_weight)
         return self._logs(loss, over_replicas(_count(y)))
 
@@ -88,7 +88,7 @@ class Model(keras.Model):
         return keras.utils.unpack_x_y_sample_weight(data)
 
     def _update(self, loss: Tensor, gradients: Tensor) -> None:
-        norm = tf.linalg.global_norm(gradients) / self.optimizer.scale_loss(1.0)
+        norm = tf.cast(tf.linalg.global_norm(gradients), tf.float32) / self.optimizer.scale_loss(1.0)
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
         self.gradient_norm.assign(norm)

@@ -141,7 +141,7 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
     def encoding(self, position: Tensor) -> Any:
         """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
-            return ops.take(self.position_embeddings, position, axis=0)
+            return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
         return sinusoids(position, self.d_model)
 
     def softmax_weights(self) -> Any:
