@@ -177,7 +177,7 @@ def test_gz_and_lists_of_files(corpus, tmp_path):
         (b"one\n\nthree\n", b"eins\nzwei\ndrei\n", r"source, line 2: .*got an empty line"),
         (b"one\n \t\xe3\x80\x80\n", b"eins\nzwei\n", r"source, line 2: .*got an empty line"),
         (b"one\ntwo\n", b"eins\nzw\xffei\n", r"target, line 2: .*UTF-8, got the byte 0xff at column 3"),
-        (b"one\n" + b"x" * 100_000 + b"\n", b"eins\nzwei\n", r"source, line 2: .*got 100,001 bytes \(at most 16,384\)"),
+        (b"one\n" + b"x" * 100_000 + b"\n", b"eins\nzwei\n", r"source, line 2: .*got 100,000 bytes \(at most 16,384\)"),
         (b"", b"", "expected sentences, got an empty file"),
     ],
 )
@@ -201,6 +201,22 @@ def test_bad_lines_can_be_left_out(corpus, tmp_path):
     batches = data.text_pairs(*files, tokenizer, 512, skip_bad_lines=True)
     assert sorted(rows(batches)) == sorted(expected_rows(good, tokenizer))
     assert data.summarize(batches, data.check_text_pairs(*files, skip_bad_lines=True)).skipped == len(bad)
+
+
+def test_what_a_line_is(corpus, tmp_path):
+    """It ends with a newline: no other separator ends it, and a byte order mark at the start of a file is no text."""
+    _, _, tokenizer = corpus
+    (tmp_path / "source").write_bytes(b"\xef\xbb\xbfred\rdoor\r\nTwo\x0cdoors\xc2\x85now\xe2\x80\xa8.")
+    (tmp_path / "target").write_bytes(b"rote\rdoor\nZwei\n")
+    files = (tmp_path / "source", tmp_path / "target")
+    sources, targets = data.read_text_pairs(*files)
+    assert sources == ["red\rdoor", "Two\x0cdoors\x85now\u2028."] and targets == ["rote\rdoor", "Zwei"]
+    batches = data.text_pairs(*files, tokenizer, 512, shuffle=False)
+    (source, _), target = next(batches.as_numpy_iterator())
+    for ids, texts in ((source, sources), (target, targets)):
+        expected = tokenizer.detokenize(tokenizer.tokenize(texts)).numpy().tolist()
+        assert sorted(tokenizer.detokenize(ids).numpy().tolist()) == sorted(expected)
+    assert b"red door" in expected or b"red door" in tokenizer.detokenize(source).numpy().tolist()
 
 
 def test_a_missing_file_and_a_damaged_gz(tmp_path):

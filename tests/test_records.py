@@ -272,6 +272,15 @@ def test_parquet(corpus, written, tmp_path):
     assert rows(work.folder) == rows(written.folder)
     with pytest.raises(tt.BadInput, match=r"0.parquet: expected columns among en, de; got fr"):
         tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "fr")).parts(50, tmp_path)
+    plain = [pair for part in source.parts(50, tmp_path) for pair in source.read(part)]
+    both = [{"en": en.encode(), "de": de.encode()} for en, de in pairs]
+    parquet.write_table(
+        pyarrow.table({"translation": both, "id": range(PAIRS)}), tmp_path / "nested", row_group_size=99
+    )
+    nested = tt.sources.ParquetSource(str(tmp_path / "nested"), ("translation.en", "translation.de"))
+    assert [pair for part in nested.parts(50, tmp_path) for pair in nested.read(part)] == plain
+    with pytest.raises(tt.BadInput, match="nested: expected texts in the column id, got INT64"):
+        tt.sources.ParquetSource(str(tmp_path / "nested"), ("translation.en", "id")).parts(50, tmp_path)
     with pytest.raises(tt.BadInput, match="expected a Parquet file, got something else"):
         tt.sources.ParquetSource(str(tmp_path / "text.en"), ("en", "fr")).parts(50, tmp_path)
     with pytest.raises(FileNotFoundError, match="expected Parquet files, found none at"):

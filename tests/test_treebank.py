@@ -31,6 +31,11 @@ trees = st.recursive(
 )
 
 
+def test_a_byte_order_mark_is_no_tree(tmp_path):
+    (tmp_path / "trees").write_bytes(b"\xef\xbb\xbf(TOP (S (NP (PRP He)) (VP (VBD slept))))\n")
+    assert [treebank.words_of(tree) for tree in treebank.read_trees(tmp_path / "trees")] == [["He", "slept"]]
+
+
 def test_a_tree_by_hand():
     """Function labels, indices, traces and what they leave empty, an empty root, escaped brackets."""
     tree = read_tree(

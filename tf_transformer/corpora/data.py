@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
 from tf_transformer.masks import PAD_ID
-from tf_transformer.text.tokenizer import Tokenizer, open_text, sentences
+from tf_transformer.text.tokenizer import Tokenizer, lines_of, open_text, sentences
 from tf_transformer.type_names import Tensor
 
 MAX_LENGTH = 256  # tokens a side, EOS included
@@ -111,11 +111,10 @@ def each_sentence(pairs: tf.data.Dataset) -> Iterator[str]:
 def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
     number = 0
     try:
-        with open_text(path) as lines:
-            for number, line in enumerate(lines, 1):
-                problem = None if skip_bad_lines else line_problem(line)
-                if problem and not (empty_lines and problem == EMPTY):
-                    raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
+        for number, line in enumerate(lines_of(path), 1):
+            problem = None if skip_bad_lines else line_problem(line)
+            if problem and not (empty_lines and problem == EMPTY):
+                raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
     except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(f"expected a text file, found none at {path}") from error
     except (EOFError, OSError) as error:  # a damaged .gz
@@ -178,13 +177,18 @@ def text_lines(source: Paths, target: Paths, skip_bad_lines: bool = False) -> tf
         valid = [tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore") == text for text in pair]
         return tf.reduce_all(short + valid)
 
-    sides = []
-    for paths in map(_paths, (source, target)):
-        compressed = {path.endswith(".gz") for path in paths}
-        if len(compressed) > 1:
+    for paths in (files := [*map(_paths, (source, target))]):
+        if len({path.endswith(".gz") for path in paths}) > 1:
             raise BadInput(f"expected either plain or .gz files, got both: {', '.join(paths)}")
-        sides.append(tf.data.TextLineDataset(paths, compression_type="GZIP" if compressed.pop() else None))
-    pairs = tf.data.Dataset.zip(*sides)
+
+    def chunks() -> Iterator[tuple[tuple[bytes, ...], ...]]:
+        sides = (itertools.chain.from_iterable(map(lines_of, paths)) for paths in files)
+        both = zip(*sides, strict=False)  # `check_text_pairs` has compared their numbers
+        while chunk := list(itertools.islice(both, CHUNK)):
+            yield tuple(zip(*chunk, strict=True))
+
+    texts = tf.TensorSpec((None,), tf.string)
+    pairs = tf.data.Dataset.from_generator(chunks, output_signature=(texts, texts)).unbatch()
     return pairs.filter(good) if skip_bad_lines else pairs
 
 

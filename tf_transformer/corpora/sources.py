@@ -1,6 +1,7 @@
 """Where a corpus's pairs come from: text files, Parquet, TensorFlow Datasets; in parts that a worker reads."""
 
 import abc
+import codecs
 import dataclasses
 import glob
 import os
@@ -121,8 +122,9 @@ class TextSource(Source):
 
     def read(self, part: Part) -> Iterator[Pair]:
         source, target = (read_range(dataclasses.replace(lines, count=part.count)) for lines in part.where)
-        for pair in zip(source, target, strict=True):
-            yield pair[0].rstrip(b"\r"), pair[1].rstrip(b"\r")
+        for number, pair in enumerate(zip(source, target, strict=True), part.first):
+            sides = (side.removesuffix(b"\r") for side in pair)
+            yield tuple(sides if number else (side.removeprefix(codecs.BOM_UTF8) for side in sides))  # type: ignore[misc]
 
     def place(self, side: int, number: int) -> str:
         return f"{(self.source, self.target)[side]}, line {number + 1:,}"
@@ -158,7 +160,8 @@ class ParquetSource(Source):
 
     Args:
         pattern: one file, or several by a pattern as "corpus/*.parquet", which are read in the order of their names.
-        columns: names of the columns of source and target.
+        columns: names of the columns of source and target, of strings or bytes; "translation.en" is the field "en" of a
+            column "translation".
     """
 
     pattern: str
@@ -174,9 +177,13 @@ class ParquetSource(Source):
         count = 0
         for path in self._files():
             file = _parquet(path)
-            if missing := set(self.columns) - set(file.schema_arrow.names):
-                known = ", ".join(file.schema_arrow.names)
-                raise BadInput(f"{path}: expected columns among {known}; got {', '.join(sorted(missing))}")
+            known = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+            if missing := set(self.columns) - set(known):
+                raise BadInput(f"{path}: expected columns among {', '.join(known)}; got {', '.join(sorted(missing))}")
+            for name in self.columns:
+                kind = file.schema.column(known.index(name)).physical_type
+                if kind != "BYTE_ARRAY":
+                    raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 groups.append((path, group, count, rows))
@@ -192,9 +199,11 @@ class ParquetSource(Source):
         for path, group, first, rows in part.where:
             start, stop = max(part.first - first, 0), min(part.first + part.count - first, rows)
             table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
+            while any(name not in table.column_names for name in self.columns):
+                table = table.flatten()  # fields of columns become columns
             source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
-                yield (pair[0] or "").encode(), (pair[1] or "").encode()
+                yield _encoded(pair[0]), _encoded(pair[1])
 
     def _files(self) -> list[str]:
         files = sorted(glob.glob(self.pattern))
@@ -211,6 +220,10 @@ def _parquet(path: str) -> Any:
         return parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise BadInput(f"{path}: expected a Parquet file, got something else: {error}") from error
+
+
+def _encoded(text: str | bytes | None) -> bytes:
+    return text if isinstance(text, bytes) else (text or "").encode("utf-8", "surrogatepass")
 
 
 def _even_parts(count: int, pairs: int) -> list[Part]:

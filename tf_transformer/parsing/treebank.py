@@ -40,7 +40,7 @@ def _read(path: Path) -> "Iterator[Tree]":
         raise FileNotFoundError(f"expected a file of bracketed trees, found none at {path}")
     depth, first = 0, 1
     lines: list[str] = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:  # without a byte order mark
         try:
             for number, line in enumerate(file, 1):
                 if not lines and not line.strip():

@@ -1,5 +1,6 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -38,6 +39,15 @@ KINDS = ("bpe", "unigram")
 def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
     """Open a plain or .gz file for reading bytes."""
     return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
+
+
+def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The lines of a plain or .gz file. A line ends with a newline, perhaps after a carriage return, or with the file;
+    other characters, such as a carriage return inside, belong to it. A byte order mark at the start does not."""
+    with open_text(path) as file:
+        for number, line in enumerate(file):
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            yield line if number else line.removeprefix(codecs.BOM_UTF8)
 
 
 class Tokenizer:
@@ -216,9 +226,8 @@ def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text
 def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """The lines of text files, plain or .gz, one after the other."""
     for path in files:
-        with open_text(path) as lines:
-            for line in lines:
-                yield line.decode("utf-8", "replace").rstrip("\r\n")
+        for line in lines_of(path):
+            yield line.decode("utf-8", "replace")
 
 
 def _why_not_learned(message: str, vocab_size: int) -> str:
