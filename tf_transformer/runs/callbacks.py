@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -158,6 +159,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
         if self.half_done:  # all metrics are sums, and some are made in the first step
+            _read_back(self.model)
             for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
                 now = convert_to_numpy(variable)
                 variable.assign(now + np.asarray(value, now.dtype))
@@ -167,6 +169,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.model.stop_training |= self.step == self.steps
         ends = self.model.stop_training or batch + 1 == self.params["steps"]  # of the epoch, whose end saves
         if (self.told_to_stop or self.step == self.until) and not ends:
+            _read_back(self.model)
             sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
@@ -191,6 +194,12 @@ class Checkpoints(keras.callbacks.Callback):
     def _save(self, **state: Any) -> None:
         self.before_saving()
         self.run.save(self.model, self.step, target_tokens=self.tokens, seconds=self.seconds, **state)
+
+
+def _read_back(model: keras.Model) -> None:
+    """Give a model's variables their values inside `fit`, where JAX has them elsewhere."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
 
 
 @dataclass(frozen=True)
@@ -302,13 +311,16 @@ class StopOnNonFinite(keras.callbacks.Callback):
         self.batches, self.number, self.skip = batches, first, skip
 
     def on_train_begin(self, logs: object = None) -> None:
-        self.seen = int(self.model.not_finite.numpy())
+        self.counts = hasattr(self.model, "not_finite")  # on TensorFlow
+        self.every = self.model.not_finite_steps.shape[0] if self.counts else 50  # as many as the model remembers
+        self.seen = int(self.model.not_finite.numpy()) if self.counts else 0
         self.unchecked = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.number += 1
         self.unchecked += 1
-        if self.unchecked == self.model.not_finite_steps.shape[0]:  # those that the model remembers
+        self.loss = logs["loss"]  # a mean over the epoch so far
+        if self.unchecked == self.every:
             self.check()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -320,7 +332,12 @@ class StopOnNonFinite(keras.callbacks.Callback):
         Raises:
             BadInput: the loss or a gradient of one was not finite, and such updates are not skipped.
         """
-        self.unchecked = 0
+        looked_at, self.unchecked = self.unchecked, 0
+        if not self.counts:
+            if looked_at and not math.isfinite(float(self.loss)):
+                steps = f"steps {self.number - looked_at + 1:,} to {self.number:,}"
+                raise BadInput(f"{steps}: a loss is not finite; the last checkpoint is from before it")
+            return
         before, self.seen = self.seen, int(self.model.not_finite.numpy())
         if self.seen == before:
             return

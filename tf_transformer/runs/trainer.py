@@ -21,6 +21,7 @@ from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run
 from tf_transformer.text.translator import Translator
 
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
 TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
 
@@ -69,6 +70,9 @@ class Trainer:
             self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
             raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
+        if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
+            got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
+            raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
         self._strategy = self.strategy or tf.distribute.get_strategy()
         self.writes = distribution.is_chief(self._strategy)
         keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
@@ -192,7 +196,7 @@ class Trainer:
         while checkpoints.step < until:
             print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
-            wrong = StopOnNonFinite(batches, checkpoints.step, model.skip_not_finite)
+            wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
             checkpoints.before_saving = wrong.check
             verbose, lines = progress()
             with checkpoints.saving_on_signals():
@@ -220,10 +224,14 @@ class Trainer:
         """The callbacks that score the dev text and write for TensorBoard, in one worker of several."""
         if not self.writes:
             return []
-        dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         logs = self.run.path / "logs"
+        board = keras.callbacks.TensorBoard(str(logs), write_graph=False)
+        if not ON_TENSORFLOW:
+            print("no dev scores, since the search needs the TensorFlow backend: score the run there")
+            return [board]
+        dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         decoder = self.corpus.decoder(model, batching.tokenizer)
-        return [DevScore(decoder, dev, logs=logs), keras.callbacks.TensorBoard(str(logs), write_graph=False)]
+        return [DevScore(decoder, dev, logs=logs), board]
 
     def make_model(self, steps: int) -> Transformer:
         """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
@@ -235,7 +243,8 @@ class Trainer:
         policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
         with self._strategy.scope():  # not around `fit`, where one worker alone creates variables
             model = build_model(self.config, policy)
-            model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
+            if ON_TENSORFLOW:
+                model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
                 loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
