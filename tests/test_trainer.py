@@ -273,6 +273,71 @@ def test_a_callback_may_end_it(corpus, tmp_path, capsys):
 
 
 @pytest.mark.program
+def test_a_schedule_and_an_optimizer_of_ones_own_go_on(corpus, tmp_path):
+    """In a new object, as in a new process."""
+    recipe = dataclasses.replace(RECIPE, steps=6)
+    decay = lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)  # noqa: E731
+    for name, options in {
+        "own": lambda: {"schedule": Halved()},
+        "keras": lambda: {"schedule": decay()},
+        "optimizer": lambda: {"optimizer": keras.optimizers.SGD(decay(), momentum=0.9)},
+        "loop": lambda: {"optimizer": keras.optimizers.AdamW(0.1)},
+    }.items():
+        tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, **options()).fit()
+        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit(until=2)
+        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit()
+        same_weights(tmp_path / name, tmp_path / f"{name} in parts")
+
+
+def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_path):
+    cosine, sgd = keras.optimizers.schedules.CosineDecay, keras.optimizers.SGD
+
+    def settings(**given):
+        return tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, **given).settings
+
+    run = Run(tmp_path / "run")
+    for begun, same, other, message in [
+        (
+            {"schedule": cosine(0.5, np.int64(7))},
+            {"schedule": cosine(0.5, 7)},
+            {"schedule": cosine(0.5, 8)},
+            "configuration: schedule.config.decay_steps was 7, now 8; give",
+        ),
+        (
+            {"optimizer": sgd(cosine(0.5, 7))},
+            {"optimizer": sgd(cosine(0.5, 7))},
+            {"optimizer": sgd(cosine(0.25, 7))},
+            "configuration: optimizer.config.learning_rate.config.initial_learning_rate was 0.5, now 0.25; give",
+        ),
+        ({"optimizer": sgd(0.5)}, {"optimizer": sgd(0.5)}, {"optimizer": sgd(0.25)}, "learning_rate was 0.5, now 0.25"),
+        (
+            {"optimizer": sgd(0.5)},
+            {"optimizer": sgd(0.5)},
+            {"optimizer": keras.optimizers.RMSprop(0.5)},
+            'optimizer.class_name was "SGD", now "RMSprop"',
+        ),
+        ({"optimizer": sgd(Halved())}, {"optimizer": sgd(Halved())}, {}, 'optimizer was "SGD", now null'),
+    ]:
+        run.begin(settings(**begun))
+        assert run.exists(settings(**same))
+        with pytest.raises(tt.BadInput, match=message):
+            run.exists(settings(**other))
+    changed = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, optimizer=sgd(0.5))
+    before = changed.settings
+    changed.optimizer.learning_rate = 0.1  # as a callback does
+    assert changed.settings == before
+
+
+def test_a_run_of_a_version_that_recorded_names_alone_goes_on(corpus, tmp_path):
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, optimizer=keras.optimizers.SGD(0.5))
+    trainer.run.begin(trainer.settings | {"optimizer": "SGD"})
+    assert trainer.run.exists(trainer.settings)
+    trainer.run.begin(trainer.settings | {"optimizer": "Adam"})
+    with pytest.raises(tt.BadInput, match='optimizer was "Adam", now {"class_name": "SGD"'):
+        trainer.run.exists(trainer.settings)
+
+
+@pytest.mark.program
 def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()

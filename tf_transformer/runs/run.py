@@ -287,6 +287,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     differences = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
+        if isinstance(old, str) and isinstance(new, dict) and old == new.get("class_name"):
+            continue  # earlier versions recorded no more of a schedule or an optimizer
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new and (old or new):  # an option that another version lacks counts as off

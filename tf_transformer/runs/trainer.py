@@ -1,12 +1,14 @@
 """Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_transformer import distribution, training
@@ -73,6 +75,8 @@ class Trainer:
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
             got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
+        given = {"schedule": self.schedule, "optimizer": self.optimizer}
+        self._given = {name: _describe(value) for name, value in given.items() if value}  # as `fit` may change a rate
         self._strategy = self.strategy or tf.distribute.get_strategy()
         self.writes = distribution.is_chief(self._strategy)
         keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
@@ -89,9 +93,7 @@ class Trainer:
             "recipe": self.recipe.to_dict(),
             "corpus": self.corpus.describe(),
         }
-        given = {"schedule": self.schedule, "optimizer": self.optimizer}
-        settings |= {name: type(value).__name__ for name, value in given.items() if value}
-        return settings | ({"start": dict(self.start.export_options) or UNKNOWN} if self.start else {})
+        return settings | self._given | ({"start": dict(self.start.export_options) or UNKNOWN} if self.start else {})
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
@@ -286,3 +288,23 @@ class Trainer:
         """
         source, references = self.corpus.read(files) if files else self.corpus.test
         return self.corpus.scores((translator or self.translator())(source), references)
+
+
+def _describe(given: Any) -> Any:
+    """The class and the settings of a schedule or an optimizer, for config.json; the class alone if it has none."""
+    name = type(given).__name__
+    try:
+        settings = json.dumps(given.get_config(), default=_plain)
+    except (AttributeError, NotImplementedError):  # the latter from Keras's base class
+        return name
+    return {"class_name": name, "config": json.loads(settings, object_hook=_without_name)}
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.tolist() if array.dtype.kind in "biufU" else type(value).__name__
+
+
+def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keras numbers the names of the optimizers of a process."""
+    return {name: value for name, value in settings.items() if name != "name"}
