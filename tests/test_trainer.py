@@ -273,6 +273,35 @@ def test_a_callback_may_end_it(corpus, tmp_path, capsys):
 
 
 @pytest.mark.program
+def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys):
+    """Keras's EarlyStopping: no loss is better by 9 than the first."""
+    recipe = dataclasses.replace(RECIPE, steps=12, eval_every=2)
+
+    def fit(until=None, **changes):
+        impatient = keras.callbacks.EarlyStopping("loss", min_delta=9, patience=2)
+        trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(recipe, **changes), callbacks=[impatient])
+        history = trainer.fit(until)
+        return [row["step"] for row in history], capsys.readouterr().out
+
+    steps, said = fit()
+    assert steps == [2, 4, 6] and "stopped at step 6 by a callback" in said
+    for _ in range(2):
+        steps, said = fit()
+        assert steps == [2, 4, 6] and "going on" not in said
+        assert "a callback stopped this run at step 6 of 12; to go on, call fit(until=12) or ask for more steps" in said
+    steps, said = fit(until=8)
+    assert steps == [2, 4, 6, 8] and "going on from the checkpoint at step 6 of 12" in said
+    steps, said = fit()  # of that `until` was the end; patience begins anew
+    assert steps == [2, 4, 6, 8, 10, 12] and "stopped" not in said
+    steps, said = fit(until=18, steps=20)
+    assert steps[-1] == 18 and "stopped at step 18 by a callback" in said
+    assert "a callback stopped this run at step 18 of 20" in fit(steps=20)[1]
+    assert fit(steps=22)[0][-1] == 22
+    with pytest.raises(tt.BadInput, match="callbacks: expected no restore_best_weights"):
+        tt.Trainer(tmp_path, CONFIG, corpus, callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
+
+
+@pytest.mark.program
 def test_a_schedule_and_an_optimizer_of_ones_own_go_on(corpus, tmp_path):
     """In a new object, as in a new process."""
     recipe = dataclasses.replace(RECIPE, steps=6)

@@ -78,6 +78,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.step: int = state["step"]
         self.tokens: int = state["target_tokens"]
         self.seconds: float = state["seconds"]
+        self.stopped_of = state.get("stopped_of", 0)  # all steps of a training that another callback stopped before
         self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
 
     def restore(self, model: keras.Model) -> None:
@@ -186,7 +187,8 @@ class Checkpoints(keras.callbacks.Callback):
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
         row = {"step": self.step, "target_tokens": self.tokens, "seconds": round(self.seconds, 1)}
         self.run.history.append(row | {name: float(value) for name, value in logs.items()})
-        self._save()
+        stopped = self.steps and self.model.stop_training and self.step < self.steps
+        self._save(**({"stopped_of": self.steps} if stopped else {}))
         if self.steps and self.steps > self.step:
             minutes = (self.steps - self.step) * self.seconds / self.step / 60
             print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")

@@ -48,13 +48,16 @@ class Trainer:
         recipe: the settings of the training.
         schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
         optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
-        callbacks: further callbacks for `fit`; values that they add to an epoch's logs go into the history.
+        callbacks: further callbacks for `fit`; values that they add to an epoch's logs go into the history. An epoch
+            ends at a checkpoint. What they count, such as the patience of Keras's `EarlyStopping`, begins anew with
+            each `fit`.
         strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
         start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
             without `start`. `config` is the configuration of its model, apart from rates.
 
     Raises:
-        BadInput: `optimizer` is given with settings that belong to an optimizer, or `start` has other sizes.
+        BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, or a callback
+            would restore its best weights.
     """
 
     path: str | Path
@@ -75,6 +78,8 @@ class Trainer:
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
             got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
+        if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
+            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._given = {name: _describe(value) for name, value in given.items() if value}  # as `fit` may change a rate
         self._strategy = self.strategy or tf.distribute.get_strategy()
@@ -110,6 +115,9 @@ class Trainer:
 
         SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
 
+        If a callback has stopped the run, `fit` says so and does nothing more, unless `until` or the recipe asks for
+        more steps.
+
         Args:
             until: stop after this step, for a later `fit` to go on; `None` means the end.
 
@@ -124,7 +132,7 @@ class Trainer:
             raise BadInput(f"until: expected a positive number, got {until}")
         try:
             batching, steps, dev_steps = self._begin()
-            self._train(batching, steps, dev_steps, min(until or steps, steps))
+            self._train(batching, steps, dev_steps, until)
         finally:
             self.run.unlock()
         return self.run.history
@@ -171,11 +179,13 @@ class Trainer:
         steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or PAPER_STEPS)
         return batching, steps, dev_summary.batches
 
-    def _train(self, batching: Batching, steps: int, dev_steps: int, until: int) -> None:
+    def _train(self, batching: Batching, steps: int, dev_steps: int, until: int | None) -> None:
         replicas = self._strategy.num_replicas_in_sync
         interval = self.recipe.interval(steps)
         alone = not distribution.is_a_worker(self._strategy)
+        asked, until = until, min(until or steps, steps)
         checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
+        stopped = asked is None and checkpoints.step < steps <= checkpoints.stopped_of  # and nobody asks for more
         self.steps, self.began = steps, checkpoints.step
         if self._model is None:
             self._model = self.make_model(steps)
@@ -184,7 +194,12 @@ class Trainer:
         if model.jit_compile:
             batching = dataclasses.replace(batching, fixed_shapes=True)
             print(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
-        if checkpoints.step:
+        if stopped:
+            print(
+                f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
+                f"to go on, call fit(until={steps}) or ask for more steps"
+            )
+        elif checkpoints.step:
             print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
             start = build_model(self.config, "float32")
@@ -195,7 +210,7 @@ class Trainer:
         def batches(first: int, lines: bool = False) -> tf.data.Dataset:
             return self.corpus.batches(batching, first, lines)
 
-        while checkpoints.step < until:
+        while checkpoints.step < until and not stopped:
             print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
@@ -217,7 +232,7 @@ class Trainer:
                 except Stopped as stopped:
                     if stopped.number:
                         raise
-            if model.stop_training and checkpoints.step < until:
+            if model.stop_training and checkpoints.step < steps:
                 print(f"stopped at step {checkpoints.step:,} by a callback")
                 break
         distribution.wait_for_all(self._strategy)  # for the chief to save
