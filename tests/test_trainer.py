@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import numpy as np
@@ -262,6 +263,15 @@ def test_another_optimizer(corpus, tmp_path):
     for more in ({"schedule": Halved()}, {"recipe": tt.Recipe(clip_norm=1.0)}, {"recipe": tt.Recipe(cooldown_steps=3)}):
         with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm with it"):
             tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
+
+
+def test_several_devices_are_not_compiled_for(corpus, tmp_path):
+    """TensorFlow would refuse the variables of the second device, in ten lines."""
+    two = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=None)
+    for when in ("auto", "off"):
+        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile=when), strategy=two)
+    with pytest.raises(tt.BadInput, match="jit_compile: expected auto or off on 2 devices, got on"):
+        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile="on"), strategy=two)
 
 
 @pytest.mark.program

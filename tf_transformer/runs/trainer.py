@@ -56,8 +56,8 @@ class Trainer:
             without `start`. `config` is the configuration of its model, apart from rates.
 
     Raises:
-        BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, or a callback
-            would restore its best weights.
+        BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, a callback
+            would restore its best weights, or `jit_compile` is on with several devices.
     """
 
     path: str | Path
@@ -83,6 +83,9 @@ class Trainer:
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._given = {name: _describe(value) for name, value in given.items() if value}  # as `fit` may change a rate
         self._strategy = self.strategy or tf.distribute.get_strategy()
+        replicas = self._strategy.num_replicas_in_sync
+        if self.recipe.jit_compile == "on" and replicas > 1:
+            raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
         keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
         self.run = Run(self.path, keep, self.writes)
