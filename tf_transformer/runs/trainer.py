@@ -232,8 +232,8 @@ class Trainer:
                         verbose=verbose,
                         callbacks=[wrong, *self._watching(model, batching), *self.callbacks, checkpoints, *lines],
                     )
-                except Stopped as stopped:
-                    if stopped.number:
+                except Stopped as stop:
+                    if stop.number:
                         raise
             if model.stop_training and checkpoints.step < steps:
                 print(f"stopped at step {checkpoints.step:,} by a callback")
