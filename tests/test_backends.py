@@ -116,6 +116,51 @@ def test_fit_on_a_tf_data_pipeline(backend):
     run(backend, "-c", TRAIN, backend)
 
 
+RESUME = """
+import pathlib, sys
+import numpy
+import tf_transformer as tt
+
+text, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+corpus = tt.TextCorpus(*((text / f"{name}.en", text / f"{name}.de") for name in ("train", "dev")))
+config = tt.TransformerConfig(1, 16, 8, 2, vocab_size=350)
+recipe = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, seed=5)
+
+
+def trained(name, *stops):
+    for until in (*stops, None):
+        rows = tt.Trainer(folder / name, config, corpus, recipe).fit(until)
+    return rows, tt.run.Run(folder / name).weights(1)[0]
+
+
+def weights(file):
+    model = tt.Transformer(config)
+    model.build()
+    model.load_weights(file)
+    return model.get_weights()
+
+
+rows, last = trained("whole")
+other_rows, other_last = trained("stopped", 2, 5)
+for mine, other in zip(weights(last), weights(other_last), strict=True):
+    numpy.testing.assert_array_equal(mine, other)
+columns = [name for name in rows[0] if name not in ("seconds", "tokens/s")]
+for row, other_row in zip(rows, other_rows, strict=True):
+    assert [row[name] for name in columns] == [other_row[name] for name in columns]
+try:
+    tt.load(folder / "whole")(["Two doors."])
+except ValueError as error:
+    assert "expected KERAS_BACKEND=tensorflow" in str(error)
+else:
+    raise AssertionError("a text was translated")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
+def test_a_stopped_run_goes_on_as_if_it_had_not(backend, text, tmp_path):
+    run(backend, "-c", RESUME, text, tmp_path)
+
+
 ANSWER = """
 import json, pathlib, sys
 import keras, numpy

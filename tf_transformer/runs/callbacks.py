@@ -160,7 +160,6 @@ class Checkpoints(keras.callbacks.Callback):
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
         if self.half_done:  # all metrics are sums, and some are made in the first step
-            _read_back(self.model)
             for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
                 now = convert_to_numpy(variable)
                 variable.assign(now + np.asarray(value, now.dtype))
@@ -170,7 +169,6 @@ class Checkpoints(keras.callbacks.Callback):
         self.model.stop_training |= self.step == self.steps
         ends = self.model.stop_training or batch + 1 == self.params["steps"]  # of the epoch, whose end saves
         if (self.told_to_stop or self.step == self.until) and not ends:
-            _read_back(self.model)
             sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
@@ -196,12 +194,6 @@ class Checkpoints(keras.callbacks.Callback):
     def _save(self, **state: Any) -> None:
         self.before_saving()
         self.run.save(self.model, self.step, target_tokens=self.tokens, seconds=self.seconds, **state)
-
-
-def _read_back(model: keras.Model) -> None:
-    """Give a model's variables their values inside `fit`, where JAX has them elsewhere."""
-    if hasattr(model, "jax_state_sync"):
-        model.jax_state_sync()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
@@ -84,6 +85,8 @@ class TextModel(SetOnce):
 
     def with_end(self, tokens: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As `source`, from ragged ids [B, None]."""
+        if (backend := keras.backend.backend()) != "tensorflow":
+            raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
         length = tf.cast(tokens.row_lengths(), tf.int32)
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
