@@ -179,8 +179,8 @@ def test_a_check_of_each_step_would_make_a_gpu_wait():
     watch.set_model(types.SimpleNamespace(not_finite=values, not_finite_steps=values, steps_made=values))
     watch.on_train_begin()
     for batch in range(120):
-        watch.on_train_batch_end(batch, {})
-    watch.on_epoch_end(0, {})
+        watch.on_train_batch_end(batch, {"loss": 5.0})
+    watch.on_epoch_end(0, {"loss": 5.0})
     assert looks == [0, 50, 100, 120]
 
 

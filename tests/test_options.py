@@ -35,7 +35,7 @@ def with_line(folder, name, number, line):
     [
         (b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line"),
         (b"caf\xe9\n", "changed.train.en, line 7: expected a sentence in UTF-8, got the byte 0xe9 at column 4"),
-        (b"x" * 100_000 + b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got 100,001 bytes"),
+        (b"x" * 100_000 + b"\n", "changed.train.en, line 7: expected a sentence in UTF-8, got 100,000 bytes"),
         (b"", "expected the same number of lines in both files, got 899 in"),
     ],
 )

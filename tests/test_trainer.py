@@ -1,6 +1,7 @@
 """Training from Python: what a person writes, killed and gone on with, in another way than the default, in use."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -221,8 +222,13 @@ def test_a_run_knows_what_it_is(corpus, text, tmp_path):
     settings = json.loads((tmp_path / "config.json").read_text())
     assert settings["kind"] == "translation"
     assert tt.Recipe(**settings["recipe"]) == trainer.recipe
-    assert settings["corpus"] == {"train": [str(text / "train.en"), str(text / "train.de")]}
-    with pytest.raises(tt.BadInput, match=r"corpus.train was .*, now \"grammar\""):
+    files = [text / "train.en", text / "train.de"]
+    assert settings["corpus"] == {
+        "train": [str(file) for file in files],
+        "sha256": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
+        "skip_bad_lines": False,
+    }
+    with pytest.raises(tt.BadInput, match="corpus.sha256 was .*, now"):
         tt.Trainer(tmp_path, CONFIG, tt.ToyCorpus(), RECIPE).fit()
 
 
