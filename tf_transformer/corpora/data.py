@@ -155,7 +155,7 @@ def text_pairs(
         batch_tokens: about how many source tokens, and how many target tokens, a batch has, padding included.
         max_length: pairs with a side of more tokens, EOS included, are skipped.
         shuffle: a new order every epoch, determined by `seed` and the epoch's number.
-        repeat: go on for ever, with no short batch at an epoch's end.
+        repeat: go on for ever, epoch after epoch.
         seed: of the order.
         skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
             such a pair is an error (`check_text_pairs`).
