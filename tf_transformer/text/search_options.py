@@ -72,7 +72,7 @@ _TABLE = [
         0,
         0,
         16,
-        "no sequence of so many symbols comes twice; 0 allows all",
+        "the length of sequences of symbols that may come only once; 0 allows all",
         parser=False,
     ),
     SearchOption(
