@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import dataclasses
 import itertools
 import json
 import os
@@ -77,6 +78,16 @@ def parser(program: str, description: str, dtypes=("float32", "bfloat16")) -> ar
 def add_training(made: argparse.ArgumentParser) -> None:
     made.add_argument("--steps", type=int, default=12, help="steps that are timed (12)")
     made.add_argument("--warmup", type=int, default=3, help="steps before that (3)")
+
+
+def add_step_sizes(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--pairs", type=int, help="sentence pairs a step (the configuration's)")
+    made.add_argument("--length", type=int, help="tokens of a sentence (the configuration's)")
+
+
+def with_step_sizes(work: Work, args) -> Work:
+    """The work with the command line's sizes of a training step."""
+    return dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
 
 
 def add_translation(made: argparse.ArgumentParser) -> None:
@@ -322,9 +333,10 @@ def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("
     add("--repeats", type=int, default=8, help="steps or requests that are timed (8)")
     add("--warmup", type=int, default=2, help="steps or requests before that (2)")
     add("--sentences", type=int, default=32, help="sentences a request (32)")
+    add_step_sizes(made)
     add_work_folder(made)
     args = made.parse_args(argv)
-    work = WORKS[args.config]
+    work = with_step_sizes(WORKS[args.config], args)
     prepare(args)
     began = time.perf_counter()
     call = tasks[args.task](work, args)

@@ -1,6 +1,5 @@
 """Training by `model.fit`: target tokens a second of whole steps, and the memory of one."""
 
-import dataclasses
 import os
 
 from benchmarks import common
@@ -11,15 +10,13 @@ def main(argv=None) -> dict:
     common.add_training(parser)
     add = parser.add_argument
     add("--inter-threads", type=int, default=1, help="operations at a time, TensorFlow only (1)")
-    add("--pairs", type=int, help="sentence pairs a step (the configuration's)")
-    add("--length", type=int, help="tokens of a sentence (the configuration's)")
+    common.add_step_sizes(parser)
     add("--stock-adam", action="store_true", help="keras.optimizers.Adam, not what the trainers use")
     add("--metrics", action="store_true", help="with the metrics that the trainers show")
     add("--jit", action="store_true", help="compiled by XLA")
     add("--parts", type=int, default=1, help="compute a step's pairs in so many parts, TensorFlow only (1)")
     args = parser.parse_args(argv)
-    work = common.WORKS[args.config]
-    work = dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
+    work = common.with_step_sizes(common.WORKS[args.config], args)
 
     if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         common.prepare_tensorflow(args, args.inter_threads)
@@ -61,6 +58,24 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
     """
     import keras
 
+    model = compiled_model(work, dtype, stock_adam, metrics, jit, parts)
+    batches = common.training_batches(work)
+    clock = common.Clock()
+
+    class Ticks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            float(logs["loss"])  # waits for the step where the backend does not
+            clock.tick()
+
+    clock.tick()
+    fit(model, [batches[i % len(batches)] for i in range(steps)], callbacks=[Ticks()])
+    return clock, model
+
+
+def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, parts=1):
+    """Our model of this work's sizes, compiled with the paper's schedule and loss."""
+    import keras
+
     import tf_transformer as tt
 
     keras.utils.set_random_seed(common.SEED)
@@ -75,17 +90,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
         metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()] if metrics else None,
         jit_compile=True if jit else "auto",
     )
-    batches = common.training_batches(work)
-    clock = common.Clock()
-
-    class Ticks(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            float(logs["loss"])  # waits for the step where the backend does not
-            clock.tick()
-
-    clock.tick()
-    fit(model, [batches[i % len(batches)] for i in range(steps)], callbacks=[Ticks()])
-    return clock, model
+    return model
 
 
 def fit(model, batches, **options):

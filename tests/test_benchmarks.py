@@ -16,6 +16,7 @@ from benchmarks import (
     common,
     compare,
     draw,
+    feeding,
     growth,
     input_pipeline,
     layer_types,
@@ -75,6 +76,14 @@ def test_input_pipeline(folder, capsys):
     options = ("--lines", 200, "--seconds", 0, "--batch-tokens", 300, "--training-rate", 2, "--work", folder)
     line = one_line(capsys, input_pipeline, *options)
     assert line["times_training"] == pytest.approx(line["tokens_per_second"] / 2, abs=0.1)
+
+
+@pytest.mark.slow
+def test_feeding(capsys):
+    sizes = ("--text", 997, "--max-length", 31, "--batch-tokens", 197)
+    line = one_line(capsys, feeding, *sizes, "--steps", 3)
+    assert 7 < line["shapes"] <= 13 and 0.5 < line["share_of_positions"] < 1
+    assert line["tokens_per_second"] == pytest.approx(line["tokens_per_second_ready"], rel=0.9)
 
 
 @pytest.mark.slow

@@ -16,16 +16,18 @@ def torch_step(model, loss_of, work, args):
     """
     import torch
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)
     adam = torch.optim.Adam(
         model.parameters(), work.learning_rate, (work.beta_1, work.beta_2), work.epsilon, fused=True
     )
     batches = itertools.cycle(
-        [[torch.from_numpy(ids).long() for ids in batch] for batch in common.training_batches(work)]
+        [[torch.from_numpy(ids).long().to(device) for ids in batch] for batch in common.training_batches(work)]
     )
 
     def step():
         source, target = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
+        with torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
             loss = loss_of(source, target[:, :-1], target[:, 1:])
         loss.backward()
         adam.step()

@@ -1,0 +1,90 @@
+"""Whether batches keep up: `model.fit` on batches as they are made, beside the same batches made before."""
+
+import dataclasses
+import itertools
+import time
+
+from benchmarks import common
+from benchmarks.training import compiled_model
+
+MEAN, SPREAD = 3.2, 0.5  # of the logarithm of a length: as in WMT 2014 most pairs have 15 to 40 tokens
+
+
+def main(argv=None) -> dict:
+    parser = common.parser("feeding", __doc__)
+    add = parser.add_argument
+    add("--text", type=int, default=1_000_000, help="pairs of random symbols (1,000,000)")
+    add("--max-length", type=int, default=64, help="tokens of the longest side (64)")
+    add("--batch-tokens", type=int, default=25_000, help="tokens a side of a batch (25,000)")
+    add("--steps", type=int, default=100, help="batches that are timed, three times each (100)")
+    args = parser.parse_args(argv)
+    work = dataclasses.replace(common.WORKS[args.config], length=args.max_length)
+    common.prepare(args)
+    import keras
+    import numpy as np
+
+    from tf_transformer.corpora.ids import Batches, Ids, Order, Side
+
+    rng = np.random.default_rng(common.SEED)
+    sides = []
+    for _ in range(2):
+        lengths = np.clip(np.exp(rng.normal(MEAN, SPREAD, args.text)), 1, args.max_length - 1).astype("int64")
+        ids = rng.integers(common.FIRST_ID, work.vocab_size, lengths.sum()).astype("uint16")
+        sides.append(Side.of(ids, lengths))
+    text = Ids(*sides, np.arange(1, args.text + 1))
+    batches = Batches(text, Order(text.lengths(), args.batch_tokens, args.max_length, common.SEED), fixed_shapes=True)
+    model = compiled_model(work, args.dtype)
+
+    def fit(made) -> float:
+        """Seconds of the timed steps; the loss is read at the end alone."""
+        if keras.backend.backend() == "tensorflow":  # Keras's own takes the first two batches' sizes for all
+            from tf_transformer.corpora import data
+
+            made = data.dataset(lambda made=made: made)
+        else:
+            made = (_pair(batch) for batch in made)
+        began = time.perf_counter()
+        model.fit(made, steps_per_epoch=args.steps, verbose=0)
+        return time.perf_counter() - began
+
+    shapes = {batches.order[number][1]: number for number in range(min(len(batches.order), 2_000))}
+    began = time.perf_counter()
+    for number in shapes.values():
+        batch = batches[number]
+        model.fit((batch.source, batch.target_in), batch.target_out, len(batch.source), shuffle=False, verbose=0)
+    compiling = time.perf_counter() - began
+    before = [batches[number] for number in range(args.steps)]
+    fit(iter(before))
+    ready, fresh = [], []
+    for _ in range(3):
+        ready.append(fit(iter(before)))
+        fresh.append(fit(itertools.islice(batches.since(), args.steps)))
+    began = time.perf_counter()
+    for number in range(args.steps):
+        batches[number]
+    making = time.perf_counter() - began
+    tokens = sum(int(np.count_nonzero(batch.target_out)) for batch in before)
+    positions = sum(batch.target_out.size for batch in before)
+    return common.say(
+        "feeding",
+        "tf_transformer",
+        args,
+        ["tf-transformer", "keras", keras.backend.backend()],
+        tokens_per_second=round(tokens / sorted(fresh)[1]),
+        tokens_per_second_ready=round(tokens / sorted(ready)[1]),
+        share_of_positions=round(tokens / positions, 3),
+        seconds=[round(seconds, 3) for seconds in fresh],
+        seconds_ready=[round(seconds, 3) for seconds in ready],
+        making_tokens_per_second=round(tokens / making),
+        shapes=len(shapes),
+        compiling_seconds=round(compiling, 1),
+        loss=round(float(model.evaluate(*_pair(before[0]), verbose=0, return_dict=True)["loss"]), 3),
+    )
+
+
+def _pair(batch):
+    return (batch.source, batch.target_in), batch.target_out
+
+
+if __name__ == "__main__":
+    main()
