@@ -123,7 +123,7 @@ def test_it_is_saved_and_trained(translator, tmp_path):
     ids = tf.constant([[5, 6, 252, 2], [7, 2, 0, 0]]), tf.constant([[1, 5, 250], [1, 8, 9]])
     np.testing.assert_array_equal(array(model(ids)), array(translator.model(ids)))
     tokenizer = MarianTokenizer(translator.tokenizer.model)
-    pairs = tt.data.in_memory(["The women do not sing.", "He is tired."] * 8, ["Er ist müde.", "Wir singen."] * 8)
+    pairs = [("The women do not sing.", "Er ist müde."), ("He is tired.", "Wir singen.")] * 8
     batches = tt.data.token_batches(pairs, tokenizer, batch_tokens=100, max_length=40, repeat=True)
     tables = [model.source_embedding.embeddings, model.embedding.embeddings]
     before = [array(table) for table in tables]

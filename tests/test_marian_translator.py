@@ -149,7 +149,7 @@ def test_ctranslate2_translates_alike(tmp_path, quantization):
 def test_it_can_be_trained_further(tokenizer):
     """With the paper's loss, which smooths over padding and start, too; neither becomes an output."""
     model = tt.load_marian(TRAINED)
-    pairs = tt.data.in_memory(["The women do not sing.", "He is tired."] * 8, ["Er ist müde.", "Wir singen."] * 8)
+    pairs = [("The women do not sing.", "Er ist müde."), ("He is tired.", "Wir singen.")] * 8
     batches = tt.data.token_batches(pairs, tokenizer, batch_tokens=100, max_length=40, repeat=True)
     model.compile(keras.optimizers.Adam(1e-3), loss=tt.SmoothedCrossEntropy(0.1), metrics=[tt.Perplexity()])
     history = model.fit(batches, steps_per_epoch=20, epochs=2, verbose=0).history

@@ -16,6 +16,7 @@ from test_data import expected_rows
 import tf_transformer as tt
 from tf_transformer.corpora import preparation, records, toy_corpus
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.text_files import line_problem
 
 PAIRS, BATCH = 701, 512
 
@@ -182,7 +183,7 @@ def test_hostile_lines(corpus, tmp_path):
     texts += [b"", b"\xff\xfe broken \xc3", b"word " * 30_000, b"fine\r"]
     pairs = [(text, b"gut") for text in texts] + [(b"good", text) for text in texts]
     shards = list(write((pairs, corpus[1]), tmp_path))
-    bad = [place for place, pair in enumerate(pairs) if any(map(tt.data.line_problem, pair))]
+    bad = [place for place, pair in enumerate(pairs) if any(map(line_problem, pair))]
     assert 50 < len(bad) < len(pairs) - 50
     lines = [ids[2] for ids in rows(tmp_path / "records")]
     assert set(lines) <= {place + 1 for place in range(len(pairs)) if place not in bad}
@@ -273,6 +274,7 @@ def test_parquet(corpus, written, tmp_path):
     with pytest.raises(tt.BadInput, match=r"0.parquet: expected columns among en, de; got fr"):
         tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "fr")).parts(50, tmp_path)
     plain = [pair for part in source.parts(50, tmp_path) for pair in source.read(part)]
+    assert list(source.pairs()) == plain and len(plain) == PAIRS
     both = [{"en": en.encode(), "de": de.encode()} for en, de in pairs]
     parquet.write_table(
         pyarrow.table({"translation": both, "id": range(PAIRS)}), tmp_path / "nested", row_group_size=99

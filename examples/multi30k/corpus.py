@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from tf_transformer import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, PairCorpus
 from tf_transformer.corpora.ids import Batch, Batches
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
+from tf_transformer.corpora.sources import Row
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, lines_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +54,9 @@ class StagedCorpus(PairCorpus):
     """
 
     def __init__(self, text: PairCorpus, methods: Methods, teachers: Sequence[str | Path] = ()):
+        super().__init__(text.source, text.dev, text.test, text.languages)
         self.text, self.methods = text, methods
         self.teachers = [Path(folder) for folder in teachers]
-        self.dev, self.test, self.languages = text.dev, text.test, text.languages
 
     def describe(self) -> dict[str, Any]:
         settings = self.text.describe() | dataclasses.asdict(self.methods)
@@ -64,14 +65,8 @@ class StagedCorpus(PairCorpus):
         del settings["student_dropout"]
         return settings
 
-    def sentences(self) -> Iterator[str]:
-        return self.text.sentences()
-
-    def pairs(self) -> tf.data.Dataset:
-        return with_translations(self.text.pairs(), self.teachers)
-
-    def count(self) -> int:
-        return (1 + 2 * len(self.teachers)) * self.text.count()
+    def rows(self) -> Iterator[Row]:
+        return with_translations(self.text.rows(), self.teachers)
 
     def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
         both_ways, one_way = self._stages(batching)
@@ -88,8 +83,7 @@ class StagedCorpus(PairCorpus):
         """The batches of both stages, tokenized once."""
         key = (batching.tokenizer.fingerprint, batching.batch_tokens, batching.seed)
         if self._made is None or self._made[0] != key:
-            pairs = data.numbered(self.text.pairs())
-            stages = both_directions(pairs), with_translations(pairs, self.teachers)
+            stages = both_directions(self.text.rows()), self.rows()
             both_ways, one_way = (self.made_of(stage, batching) for stage in stages)
             self._made = key, (both_ways, one_way)
         return self._made[1]
@@ -115,28 +109,24 @@ def translations_of(folder: Path) -> tuple[Path, Path]:
     return folder / "forward.txt", folder / "backward.txt"
 
 
-def both_directions(pairs: tf.data.Dataset) -> tf.data.Dataset:
-    """Each pair, then the same pair with its sides exchanged; both have its number, if it has one."""
-
-    def twice(source: tf.Tensor, target: tf.Tensor, *more: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return tf.stack([source, target]), tf.stack([target, source]), *(tf.stack([item, item]) for item in more)
-
-    return pairs.map(twice).unbatch()
+def both_directions(rows: Iterable[Row]) -> Iterator[Row]:
+    """Each pair, then the same pair with its sides exchanged; both have its number."""
+    for number, source, target in rows:
+        yield number, source, target
+        yield number, target, source
 
 
-def with_translations(pairs: tf.data.Dataset, teachers: Sequence[Path]) -> tf.data.Dataset:
+def with_translations(rows: Iterable[Row], teachers: Sequence[Path]) -> Iterator[Row]:
     """Each pair, with two more pairs from each teacher: (source, its translation), (translation of target, target).
 
     Args:
-        pairs: of strings; the new pairs have the number of their pair, if it has one.
+        rows: pairs with their numbers, which the new pairs have, too.
         teachers: folders with translations of these pairs, line by line.
     """
-
-    def together(pair: tuple[tf.Tensor, ...], *made: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        source, target, *more = pair
-        sources = tf.stack([source] * (1 + len(teachers)) + [*made[1::2]])
-        targets = tf.stack([target, *made[::2]] + [target] * len(teachers))
-        return sources, targets, *(tf.repeat(item, 1 + len(made)) for item in more)
-
-    made = [tf.data.TextLineDataset(str(file)) for folder in teachers for file in translations_of(folder)]
-    return tf.data.Dataset.zip(pairs, *made).map(together).unbatch() if made else pairs
+    made = [lines_of(file) for folder in teachers for file in translations_of(folder)]
+    for (number, source, target), *others in zip(rows, *made, strict=True):
+        yield number, source, target
+        for forward in others[::2]:
+            yield number, source, forward
+        for backward in others[1::2]:
+            yield number, backward, target

@@ -11,7 +11,8 @@ import tensorflow as tf
 from examples.multi30k.corpus import StagedCorpus, translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
-from tf_transformer.corpora import data
+from tf_transformer.corpora.corpus import lists_of
+from tf_transformer.corpora.text_files import check_text_pairs
 from tf_transformer.files import write_text
 from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
@@ -54,7 +55,8 @@ def learn_from_teachers(
     else:
         runs[0] = _taught(model, folders)
     model, *others = runs
-    sides, pending = data.to_lists(model.corpus.text.pairs()), []  # pending: runs that have yet to translate
+    sides = lists_of((source, target) for _, source, target in model.corpus.text.rows())
+    pending = []  # pending: runs that have yet to translate
     for one in [*others, model]:  # all are checked before the first is trained
         is_there = one.run.exists(one.settings)
         if (one is not model or ensemble) and not (is_there and _has_translated(one, len(sides[0]))):
@@ -100,7 +102,7 @@ def _has_translated(one: StagedTrainer, pairs: int) -> bool:
     """Whether a run has translated its text. It raises `BadInput` if the run is past the bidirectional steps."""
     (forward, backward), step = translations_of(one.run.path), one.corpus.methods.bidirectional_steps
     if forward.exists() and backward.exists():
-        lines = data.check_text_pairs(forward, backward, empty_lines=True)
+        lines = check_text_pairs(forward, backward, empty_lines=True)
         if lines == pairs:
             return True
         expected = f"expected a translation for each of {pairs:,} training pairs, got {lines:,}"

@@ -2,7 +2,7 @@
 
 import abc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.ids import Batches, Ids, Order
 from tf_transformer.corpora.records import Records
+from tf_transformer.corpora.sources import MemorySource, Pair, Row, Source, TextSource, TfdsSource, decoded
+from tf_transformer.corpora.text_files import checksum_of_text
 from tf_transformer.evaluation import bleu
 from tf_transformer.files import checksum
-from tf_transformer.text.tokenizer import Tokenizer, sentences
+from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import TextDecoder
 
@@ -43,7 +45,7 @@ class Batching:
 
 
 class Corpus(abc.ABC):
-    """What a `Trainer` learns from and is watched with. For pairs of strings derive from `PairCorpus`.
+    """What a `Trainer` learns from and is watched with. For pairs of strings there is `PairCorpus`.
 
     Attributes:
         kind: what is learned, "translation" or "parsing".
@@ -63,10 +65,7 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain values for config.json that tell this training text from another.
-
-        With "sha256", a checksum of its contents, "train" is only a name: the text may have another one, or move.
-        """
+        """Plain values for config.json that tell this training text from another, as `Source.describe`."""
 
     @abc.abstractmethod
     def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
@@ -92,12 +91,16 @@ class Corpus(abc.ABC):
 
     def dev_batches(self, batching: Batching) -> tf.data.Dataset:
         """The dev text in batches, once."""
-        batches = self.made_of(data.in_memory(*self.dev), batching, shuffle=False)
+        return self.in_order(zip(*self.dev, strict=True), batching)
+
+    def in_order(self, pairs: Iterable[tuple[str, str]], batching: Batching) -> tf.data.Dataset:
+        """Pairs in batches, once; those of a bucket in order."""
+        batches = self.made_of(data.rows_of(pairs), batching, shuffle=False)
         return data.dataset(lambda: itertools.islice(batches.since(), len(batches.order)))
 
-    def made_of(self, pairs: tf.data.Dataset, batching: Batching, shuffle: bool = True) -> Batches:
-        """Pairs of strings, and perhaps their numbers, as batches of pairs of similar length (section 5.1)."""
-        ids = data.ids_of(pairs, batching.tokenizer, self.max_length, self.pair_ids(batching.tokenizer))
+    def made_of(self, rows: Iterable[Row], batching: Batching, shuffle: bool = True) -> Batches:
+        """Pairs with their numbers as batches of pairs of similar length (section 5.1)."""
+        ids = data.ids_of(rows, batching.tokenizer, self.max_length, self.pair_ids(batching.tokenizer))
         return self._in_order(ids, batching, shuffle)
 
     def _in_order(self, ids: Ids, batching: Batching, shuffle: bool = True) -> Batches:
@@ -134,19 +137,30 @@ class Corpus(abc.ABC):
 
 
 class PairCorpus(Corpus):
-    """A corpus of pairs of strings; a subclass gives the pairs."""
+    """Pairs of strings from any `Source`: `PairCorpus(tt.sources.ParquetSource(...), dev=(sources, references))`.
 
-    @abc.abstractmethod
-    def pairs(self) -> tf.data.Dataset:
-        """The training text: pairs of strings (source, target), always in the same order."""
+    Args:
+        source: of the training text, which is kept in memory as ids.
+        dev: sources and references to watch the training with.
+        test: to score the result with; `None` means the dev text.
+        languages: of source and target; `None` if they are not known.
+    """
 
-    @abc.abstractmethod
-    def count(self) -> int:
-        """The number of pairs."""
+    def __init__(
+        self, source: Source, dev: Texts, test: Texts | None = None, languages: tuple[str, str] | None = None
+    ) -> None:
+        self.source, self.dev, self.test, self.languages = source, dev, test or dev, languages
+
+    def describe(self) -> dict[str, Any]:
+        return self.source.describe()
+
+    def rows(self) -> Iterator[Row]:
+        """The training text: pairs with their numbers, always in the same order."""
+        return self.source.rows()
 
     def sentences(self) -> Iterator[str]:
         """Every sentence of the training text, of both sides."""
-        return data.each_sentence(self.pairs())
+        return self.source.sentences()
 
     def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind)
@@ -164,7 +178,7 @@ class PairCorpus(Corpus):
         tokenizer, folder, key = batching.tokenizer, batching.folder, self._key(batching)
         if self._ids is None or self._ids[0] != key:
             kept = Ids.load(folder, key) if folder else None
-            made = kept or data.ids_of(self.pairs(), tokenizer, self.max_length, self.pair_ids(tokenizer))
+            made = kept or data.ids_of(self.rows(), tokenizer, self.max_length, self.pair_ids(tokenizer))
             self._ids = key, made
         return self._ids[1]
 
@@ -196,25 +210,14 @@ class TextCorpus(PairCorpus):
     """
 
     def __init__(self, train: Files, dev: Files, test: Files | None = None, skip_bad_lines: bool = False):
-        self.train = [str(file) for file in train]
-        self.skip_bad_lines = skip_bad_lines
-        self.dev = self.read(dev)
-        self.test = self.read(test) if test else self.dev
-        self.languages = languages_of(self.train)
-        self._count = data.check_text_pairs(self.train[0], self.train[1], skip_bad_lines)
-        self._checksums = [data.checksum_of_text(file) for file in self.train]
+        source, target = self.train = [str(file) for file in train]
+        texts = self.read(dev), self.read(test) if test else None
+        super().__init__(TextSource(source, target, skip_bad_lines), *texts, languages_of(self.train))
+        data.check_text_pairs(source, target, skip_bad_lines)
+        self._checksums = [checksum_of_text(file) for file in self.train]
 
     def describe(self) -> dict[str, Any]:
-        return {"train": self.train, "sha256": self._checksums, "skip_bad_lines": self.skip_bad_lines}
-
-    def pairs(self) -> tf.data.Dataset:
-        return data.text_lines(self.train[0], self.train[1], self.skip_bad_lines)
-
-    def count(self) -> int:
-        return self._count
-
-    def sentences(self) -> Iterator[str]:
-        return sentences(self.train)
+        return {"train": self.train, "sha256": self._checksums, "skip_bad_lines": self.source.skip_bad_lines}
 
 
 class TfdsCorpus(PairCorpus):
@@ -230,19 +233,12 @@ class TfdsCorpus(PairCorpus):
     """
 
     def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | None = None):
-        self.name, self.languages = name, languages
-        splits = (data.tfds_pairs(name, split, languages, data_dir) for split in ("train", "validation", "test"))
-        self._train, dev, test = splits
-        self.dev, self.test = data.to_lists(dev), data.to_lists(test)
+        self.name = name
+        train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
+        super().__init__(train, lists_of(dev.pairs()), lists_of(test.pairs()), languages)
 
     def describe(self) -> dict[str, Any]:
         return {"train": self.name, "languages": list(self.languages or ())}
-
-    def pairs(self) -> tf.data.Dataset:
-        return self._train
-
-    def count(self) -> int:
-        return int(self._train.cardinality())
 
 
 class ToyCorpus(PairCorpus):
@@ -253,19 +249,11 @@ class ToyCorpus(PairCorpus):
     def __init__(self) -> None:
         splits = toy_corpus.corpus()
         columns = (zip(*splits[split], strict=True) for split in ("train", "dev", "test"))
-        self._train, self.dev, self.test = ((list(source), list(target)) for source, target in columns)
+        train, dev, test = ((list(source), list(target)) for source, target in columns)
+        super().__init__(MemorySource(*train), dev, test, ToyCorpus.languages)
 
     def describe(self) -> dict[str, Any]:
         return {"train": "grammar", "sha256": checksum(toy_corpus.FILE)}
-
-    def pairs(self) -> tf.data.Dataset:
-        return data.in_memory(*self._train)
-
-    def count(self) -> int:
-        return len(self._train[0])
-
-    def sentences(self) -> Iterator[str]:
-        return itertools.chain(*self._train)
 
 
 class PreparedCorpus(Corpus):
@@ -301,6 +289,15 @@ class PreparedCorpus(Corpus):
         if batching.tokenizer.fingerprint != self.records.tokenizer.fingerprint:  # that of a model to start from
             raise BadInput(f"{self.records.folder}: expected to train with the tokenizer of the records, got another")
         return self.records.summary(batching.batch_tokens)
+
+
+def lists_of(pairs: Iterable[Pair]) -> Texts:
+    """All sources, and all targets."""
+    sources, targets = list[str](), list[str]()
+    for source, target in pairs:
+        sources.append(decoded(source))
+        targets.append(decoded(target))
+    return sources, targets
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:

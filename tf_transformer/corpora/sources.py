@@ -1,21 +1,30 @@
-"""Where a corpus's pairs come from: text files, Parquet, TensorFlow Datasets; in parts that a worker reads."""
+"""Where pairs of texts come from: text files, Parquet, TensorFlow Datasets, memory, or a class of your own.
+
+A corpus trains on any of them, and `tf-transformer prepare` makes records of any, in parts that a worker reads.
+"""
 
 import abc
 import codecs
 import dataclasses
 import glob
+import hashlib
+import itertools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.corpora import data
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
+from tf_transformer.corpora.text_files import checksum_of_text, line_problem, unequal
 from tf_transformer.extras import import_extra
+from tf_transformer.text.tokenizer import lines_of, sentences
 
-Pair = tuple[bytes, bytes]  # source and target, in UTF-8 unless they are bad
+Text = str | bytes
+Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
+Row = tuple[int, bytes, bytes]  # a pair's number, source and target
 
 
 @dataclass(frozen=True)
@@ -36,22 +45,39 @@ class Part:
 
 
 class Source(abc.ABC):
-    """Pairs of texts, always in the same order. It pickles, and every worker can read what it names.
+    """Pairs of texts, always in the same order. Write `describe` and `pairs`; the rest follows.
+
+        class Dictionary(tt.sources.Source):
+            def describe(self):
+                return {"train": "dictionary.json"}
+
+            def pairs(self):
+                yield from json.loads(Path("dictionary.json").read_text()).items()
+
+        corpus = tt.PairCorpus(Dictionary(), dev=(sources, references))
+
+    It pickles, and every worker can read what it names.
 
     Attributes:
         skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
             such a pair is an error.
     """
 
-    skip_bad_lines = True
+    skip_bad_lines: bool = True
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain values for records.json that tell this corpus from another."""
+        """Plain values that tell this text from another, for records.json and a run's config.json.
+
+        With "sha256", a checksum of its contents, "train" is only a name: the text may have another one, or move.
+        """
 
     @abc.abstractmethod
+    def pairs(self) -> Iterator[Pair]:
+        """All pairs."""
+
     def parts(self, pairs: int, folder: Path) -> list[Part]:
-        """The corpus in parts of `pairs` pairs; the last one may have fewer.
+        """The pairs in parts of `pairs` pairs; the last one may have fewer.
 
         Args:
             pairs: of a part.
@@ -60,36 +86,74 @@ class Source(abc.ABC):
         Raises:
             BadInput: there are no pairs, or they are damaged.
         """
+        return even_parts(sum(1 for _ in self.pairs()), pairs)
 
-    @abc.abstractmethod
     def read(self, part: Part) -> Iterator[Pair]:
-        """The pairs of a part."""
+        """The pairs of a part. A source that can begin in the middle does not read what comes before."""
+        return itertools.islice(self.pairs(), part.first, part.first + part.count)
 
     def place(self, side: int, number: int) -> str:
         """Where a text is, for people; `number` is its pair's, from 0."""
         return f"{('source', 'target')[side]}, pair {number + 1:,}"
 
-    def good_pairs(self, part: Part) -> Iterator[tuple[int, bytes, bytes]]:
+    def sentences(self) -> Iterator[str]:
+        """Every text of both sides, which a vocabulary is learned from."""
+        for pair in self.pairs():
+            yield from map(decoded, pair)
+
+    def rows(self) -> Iterator[Row]:
+        """All pairs with their numbers, from 1; both texts of a bad pair are empty.
+
+        Raises:
+            BadInput: a line is bad, and bad ones are not to be skipped.
+        """
+        for number, pair in enumerate(self.pairs()):
+            yield number + 1, *(self._checked(number, pair) or (b"", b""))
+
+    def good_pairs(self, part: Part) -> Iterator[Row]:
         """The pairs of a part without bad ones, each with its place in the part, from 0.
 
         Raises:
             BadInput: a line is bad, and bad ones are not to be skipped.
         """
         for place, pair in enumerate(self.read(part)):
-            problems = [data.line_problem(text) for text in pair]
-            if problems == [None, None]:
-                yield place, *pair
-            elif not self.skip_bad_lines:
-                side = 0 if problems[0] else 1
-                name = self.place(side, part.first + place)
-                raise BadInput(f"{name}: expected a sentence in UTF-8, got {problems[side]}")
+            if good := self._checked(part.first + place, pair):
+                yield place, *good
 
     def sample(self, parts: list[Part], pairs: int) -> Iterator[str]:
         """Texts of both sides to learn a vocabulary from: the first of every part, about `pairs` in all."""
         each = -(-pairs // len(parts))
         for part in parts:
             for pair in self.read(dataclasses.replace(part, count=min(each, part.count))):
-                yield from (text.decode("utf-8", "replace") for text in pair)
+                yield from map(decoded, pair)
+
+    def _checked(self, number: int, pair: Pair) -> tuple[bytes, bytes] | None:
+        source, target = map(encoded, pair)
+        problems = [line_problem(text) for text in (source, target)]
+        if problems == [None, None]:
+            return source, target
+        if not self.skip_bad_lines:
+            side = 0 if problems[0] else 1
+            raise BadInput(f"{self.place(side, number)}: expected a sentence in UTF-8, got {problems[side]}")
+        return None
+
+
+@dataclass(frozen=True)
+class MemorySource(Source):
+    """Two lists of texts, known by their contents."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+
+    def describe(self) -> dict[str, Any]:
+        text = "\n".join(map("\t".join, self.pairs()))
+        return {"sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        return zip(self.source, self.target, strict=True)
+
+    def sentences(self) -> Iterator[str]:
+        return itertools.chain(self.source, self.target)
 
 
 @dataclass(frozen=True)
@@ -107,6 +171,16 @@ class TextSource(Source):
         files = (self.source, self.target)
         return {"text": [Path(file).name for file in files], "bytes": [os.path.getsize(file) for file in files]}
 
+    def checksums(self) -> list[str]:
+        """SHA-256 of both files, of a .gz unpacked."""
+        return [checksum_of_text(file) for file in (self.source, self.target)]
+
+    def pairs(self) -> Iterator[Pair]:
+        return zip(lines_of(self.source), lines_of(self.target), strict=False)  # `check_text_pairs` compares numbers
+
+    def sentences(self) -> Iterator[str]:
+        return sentences([self.source, self.target])
+
     def parts(self, pairs: int, folder: Path) -> list[Part]:
         for file in (self.source, self.target):
             if not Path(file).is_file():
@@ -114,7 +188,7 @@ class TextSource(Source):
         sides = [line_ranges([unpacked(file, folder / "unpacked")], pairs) for file in (self.source, self.target)]
         counts = [sum(lines.count for lines in ranges) for ranges in sides]
         if counts[0] != counts[1]:
-            raise BadInput(data.unequal(self.source, self.target, *counts))
+            raise BadInput(unequal(self.source, self.target, *counts))
         if not counts[0]:
             raise BadInput(f"expected sentences, got an empty file: {self.source}")
         both = enumerate(zip(*sides, strict=True))
@@ -132,7 +206,14 @@ class TextSource(Source):
 
 @dataclass(frozen=True)
 class TfdsSource(Source):
-    """A translation corpus of TensorFlow Datasets; the arguments are those of `data.tfds_pairs`."""
+    """A translation corpus of TensorFlow Datasets, downloaded at first use.
+
+    Args:
+        name: for example "wmt14_translate/de-en".
+        split: for example "train", or "train[200:300]", a range of it.
+        languages: of source and target, for example ("en", "de").
+        data_dir: folder of the corpora; `None` means the default of TFDS.
+    """
 
     name: str
     split: str = "train"
@@ -142,16 +223,32 @@ class TfdsSource(Source):
     def describe(self) -> dict[str, Any]:
         return {"tfds": self.name, "split": self.split, "languages": list(self.languages)}
 
+    def pairs(self) -> Iterator[Pair]:
+        return self._pairs(self.split)
+
     def parts(self, pairs: int, folder: Path) -> list[Part]:
-        count = int(self._pairs(self.split).cardinality())
-        return _even_parts(count, pairs)
+        return even_parts(self._builder().info.splits[self.split].num_examples, pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
         # A range of its own reads the files from there on; skipping would read all before it.
-        yield from self._pairs(f"{self.split}[{part.first}:{part.first + part.count}]").as_numpy_iterator()
+        return self._pairs(f"{self.split}[{part.first}:{part.first + part.count}]")
 
-    def _pairs(self, split: str) -> Any:
-        return data.tfds_pairs(self.name, split, self.languages, self.data_dir)
+    def _pairs(self, split: str) -> Iterator[Pair]:
+        texts = self._builder().as_dataset(split=split, shuffle_files=False)
+        return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
+
+    def _builder(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        builder = tfds.builder(self.name, data_dir=self.data_dir)
+        if missing := set(self.languages) - set(builder.info.features):
+            known = ", ".join(builder.info.features)
+            raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
+        builder.download_and_prepare()
+        if (split := self.split.partition("[")[0]) not in builder.info.splits:
+            known = ", ".join(builder.info.splits)
+            raise BadInput(f"{self.name}: expected one of the splits {known}; got {split!r}")
+        return builder
 
 
 @dataclass(frozen=True)
@@ -172,6 +269,10 @@ class ParquetSource(Source):
         sizes = sum(os.path.getsize(file) for file in files)
         return {"parquet": Path(self.pattern).name, "columns": list(self.columns), "files": len(files), "bytes": sizes}
 
+    def pairs(self) -> Iterator[Pair]:
+        (whole,) = self.parts(sys.maxsize, Path())
+        return self.read(whole)
+
     def parts(self, pairs: int, folder: Path) -> list[Part]:
         groups = []  # (file, row group, number of its first row, rows)
         count = 0
@@ -189,7 +290,7 @@ class ParquetSource(Source):
                 groups.append((path, group, count, rows))
                 count += rows
         parts = []
-        for part in _even_parts(count, pairs):
+        for part in even_parts(count, pairs):
             end = part.first + part.count
             inside = [group for group in groups if group[2] < end and part.first < group[2] + group[3]]
             parts.append(Part(part.number, part.first, part.count, tuple(inside)))
@@ -203,7 +304,7 @@ class ParquetSource(Source):
                 table = table.flatten()  # fields of columns become columns
             source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
-                yield _encoded(pair[0]), _encoded(pair[1])
+                yield encoded(pair[0]), encoded(pair[1])
 
     def _files(self) -> list[str]:
         files = sorted(glob.glob(self.pattern))
@@ -222,11 +323,20 @@ def _parquet(path: str) -> Any:
         raise BadInput(f"{path}: expected a Parquet file, got something else: {error}") from error
 
 
-def _encoded(text: str | bytes | None) -> bytes:
+def encoded(text: Text | None) -> bytes:
     return text if isinstance(text, bytes) else (text or "").encode("utf-8", "surrogatepass")
 
 
-def _even_parts(count: int, pairs: int) -> list[Part]:
+def decoded(text: Text) -> str:
+    return text if isinstance(text, str) else text.decode("utf-8", "replace")
+
+
+def even_parts(count: int, pairs: int) -> list[Part]:
+    """Parts of `pairs` pairs of `count`; the last one may have fewer.
+
+    Raises:
+        BadInput: there are none.
+    """
     if not count:
         raise BadInput("expected sentences, got an empty corpus")
     starts = enumerate(range(0, count, pairs))

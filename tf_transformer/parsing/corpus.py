@@ -1,7 +1,5 @@
 """Treebanks as a corpus to train a parser on (section 6.3)."""
 
-import hashlib
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
+from tf_transformer.corpora.sources import MemorySource
 from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
 from tf_transformer.text.tokenizer import Tokenizer
@@ -35,15 +34,15 @@ class TreebankCorpus(PairCorpus):
     kind = "parsing"
     metric = "F1"
     max_length = MAX_LENGTH
+    source: MemorySource
 
     def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
         self.tags = tags
         self._settings: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
-        self._lines: Texts | None = None
         self.gold = self.trees = _trees("train", train)
         self.dev_trees = _trees("dev", dev)
         self.test_trees = _trees("test", test) if test else self.dev_trees
-        self.dev, self.test = _texts(self.dev_trees), _texts(self.test_trees)
+        super().__init__(_linearised(self.trees, tags), _texts(self.dev_trees), _texts(self.test_trees))
 
     @classmethod
     def wsj(cls, folder: str | Path, tags: bool = True) -> "TreebankCorpus":
@@ -57,36 +56,20 @@ class TreebankCorpus(PairCorpus):
         """Also train on trees that another parser made, `ratio` of them for each gold tree."""
         self._settings |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
-        self._lines = None
+        self.source = _linearised(self.trees, self.tags)
 
     def describe(self) -> dict[str, Any]:
-        text = "\n".join(map("\t".join, zip(*self._linearised(), strict=True)))
-        return self._settings | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-    def pairs(self) -> tf.data.Dataset:
-        return data.in_memory(*self._linearised())
-
-    def _linearised(self) -> Texts:
-        if self._lines is None:
-            lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.trees]
-            self._lines = [words_of(tree) for tree in self.trees], lines
-        return self._lines
-
-    def count(self) -> int:
-        return len(self.trees)
+        return self._settings | super().describe()
 
     def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
-        sources, lines = self._linearised()
-        symbols = sorted({symbol for line in lines for symbol in line.split()})
-        return Tokenizer.learn_from(sources, vocab_size, kind, symbols=symbols)
+        symbols = sorted({symbol for line in self.source.target for symbol in line.split()})
+        return Tokenizer.learn_from(self.source.source, vocab_size, kind, symbols=symbols)
 
     def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds:
         return pair_ids(tokenizer)
 
     def dev_batches(self, batching: Batching) -> tf.data.Dataset:
-        lines = [" ".join(treebank.linearised(tree, self.tags)) for tree in self.dev_trees]
-        batches = self.made_of(data.in_memory(self.dev[0], lines), batching, shuffle=False)
-        return data.dataset(lambda: itertools.islice(batches.since(), len(batches.order)))
+        return self.in_order(_linearised(self.dev_trees, self.tags).pairs(), batching)
 
     def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Parser:
         return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
@@ -98,6 +81,12 @@ class TreebankCorpus(PairCorpus):
     @classmethod
     def scores(cls, outputs: list[str], references: list[str]) -> dict[str, Any]:
         return {"F1": evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))}
+
+
+def _linearised(trees: list[Any], tags: bool) -> MemorySource:
+    """Their words, and what is learned of them."""
+    lines = [" ".join(treebank.linearised(tree, tags)) for tree in trees]
+    return MemorySource([words_of(tree) for tree in trees], lines)
 
 
 def _texts(trees: list[Any]) -> Texts:

@@ -1,0 +1,101 @@
+"""Every source gives the same pairs, to a training and to records; so does a class of one's own."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.corpora import data, toy_corpus
+from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.records import Records
+from tf_transformer.corpora.sources import MemorySource, Source, encoded
+
+PAIRS = 211
+BAD = (13, 89)  # their places
+
+
+class Lines(Source):
+    """A file of JSON, a pair a line."""
+
+    def __init__(self, path, skip_bad_lines=True):
+        self.path, self.skip_bad_lines = path, skip_bad_lines
+
+    def describe(self):
+        return {"train": str(self.path)}
+
+    def pairs(self):
+        yield from map(json.loads, Path(self.path).read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with the same text in all forms, its pairs and a tokenizer."""
+    folder = tmp_path_factory.mktemp("text")
+    pairs = [list(pair) for pair in toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]]
+    pairs[BAD[0]][0], pairs[BAD[1]][1] = "", " \t"
+    for side, language in enumerate(("en", "de")):
+        lines = "".join(pair[side] + "\n" for pair in pairs)
+        (folder / f"text.{language}").write_text(lines)
+        (folder / f"text.{language}.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "text.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    tokenizer = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 400)
+    return folder, pairs, tokenizer
+
+
+def sources(folder, pairs):
+    yield tt.sources.TextSource(str(folder / "text.en"), str(folder / "text.de"), skip_bad_lines=True)
+    yield tt.sources.TextSource(str(folder / "text.en.gz"), str(folder / "text.de"), skip_bad_lines=True)
+    yield MemorySource(*map(list, zip(*pairs, strict=True)))
+    yield Lines(folder / "text.json")
+
+
+def test_all_sources_give_the_same_pairs(text, tmp_path):
+    """All at once, and in parts; a bad pair is empty in the first and missing in the second, and keeps its number."""
+    folder, pairs, _ = text
+    good = [(n, *map(str.encode, pair)) for n, pair in enumerate(pairs, 1) if n - 1 not in BAD]
+    for source in sources(folder, pairs):
+        rows = list(source.rows())
+        assert [row for row in rows if row[1]] == good and len(rows) == PAIRS
+        assert [row for row in rows if not row[1]] == [(place + 1, b"", b"") for place in BAD]
+        parts = pickle.loads(pickle.dumps(source)).parts(17, tmp_path)
+        assert [part.first for part in parts] == list(range(0, PAIRS, 17))
+        found = [(part.first + n + 1, *pair) for part in parts for n, *pair in source.good_pairs(part)]
+        assert found == good
+        assert sorted(source.sentences()) == sorted(text for pair in pairs for text in pair)
+        assert list(source.sample(parts, 2 * len(parts)))[2:6] == [*pairs[1], *pairs[17]]
+
+
+def test_a_source_of_ones_own_trains_and_makes_records(text, tmp_path):
+    folder, pairs, tokenizer = text
+    of_text, *_, own = sources(folder, pairs)
+    batching = Batching(tokenizer, 512, 3)
+    corpus = tt.PairCorpus(own, (["a"], ["b"]))
+    (source, _), _, lines = next(corpus.batches(batching, 5, lines=True).as_numpy_iterator())
+    for row, line in zip(source, lines, strict=True):
+        assert tokenizer.detokenize([row])[0].numpy().decode() == pairs[line - 1][0]
+    summary = corpus.summary(batching)
+    assert (summary.pairs, summary.skipped) == (PAIRS - len(BAD), len(BAD))
+    shards = []
+    for name, each in (("own", own), ("text", of_text)):
+        work = tt.Preparation(each, tmp_path / name)
+        shards.append(list(work.run(each.parts(50, work.folder), tokenizer)))
+    assert shards[0] == shards[1] and len(shards[0]) == 5
+    assert Records(tmp_path / "own").summary(512).pairs == PAIRS - len(BAD)
+
+
+def test_a_bad_pair_is_an_error_that_says_where(text):
+    """Also where TensorFlow asks for the pairs."""
+    folder, _, tokenizer = text
+    with pytest.raises(tt.BadInput, match="^source, pair 14: expected a sentence in UTF-8, got an empty line$"):
+        data.ids_of(Lines(folder / "text.json", skip_bad_lines=False).rows(), tokenizer)
+    with pytest.raises(json.JSONDecodeError):
+        data.ids_of(Lines(folder / "text.en").rows(), tokenizer)
+
+
+def test_half_a_pair_of_surrogates_is_one_bad_line():
+    both = MemorySource(["a \ud83d b", "a"], ["b", "c"])
+    assert list(both.rows()) == [(1, b"", b""), (2, b"a", b"c")]
+    assert encoded("\ud83d") == b"\xed\xa0\xbd" and len(both.describe()["sha256"]) == 64

@@ -1,0 +1,96 @@
+"""Parallel text files: what a line may be, and whether two files belong together."""
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Sequence
+
+from tf_transformer.config import BadInput
+from tf_transformer.text.tokenizer import lines_of, open_text, sentences
+
+MAX_BYTES = 16_384  # a longer line is not a sentence
+EMPTY = "an empty line"
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
+
+
+def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
+    """Read parallel text once and return its number of lines.
+
+    Args:
+        source: path, or list of paths, of plain or .gz files.
+        target: likewise.
+        skip_bad_lines: accept bad lines; who reads the files leaves them out.
+        empty_lines: do not count empty lines as bad.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        BadInput: line counts differ, there are none, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
+    """
+    total = 0
+    for pair in file_pairs(source, target):
+        counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
+        if counts[0] != counts[1]:
+            raise BadInput(unequal(*pair, *counts))
+        total += counts[0]
+    if not total:
+        raise BadInput(f"expected sentences, got an empty file: {source}")
+    return total
+
+
+def unequal(source: str, target: str, lines: int, others: int) -> str:
+    """The error message for two files with these numbers of lines."""
+    return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
+
+
+def read_text_pairs(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
+) -> tuple[list[str], list[str]]:
+    """Check two parallel text files as `check_text_pairs` does, and return the lines of each."""
+    check_text_pairs(source, target, empty_lines=empty_lines)
+    return list(sentences([source])), list(sentences([target]))
+
+
+def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
+    """Files that belong together.
+
+    Raises:
+        BadInput: one side has more files than the other.
+    """
+    sides = [[str(path) for path in (side if isinstance(side, list | tuple) else [side])] for side in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise BadInput(f"expected as many source files as target files, got {len(sides[0])} and {len(sides[1])}")
+    return list(zip(*sides, strict=True))
+
+
+def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
+    number = 0
+    try:
+        for number, line in enumerate(lines_of(path), 1):
+            problem = None if skip_bad_lines else line_problem(line)
+            if problem and not (empty_lines and problem == EMPTY):
+                raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(f"expected a text file, found none at {path}") from error
+    except (EOFError, OSError) as error:  # a damaged .gz
+        raise BadInput(f"{path}: cannot be read after line {number:,}: {error}") from error
+    return number
+
+
+def line_problem(line: bytes) -> str | None:
+    """Why a line is no sentence: it is empty, not UTF-8, or over 16,384 bytes; None if it is one."""
+    if len(line) > MAX_BYTES:
+        return f"{len(line):,} bytes (at most {MAX_BYTES:,})"
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"the byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    if all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text):
+        return EMPTY
+    return None
+
+
+def checksum_of_text(path: str) -> str:
+    """SHA-256 of a text file's contents, of a .gz unpacked."""
+    with open_text(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
