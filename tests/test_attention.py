@@ -37,6 +37,19 @@ def test_attention_is_equation_1(masked):
         close(scores[b, i], expected[1])
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the graph is TensorFlow's")
+@pytest.mark.parametrize("rows, fused", [(1, False), (B, True)])
+def test_the_product_with_a_mask_of_the_whole_batch_is_not_fused(rows, fused):
+    """TensorFlow's kernel for product and sum is hundreds of times slower than both if the addend has no rows."""
+    import tensorflow as tf
+
+    query, key, value = (tf.constant(normal(B, h, *sizes)) for sizes in ((T, d_k), (S, d_k), (S, d_v)))
+    mask = tf.constant(random_mask(rows, T, S))
+    traced = tf.function(lambda: attention(query, key, value, mask), autograph=False).get_concrete_function()
+    product = next(op for op in traced.graph.get_operations() if op.type == "BatchMatMulV2")
+    assert [op.type for op in product.outputs[0].consumers()] == ["AddV2" if fused else "Sub"]
+
+
 @given(data=st.data(), B=st.integers(1, 3), h=st.integers(1, 3), T=st.integers(1, 5), S=st.integers(1, 6))
 def test_weights_sum_to_one_and_are_zero_on_masked_keys(data, B, h, T, S):
     """Whatever the size of the logits; a query with nothing to attend gets zeros, not NaN."""
