@@ -193,7 +193,12 @@ def test_every_output_is_what_the_whole_sequence_says(translator):
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
     found = translator.search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = found.ids.shape
-    log_probs, _ = translator.force(tf.repeat(source, N, axis=0), tf.reshape(found.ids, [B * N, L]))
+    log_probs, attention = translator.force(source, tf.reshape(found.ids, [B * N, L]))
+    shifted = np.pad(found.ids.numpy().reshape(B * N, L), [(0, 0), (1, 0)], constant_values=1)[:, :-1]
+    logits, scores = translator.model((np.repeat(source, N, axis=0), shifted), return_attention_scores=True)
+    np.testing.assert_allclose(attention, np.mean(scores.cross[-1], axis=1), rtol=1e-4, atol=1e-5)
+    every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), found.ids.numpy().reshape(B * N, L, 1), axis=2)
+    np.testing.assert_allclose(log_probs, every[:, :, 0], rtol=1e-4, atol=1e-4)
     there = np.arange(L) < found.lengths.numpy()[..., None]
     expected = np.where(there, log_probs.numpy().reshape(B, N, L), 0.0).sum(-1)
     assert (found.lengths.numpy() > 1).all()

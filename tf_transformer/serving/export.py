@@ -182,11 +182,13 @@ class Export(Root):
 
         def details(text: Tensor, **given: Any) -> Any:
             source, *_, found = search(text, n_best, given)
-            B, L = tf.shape(source)[0], tf.shape(found.ids)[2]
-            ids, sources = tf.reshape(found.ids, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
+            longest = tf.maximum(tf.reduce_max(found.lengths), 1)
+            outputs = found.ids[:, :, :longest]
+            B, L = tf.shape(source)[0], tf.shape(outputs)[2]
+            ids, sources = tf.reshape(outputs, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
             lengths = tf.reshape(found.lengths - tf.cast(found.finished, tf.int32), [-1, 1])
             real = tf.range(L) < lengths  # [B * N, L]
-            log_probs, attention = force(sources, ids)
+            log_probs, attention = force(source, ids)
             log_probs = tf.where(real, log_probs, 0.0)[:, :max_length]
             log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
             log_probs = tf.reshape(log_probs, [B, n_best, max_length])

@@ -18,6 +18,8 @@ from tf_transformer.text.search_options import translator_options
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.type_names import Tensor, TextDecoder
 
+FORCED = 256  # target tokens that are scored at once: so many logits over the vocabulary are in memory
+
 
 class SetOnce:
     """A base of objects whose attributes are set once: a traced function would go on with their former values."""
@@ -141,20 +143,34 @@ class TextModel(SetOnce):
         )
 
     def force(self, source: Tensor, target: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Score each symbol of a given target.
+        """Score each symbol of given targets, N of each source. Their logits are made for some rows at a time.
 
         Args:
             source: ids [B, S].
-            target: ids [B, T] that end with EOS.
+            target: ids [B * N, T] that end with EOS; those of the first source, then those of the second, and so on.
 
         Returns:
-            log-probabilities float32 [B, T]; the last layer's attention over the source, a mean over heads [B, T, S].
+            log-probabilities float32 [B * N, T]; the last layer's attention over the source, a mean over heads
+            [B * N, T, S].
         """
-        memory, memory_mask, _ = self.model.encode(source)
-        shifted = tf.pad(target, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
-        log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
-        return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
+        rows, T = tf.unstack(tf.shape(target))
+        encoded = self.model.encode(source)[:2]
+        of_source = tf.range(rows) // tf.maximum(rows // tf.maximum(tf.shape(source)[0], 1), 1)
+        at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
+
+        def score(i: tf.Tensor, log_probs: tf.TensorArray, attention: tf.TensorArray) -> tuple[Any, ...]:
+            some = slice(i * at_once, (i + 1) * at_once)
+            memory, memory_mask = tf.nest.map_structure(lambda part: tf.gather(part, of_source[some]), encoded)
+            shifted = tf.pad(target[some], [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+            logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
+            found = -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits)
+            return i + 1, log_probs.write(i, found), attention.write(i, tf.reduce_mean(cross_scores[-1], axis=1))
+
+        count = tf.maximum(-(-rows // at_once), 1)
+        parts = [tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None] * rank) for rank in (2, 3)]
+        _, *parts = tf.while_loop(lambda i, *_: i < count, score, [tf.constant(0), *parts], parallel_iterations=1)
+        log_probs, attention = (part.concat() for part in parts)
+        return log_probs, attention
 
     def texts(self, ids: Tensor) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
