@@ -16,6 +16,7 @@ import tf_transformer as tt
 from tf_transformer.serving.check import check
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.publish import save_export
+from tf_transformer.text import text_model
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -188,8 +189,10 @@ def test_learned_positions_bound_the_lengths(translator):
     assert len(tt.Translator(model, translator.tokenizer)(["door " * 50, "a"])) == 2
 
 
-def test_every_output_is_what_the_whole_sequence_says(translator):
-    """The cache's slots are shared by the beams: each must see its own history there, also after changing places."""
+def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
+    """The cache's slots are shared by the beams: each must see its own history there, also after changing places.
+    Whole sequences are scored four rows at a time here."""
+    monkeypatch.setattr(text_model, "FORCED", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
     found = translator.search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = found.ids.shape
