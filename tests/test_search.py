@@ -230,6 +230,20 @@ def keep_symbols(cache, slots):
     return cache[0], tf.gather(cache[1], slots, batch_dims=1)
 
 
+@pytest.mark.parametrize("K", [1, 3])
+def test_one_sentence_has_products_of_a_fixed_size(K):
+    """In a traced search, as converters to other engines need them."""
+    shapes = []
+
+    def step(ids, position, slot, ancestry, cache):
+        shapes.append(ids.shape.as_list())
+        return tf.zeros([*ids.shape, 5]) + tf.cast(position, tf.float32), cache
+
+    problem = SearchProblem(Decoder(step, (), lambda cache, _: cache), tf.constant([START]), tf.constant([7]), END)
+    tf.function(lambda: beam_search(problem, beam_size=K, n_best=K), autograph=False).get_concrete_function()
+    assert shapes == [[1, K]]
+
+
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order."""

@@ -156,17 +156,18 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
 
         Args:
             x: [B, T, d].
-            softmax_weights: from `softmax_weights()`, for a loop that makes them once.
+            softmax_weights: from `softmax_weights()`, for a loop that makes them once; others take their place.
         """
-        if is_int8(self):
+        if softmax_weights is not None:
+            product = functools.partial(ops.matmul, x2=softmax_weights)
+        elif is_int8(self):
             product = functools.partial(
                 int8_product, matrix=self.embeddings, largest=self.embeddings_max, transposed=True
             )
         elif self.quantization_mode:
             product = functools.partial(super().quantized_call, reverse=True)
         else:
-            weights = self.softmax_weights() if softmax_weights is None else softmax_weights
-            product = functools.partial(ops.matmul, x2=weights)
+            product = functools.partial(ops.matmul, x2=self.softmax_weights())
         return ops.cast(by_row(product, x), "float32")
 
     def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:

@@ -9,7 +9,15 @@ from tf_transformer.text.search import Decoder
 from tf_transformer.type_names import Tensor, TextDecoder
 
 
-class InPlaceKeyValue(KeyValue):
+class SearchKeyValue(KeyValue):
+    """Keys and values in a search, which drops the slots that no hypothesis sees any more."""
+
+    def keep(self, slots: tf.Tensor) -> "SearchKeyValue":
+        """Keep only these slots, [B, M]."""
+        return type(self)(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
+
+
+class InPlaceKeyValue(SearchKeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
@@ -32,10 +40,6 @@ class InPlaceKeyValue(KeyValue):
 
         return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))
 
-    def keep(self, slots: tf.Tensor) -> "InPlaceKeyValue":
-        """Keep only these slots, [B, M]."""
-        return InPlaceKeyValue(*(tf.gather(part, slots, axis=2, batch_dims=1) for part in self))
-
 
 def _word(x: tf.Tensor) -> tf.DType:
     """The widest numbers that fit the last axis of x exactly: the operation copies one number at a time."""
@@ -43,16 +47,24 @@ def _word(x: tf.Tensor) -> tf.DType:
     return next((word for word in (tf.complex128, tf.complex64) if size % word.size == 0), x.dtype)
 
 
-def decoder_of(model: TextDecoder, memory: Tensor, memory_mask: tf.Tensor) -> Decoder:
+def decoder_of(
+    model: TextDecoder,
+    memory: Tensor,
+    memory_mask: tf.Tensor,
+    key_value: type[SearchKeyValue] = InPlaceKeyValue,
+    weights: Tensor = None,
+) -> Decoder:
     """Prepare a model to decode an encoded source.
 
     Args:
         model: a built `Transformer` or `Ensemble`.
         memory: the encoder's output.
         memory_mask: its padding mask [B, S].
+        key_value: how keys and values are written.
+        weights: of the softmax; `None` means `model.softmax_weights()`.
     """
-    layers = [layer._replace(target=InPlaceKeyValue(*layer.target)) for layer in model.init_cache(memory, slots=1)]
-    weights = model.softmax_weights()
+    layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
+    weights = model.softmax_weights() if weights is None else weights
 
     def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
         memory_mask, layers = cache

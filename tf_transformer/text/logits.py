@@ -77,7 +77,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, size: Tensor) -> Any:
         def compare(back: Tensor, alike: Tensor) -> Any:
             """Whether the n - 1 symbols before a place are those at the end: one more of them."""
             newest = tf.gather(ids, tf.maximum(position - back, 0), axis=2)[:, :, tf.newaxis]
-            same = (tf.roll(ids, back, axis=2) == newest) & (place >= back)
+            same = (tf.gather(ids, tf.maximum(place - back, 0), axis=2) == newest) & (place >= back)
             return back + 1, alike & (same | (back >= size)[:, tf.newaxis, tf.newaxis])
 
         used = tf.broadcast_to((place < position) & (size > 0)[:, tf.newaxis, tf.newaxis], tf.shape(ids))

@@ -190,15 +190,23 @@ def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., tf.Tensor]:
 
 
 def _invariants(structure: Any) -> Any:
-    """Shapes that hold throughout a search, in which the numbers of rows and of slots change."""
+    """Shapes that hold throughout a search, in which the numbers of rows and of slots change. A single row stays."""
 
-    def invariant(tensor: tf.Tensor) -> tf.TensorShape:
+    def invariant(tensor: tf.Tensor, slots: range = range(0)) -> tf.TensorShape:
         sizes = tensor.shape.as_list()
-        slots = range(1, len(sizes) - 1)
-        free = [axis == 0 or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)]
+        rows_change = sizes[:1] != [1]
+        free = [
+            (axis == 0 and rows_change) or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)
+        ]
         return tf.TensorShape([None if is_free else size for is_free, size in zip(free, sizes, strict=True)])
 
-    return tf.nest.map_structure(invariant, structure)
+    def of_cache(part: tf.Tensor) -> tf.TensorShape:
+        return invariant(part, range(1, len(part.shape) - 1))
+
+    if not isinstance(structure, BeamState):
+        return tf.nest.map_structure(invariant, structure)
+    shapes = tf.nest.map_structure(invariant, structure._replace(cache=()))
+    return shapes._replace(cache=tf.nest.map_structure(of_cache, structure.cache))
 
 
 def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
@@ -209,7 +217,9 @@ def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
 
 
 def _running_only(state: BeamState) -> BeamState:
-    """Drop the rows that have ended."""
+    """Drop the rows that have ended. A single row goes on until the search ends."""
+    if state.running.shape[0] == 1:
+        return state
 
     def gather() -> BeamState:
         running = tf.where(state.running)[:, 0]

@@ -130,17 +130,20 @@ class TextModel(SetOnce):
 
     def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
         """The problem of a search; the arguments are as in `search`."""
-        limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
-        if self.model.config.positions == "learned":
-            limit = tf.minimum(limit, self.model.config.max_length)
-        limit = tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
         memory, memory_mask, _ = self.model.encode(source)
         return SearchProblem(
             decoder_of(self.model, memory, memory_mask),
             start_ids=tf.fill(tf.shape(source_length), BOS_ID),
-            max_length=limit,
+            max_length=self.limit(source_length, max_length),
             end_id=EOS_ID,
         )
+
+    def limit(self, source_length: Tensor, max_length: Tensor) -> tf.Tensor:
+        """The most symbols of an output, its end symbol included: int32 [B]. The arguments are as in `search`."""
+        limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
+        if self.model.config.positions == "learned":
+            limit = tf.minimum(limit, self.model.config.max_length)
+        return tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
 
     def force(self, source: Tensor, target: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Score each symbol of given targets, N of each source. Their logits are made for some rows at a time.
