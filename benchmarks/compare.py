@@ -17,7 +17,7 @@ from benchmarks import common, draw
 from benchmarks.translation import exported
 
 ROOT = Path(__file__).parents[1]
-# Engine: its environment, its program under benchmarks/, and its modes. Ours and CTranslate2 run where this runs.
+# Engine: its environment, its program under benchmarks/, and its modes. Those without one run where this runs.
 ENGINES = {
     common.OURS: ("", "", [""]),
     "huggingface": ("torch", "peers.huggingface", ["eager", "compiled"]),
@@ -26,13 +26,14 @@ ENGINES = {
     "kerashub": ("kerashub", "peers.kerashub", ["default", "xla"]),
     "tf_models": ("tfmodels", "peers.tf_models", ["default"]),
     "ctranslate2_cpp": ("", "peers.ctranslate2_cpp", ["default"]),
+    "litert": ("", "peers.litert", ["default"]),
 }
 TASKS = {  # who can do it in which dtype
     ("training", "float32"): ["huggingface", "torch_nn", "opennmt_tf", "kerashub", "tf_models"],
     ("training", "bfloat16"): ["huggingface", "torch_nn", "kerashub", "tf_models"],
-    ("translation", "float32"): ["ctranslate2_cpp", "huggingface", "opennmt_tf", "kerashub", "tf_models"],
+    ("translation", "float32"): ["ctranslate2_cpp", "litert", "huggingface", "opennmt_tf", "kerashub", "tf_models"],
     ("translation", "bfloat16"): ["ctranslate2_cpp", "huggingface", "kerashub", "tf_models"],
-    ("translation", "int8"): ["ctranslate2_cpp"],
+    ("translation", "int8"): ["ctranslate2_cpp", "litert"],
 }
 CTRANSLATE2_DTYPE = {"float32": "float32", "bfloat16": "int8", "int8": "int8"}  # of 16 bits its best is int8, too
 
@@ -120,6 +121,8 @@ def build(args) -> None:
         dtypes = {"marian": "float32"} | dtypes
     if importlib.util.find_spec("ctranslate2"):
         dtypes["ctranslate2"] = "float32"
+    if importlib.util.find_spec("ai_edge_litert") and args.dtype != "bfloat16":
+        dtypes["litert"] = args.dtype
     for kind, dtype in dtypes.items():
         exported(work, dtype, args.work, kind=kind)
 

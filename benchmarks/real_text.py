@@ -1,4 +1,5 @@
-"""Sentences/s and BLEU on real text, strings in and strings out: our SavedModel and CTranslate2 with the same weights.
+"""Sentences/s and BLEU on real text, strings in and strings out: our SavedModel, our export to LiteRT, and CTranslate2,
+with the same weights. LiteRT takes one sentence after the other, whatever the batch.
 
 Exports a run once for each engine, starts a process for each, and lets them translate the whole text in turn, so that
 what else the machine does meets all of them. Prints a line of JSON for each. A process whose turn it is not is stopped:
@@ -20,8 +21,12 @@ from pathlib import Path
 
 from benchmarks import common
 
-ENGINES = ("tf_transformer float32", "tf_transformer int8", "ctranslate2 float32", "ctranslate2 int8")
-PACKAGES = {"tf_transformer": ("tf-transformer", "tensorflow", "tensorflow-text"), "ctranslate2": ("ctranslate2",)}
+PACKAGES = {
+    "tf_transformer": ("tf-transformer", "tensorflow", "tensorflow-text"),
+    "litert": ("ai-edge-litert",),
+    "ctranslate2": ("ctranslate2",),
+}
+ENGINES = [f"{engine} {dtype}" for engine in PACKAGES for dtype in ("float32", "int8")]
 
 
 def main(argv=None) -> list[dict]:
@@ -102,6 +107,8 @@ def export(folder: Path, args) -> None:
         engine, dtype = name.split()
         if engine == "tf_transformer":
             (translator if dtype == "float32" else translator.astype(dtype)).save(path)
+        elif engine == "litert":
+            translator.save(path, format="litert", dtype=dtype)
         else:
             tt.ctranslate2.save(translator, path, None if dtype == "float32" else dtype)
 
@@ -139,7 +146,8 @@ class Engine:
 
 def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
     """The process of an engine."""
-    translate = (load_tensorflow if name.startswith("tf_transformer") else load_ctranslate2)(path, args)
+    load = {"tf_transformer": load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}
+    translate = load[name.split()[0]](path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     pipe.send("loaded")
     while pipe.recv():
@@ -165,6 +173,12 @@ def load_tensorflow(path: Path, args):
         return [text.decode() for text in signature(text=tf.constant(texts))["translation"].numpy()]
 
     return translate
+
+
+def load_litert(path: Path, args):
+    from tf_transformer.serving.litert_client import LiteRTTranslator
+
+    return LiteRTTranslator(path, args.threads)
 
 
 def load_ctranslate2(path: Path, args):

@@ -77,8 +77,8 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
         dtype: what it computes in.
         folder: where such things are kept.
         max_length: the most steps of the search that a request may ask for; by default those of the work.
-        kind: "savedmodel", or "ctranslate2" for that engine's folder with the same weights; of MarianMT's layers also
-            "marian", the checkpoint that both are made from.
+        kind: "savedmodel", or "ctranslate2" or "litert" for that engine's folder with the same weights; of MarianMT's
+            layers also "marian", the checkpoint that all are made from.
     """
     max_length = max_length or work.steps
     sources = [*sorted(ROOT.glob("tf_transformer/**/*.py")), Path(__file__)]
@@ -105,11 +105,13 @@ def _export(work, dtype, folder, max_length, kind, path) -> None:
         return to_marian.write(random_translator(work, dtype, folder), path)
     if work.marian:
         translator = tt.Translator.from_marian(exported(work, "float32", folder, kind="marian"), **search_of(work))
-        translator = translator if dtype == "float32" else translator.astype(dtype)
+        translator = translator if dtype == "float32" or kind == "litert" else translator.astype(dtype)
     else:
-        translator = random_translator(work, dtype, folder)
+        translator = random_translator(work, "float32" if kind == "litert" else dtype, folder)
     if kind == "ctranslate2":
         tt.ctranslate2.save(translator, path)
+    elif kind == "litert":
+        translator.save(path, format="litert", dtype=dtype, max_length=max_length)
     else:
         translator.save(path, max_length=max_length)
 

@@ -320,7 +320,7 @@ def test_the_program(tokenizer, tmp_path, capsys):
     for wrong, said in (
         (["--dtype", "int16"], "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"),
         ([*theirs, "--dtype", "int4"], "dtype: expected one of float32, int8, int16, float16, bfloat16 for a folder"),
-        ([*theirs, "--dev", "a", "b"], "a folder for CTranslate2: expected none of facts, which it cannot hold"),
+        ([*theirs, "--dev", "a", "b"], "a folder for CTranslate2: expected none of scores, which it cannot hold"),
         ([*theirs, "--n-best", "2"], "a folder for CTranslate2: expected none of n_best, which it cannot hold"),
         ([*theirs, "--run", "one", "two", "three"], "expected none of ensemble, which it cannot hold"),
     ):

@@ -41,6 +41,7 @@ def there(folder, *names):
 
 
 GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run runs/mine
+GO_ON += ["guides/litert"]
 ALONE = ["tutorials/layers", "tutorials/parsing", "tutorials/fine-tune"]
 ELSEWHERE = ["guides/beam"]  # in test_beam.py
 

@@ -8,8 +8,9 @@ from trainers import export
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
-def test_save_writes_every_format(format, translator, tmp_path):
+def test_save_writes_every_format(format, translator, tmp_path, monkeypatch):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
+    monkeypatch.setattr("tf_transformer.interop.litert.converted", lambda *_: b"a file")  # test_litert.py converts
     if format.name == "ctranslate2":
         pytest.importorskip("ctranslate2")
     path = tmp_path / "name" / "1"
@@ -27,7 +28,7 @@ def test_a_format_says_what_it_cannot_hold():
     assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
-    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, ctranslate2; got 'onnx'"):
+    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, litert, ctranslate2; got 'onnx'"):
         format_of("onnx")
 
 

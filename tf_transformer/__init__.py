@@ -31,6 +31,7 @@ _LAZY = {
     "files": ("files", None),
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
+    "LiteRTTranslator": ("serving.litert_client", "LiteRTTranslator"),
     "load": ("loading", "load"),
     "load_marian": ("interop.marian.files", "load_marian"),
     "masks": ("masks", None),
@@ -104,6 +105,7 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.runs.recipe import RECIPES as RECIPES
     from tf_transformer.runs.recipe import Recipe as Recipe
     from tf_transformer.runs.trainer import Trainer as Trainer
+    from tf_transformer.serving.litert_client import LiteRTTranslator as LiteRTTranslator
     from tf_transformer.serving.saved_translator import SavedTranslator as SavedTranslator
     from tf_transformer.text import search as search
     from tf_transformer.text import tokenizer as tokenizer

@@ -1,7 +1,9 @@
 """Files and folders that appear whole or not at all, and that are on disk when they appear."""
 
 import contextlib
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -9,6 +11,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
+    """Open a plain or .gz file for reading bytes."""
+    return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
 
 
 @contextlib.contextmanager

@@ -110,6 +110,26 @@ def load_tensorflow() -> None:
         import tensorflow  # noqa: F401
 
 
+def saved_model(folder: str | Path, batch_size: int = 32) -> Callable[..., Any]:
+    """What was saved in a folder, as a function of texts: a SavedModel, or a LiteRT export, which needs no TensorFlow.
+
+    Args:
+        folder: its folder.
+        batch_size: sentences a batch; LiteRT takes one at a time.
+    """
+    import tf_transformer as tt
+    from tf_transformer.extras import import_extra
+
+    if not (Path(folder) / "model.tflite").is_file():
+        load_tensorflow()
+        return tt.SavedTranslator(folder, batch_size)
+    import_extra("ai_edge_litert", "litert", "a LiteRT export")
+    try:
+        return tt.LiteRTTranslator(folder)
+    except ValueError as error:
+        raise tt.BadInput(f"{folder}: expected a LiteRT export, got something else: {error}") from error
+
+
 def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:
     """Translations as they come, chunk after chunk. With several chunks, progress goes to standard error."""
     began = time.monotonic()
@@ -132,6 +152,7 @@ def run_program(main: Callable[[], None]) -> None:
         print("\nstopped; start it again with the same options to go on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        load_tensorflow()  # quietly, if the program did not
         import tensorflow as tf
 
         from tf_transformer.config import BadInput

@@ -5,7 +5,7 @@ Paired bootstrap compares each further translation with the first one.
 
 from pathlib import Path
 
-from .command import in_chunks, load_tensorflow, options, run_program
+from .command import in_chunks, load_tensorflow, options, run_program, saved_model
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
     for name in args.model:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        systems[name] = list(in_chunks(tt.SavedTranslator(name), source))
+        systems[name] = list(in_chunks(saved_model(name), source))
         if args.output:
             tt.files.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)

@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--revision: expected --pretrained with it")
     format = FORMATS[args.format]
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length"))
-    needs = {"ensemble": len(args.run or ()) > 1, "facts": args.dev or args.languages} | dict.fromkeys(fixed, True)
+    needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages, "scores": args.dev}
+    needs |= dict.fromkeys(fixed, True)
     if wrong := format.problem(args.dtype, needs):
         parser.error(wrong)
     load_tensorflow()
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     parses = settings["kind"] == "parsing"
     if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):
         raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
-    dev = read_dev(settings, args.dev) if "facts" in format.takes else None
+    dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32: Any
     if run:

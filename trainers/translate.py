@@ -1,4 +1,6 @@
-"""Translate a file, or standard input, line by line, with a SavedModel; or many files, with --input, on Apache Beam."""
+"""Translate a file, or standard input, line by line, with a SavedModel or a LiteRT export; or many files, with --input,
+on Apache Beam.
+"""
 
 import argparse
 import sys
@@ -6,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program
+from .command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program, saved_model
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
-    parser.add_argument("model", help="the folder of a SavedModel, e.g. savedmodels/demo/1")
+    parser.add_argument("model", help="the folder of a SavedModel or a LiteRT export, e.g. savedmodels/demo/1")
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
     parser.add_argument(
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
@@ -48,14 +50,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
-    load_tensorflow()
     import tf_transformer as tt
 
-    translator = tt.SavedTranslator(args.model, args.batch_size)
+    translator = saved_model(args.model, args.batch_size)
     if args.source == "-":
         lines = sys.stdin.buffer.read().split(b"\n")
     else:
-        with tt.tokenizer.open_text(args.source) as file:
+        with tt.files.open_text(args.source) as file:
             lines = file.read().split(b"\n")
     if lines[-1] == b"":
         lines.pop()

@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 
 from tf_transformer.config import BadInput
-from tf_transformer.text.tokenizer import lines_of, open_text, sentences
+from tf_transformer.files import open_text
+from tf_transformer.text.tokenizer import lines_of, sentences
 
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"

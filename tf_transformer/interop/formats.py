@@ -36,8 +36,8 @@ class Format:
         title: its name in a sentence.
         base: the folder in which programs keep the models of this format.
         dtypes: that its weights can have.
-        takes: what else it can hold: "parser", "ensemble", "facts" (such as languages and scores), and options that an
-            export fixes, by their names.
+        takes: what else it can hold: "parser", "ensemble", "facts" (such as languages), "scores" (its weights compute
+            here what they compute there, so a score here is a fact), and options that an export fixes, by their names.
         save: writes a model.
     """
 
@@ -77,6 +77,14 @@ def _save_ctranslate2(
     ctranslate2.save(model, path, None if dtype == "float32" else dtype, **options)
 
 
+def _save_litert(
+    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+) -> None:
+    from tf_transformer.interop import litert
+
+    litert.save(model, path, dtype, checked=checked, **options)
+
+
 FORMATS = {
     format.name: format
     for format in (
@@ -85,8 +93,16 @@ FORMATS = {
             "a SavedModel",
             "savedmodels",
             DTYPES,
-            frozenset({"parser", "ensemble", "facts", "n_best", "max_length", "max_beam_size"}),
+            frozenset({"parser", "ensemble", "facts", "scores", "n_best", "max_length", "max_beam_size"}),
             _save_savedmodel,
+        ),
+        Format(
+            "litert",
+            "a folder for LiteRT",
+            "litert",
+            ("float32", "int8"),
+            frozenset({"ensemble", "facts", "max_length"}),
+            _save_litert,
         ),
         Format(
             "ctranslate2",

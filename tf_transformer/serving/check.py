@@ -1,10 +1,11 @@
-"""Checks a SavedModel for everything that TensorFlow Serving would fail on, without the server:
+"""Checks a SavedModel, or a LiteRT export, for everything that TensorFlow Serving would fail on, without the server:
 
     python -m tf_transformer.serving.check savedmodels/demo/1
 
 reads the graph, calls it in another process through the server's loader, prints the findings, and exits with 1 if
 something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
-of this package, for example under another version of TensorFlow.
+of this package, for example under another version of TensorFlow. The folder of a LiteRT export is called in a process
+without TensorFlow.
 """
 
 import argparse
@@ -41,12 +42,14 @@ class Finding(NamedTuple):
 
 
 def check(path: str | Path) -> list[Finding]:
-    """Check the folder of a SavedModel, <name>/<integer version>.
+    """Check the folder of a SavedModel, <name>/<integer version>, or of a LiteRT export.
 
     Raises:
-        FileNotFoundError: there is no SavedModel.
+        FileNotFoundError: there is neither.
     """
     path = Path(path).absolute()
+    if (path / "model.tflite").is_file():
+        return list(_run("litert_probe.py", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
     return [*_read(path), *_call(path)]
@@ -206,7 +209,12 @@ def _call(path: Path) -> Iterator[Finding]:
     few_bits = {dtype.as_datatype_enum for dtype in (tf.bfloat16, tf.float16, tf.int8)}
     half = {node.attr["dtype"].type for node in variables} & few_bits
     tolerance = HALF_TOLERANCE if half else TOLERANCE
-    command = [sys.executable, str(Path(__file__).with_name("probe.py")), str(path), str(tolerance)]
+    yield from _run("probe.py", path, str(tolerance))
+
+
+def _run(script: str, path: Path, *arguments: str) -> Iterator[Finding]:
+    """Findings of a script of this folder, which prints each as a line of JSON."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(path), *arguments]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PROBE_SECONDS)
@@ -224,7 +232,7 @@ def main(argv: list[str] | None = None) -> None:
     what = (__doc__ or "").split(":")[0]
     command = sys.argv[0] if sys.argv[0].endswith(" check") else "python -m tf_transformer.serving.check"
     parser = argparse.ArgumentParser(command, description=what)
-    parser.add_argument("path", metavar="DIR", help="the folder of a SavedModel, NAME/VERSION")
+    parser.add_argument("path", metavar="DIR", help="the folder of a SavedModel or a LiteRT export, NAME/VERSION")
     try:
         findings = check(parser.parse_args(argv).path)
     except FileNotFoundError as error:

@@ -40,6 +40,7 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
+    steps: int | None = None  # a full cache gets slots for this many more steps; `None` means STEPS
 
 
 class SearchProblem(NamedTuple):
@@ -138,7 +139,8 @@ def beam_search(
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        state = _make_room(_running_only(state), problem.decoder.keep, L)
+        steps = problem.decoder.steps or STEPS
+        state = _make_room(_running_only(state), problem.decoder.keep, tf.minimum(steps, L - state.position))
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
@@ -230,8 +232,8 @@ def _running_only(state: BeamState) -> BeamState:
     return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
 
 
-def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
-    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
+def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], steps: tf.Tensor) -> BeamState:
+    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for `steps` more steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
@@ -239,7 +241,7 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Te
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
         _, kept = tf.math.top_k(seen, most)  # equal values keep their order
-        free = K * tf.minimum(STEPS, L - state.position)
+        free = K * steps
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
         # Until they are written, the free slots hold copies of the first slot.

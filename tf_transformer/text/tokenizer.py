@@ -1,7 +1,6 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
 import codecs
-import gzip
 import hashlib
 import io
 import itertools
@@ -15,7 +14,7 @@ import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file
+from tf_transformer.files import new_file, open_text
 from tf_transformer.masks import PAD_ID
 from tf_transformer.type_names import Tensor
 
@@ -34,11 +33,6 @@ EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
 KINDS = ("bpe", "unigram")
-
-
-def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
-    """Open a plain or .gz file for reading bytes."""
-    return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
 
 
 def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -161,6 +155,11 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """SentencePiece models for the engines of other projects: contents by file name."""
         return {"tokenizer.model": self.model}
+
+    @property
+    def vocabularies(self) -> dict[str, bytes]:
+        """For them the pieces by id, as JSON: contents by file name. None where SentencePiece numbers the pieces."""
+        return {}
 
     @property
     def fingerprint(self) -> str:

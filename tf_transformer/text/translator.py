@@ -191,7 +191,7 @@ class Translator(TextModel):
 
         Args:
             path: must not exist; of a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
-            format: "savedmodel", the serving contract (savedmodels/README.md), or "ctranslate2".
+            format: "savedmodel", the serving contract (savedmodels/README.md), "litert" or "ctranslate2".
             options: of the format; those of a SavedModel are the arguments of `export`.
         """
         from tf_transformer.interop.formats import format_of

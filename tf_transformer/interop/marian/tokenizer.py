@@ -47,6 +47,7 @@ class MarianTokenizer(Tokenizer):
             raise BadInput(f"expected a tokenizer of MarianMT, got another file: {error}") from error
         self.model = model
         self._files = {SOURCE: source, TARGET: target}
+        self._vocabularies = {VOCABULARY: vocabulary} | ({SOURCE_VOCABULARY: source_vocabulary} if separate else {})
         self.vocab_size = len(pieces)
         self.symbols = []
         self.first_piece = FIRST_ID
@@ -87,6 +88,10 @@ class MarianTokenizer(Tokenizer):
     @property
     def files(self) -> dict[str, bytes]:
         return self._files
+
+    @property
+    def vocabularies(self) -> dict[str, bytes]:
+        return self._vocabularies
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         return self.op.source.tokenize(texts)

@@ -1,0 +1,12 @@
+"""Translate with a LiteRT folder: python litert_client.py FOLDER < text
+
+The client is tf_transformer/serving/litert_client.py, a file that needs ai-edge-litert, sentencepiece and NumPy alone.
+Copy that one where this repository is not; this one runs it where it lies.
+"""
+
+import runpy
+from pathlib import Path
+
+if __name__ == "__main__":
+    client = Path(__file__).parents[2] / "tf_transformer" / "serving" / "litert_client.py"
+    runpy.run_path(str(client), run_name="__main__")

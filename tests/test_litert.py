@@ -1,0 +1,248 @@
+"""The model and its search in LiteRT, an engine that we did not write; and the client, which needs nothing else."""
+
+import io
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+
+import hostile
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import TEXTS
+from programs import ROOT, without_the_package
+from test_marian_tokenizer import CODES
+
+import tf_transformer as tt
+from tf_transformer.interop import litert
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.serving import litert_client
+from tf_transformer.serving.check import check
+from tf_transformer.serving.litert_client import LiteRTTranslator
+from trainers import export
+
+pytest.importorskip("ai_edge_litert")
+pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
+
+MARIAN = ROOT / "tests/marian/trained"
+
+
+LONG = [" ".join(["The old woman opens the red door"] * count) for count in (9, 2, 20, 3)]  # outputs of 50 to 300 ids
+
+
+def sentences(count):
+    return [*(source for source, _ in tt.toy_corpus.corpus(test=count)["test"]), *TEXTS]
+
+
+def hostile_texts(count):
+    draw = random.Random(5)
+    return [kind(draw) for kind in hostile.KINDS for _ in range(count)]
+
+
+def agree(translator, folder, texts, n, fresh=0, **options):
+    """Both give the same n best translations, with the same scores; so do new clients for the last `fresh` texts."""
+    client, expected = LiteRTTranslator(folder), translator.replace(**options).n_best(texts, n)
+    pairs = [(text, client, best) for text, best in zip(texts, expected, strict=True)]
+    pairs += [(text, LiteRTTranslator(folder), best) for text, _, best in pairs[len(pairs) - fresh :]]
+    for text, client, ours in pairs:
+        theirs = client.n_best(text, n, **options)
+        assert [one.text for one in theirs] == [one.text for one in ours], text
+        assert [one.finished for one in theirs] == [one.finished for one in ours], text
+        for name in ("score", "log_prob"):
+            pair = ([getattr(one, name) for one in best] for best in (theirs, ours))
+            np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-4, err_msg=str(text))
+
+
+@pytest.fixture(scope="module")
+def folder(translator, tmp_path_factory):
+    path = tmp_path_factory.mktemp("litert") / "name" / "1"
+    translator.save(path, format="litert", source_language="en", license="apache-2.0", max_length=53)
+    return path
+
+
+def test_the_search_is_ours(translator, folder):
+    options = {"min_length": 11, "no_repeat_ngram_size": 2, "length_penalty": 2.0}
+    agree(translator, folder, sentences(17), 2, fresh=9, **options)
+
+
+def test_a_folder_has_what_a_client_needs(translator, folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.tflite", "tokenizer.model"]
+    facts = json.loads((folder / "model.json").read_text())
+    assert facts["ids"] == {"padding": 0, "start": 1, "end": 2, "unknown": 3}
+    assert (facts["beam_size"], facts["extra_length"], facts["max_source_length"], facts["max_length"]) == (
+        3,
+        7,
+        41,
+        53,
+    )
+    assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
+    runner = LiteRTTranslator(folder)._run
+    shapes = {name: details["shape"].tolist() for name, details in runner.get_output_details().items()}
+    assert shapes == {"ids": [3, 53], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
+
+
+def test_outputs_keep_their_limits(folder):
+    client = LiteRTTranslator(folder)
+    assert [len(ids) for ids in client.ids("Two doors.", 3, max_length=5)] == [5, 5, 5]
+    assert max(len(ids) for ids in client.ids("door " * 3000, 3, min_length=99)) == 41 + 7
+    with pytest.warns(UserWarning, match=r"more tokens than the model reads; .*: 'door door"):
+        client("door " * 3000)
+    with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
+        client("Two doors.", beam_size=2)
+
+
+def test_no_text_raises_an_error(folder):
+    client = LiteRTTranslator(folder)
+    for text in [*TEXTS, *hostile_texts(5)]:
+        client(text).encode()
+    assert client([b"\xff", "\ud800", ""]) == ["", "", ""]
+
+
+def test_the_client_spells_as_the_model_s_tokenizer(translator, folder):
+    check_spelling(LiteRTTranslator(folder)._tokenizer, translator.tokenizer, TEXTS)
+
+
+def test_the_client_spells_as_marian_s_tokenizer(tmp_path):
+    tokenizer = MarianTokenizer.from_checkpoint(MARIAN)
+    for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+        (tmp_path / name).write_bytes(content)
+    check_spelling(litert_client._Pieces(tmp_path), tokenizer, [*TEXTS, *CODES])
+
+
+def check_spelling(client, tokenizer, texts):
+    texts = [text.encode() if isinstance(text, str) else text for text in [*texts, *hostile_texts(30)]]
+    expected = tokenizer.tokenize(tf.constant(texts)).to_list()
+    assert [client.encode(litert_client._text(text)) for text in texts] == expected
+    outputs = np.random.default_rng(3).integers(0, tokenizer.vocab_size, (97, 7)).tolist()
+    assert [client.decode(ids) for ids in outputs] == [
+        text.decode() for text in tokenizer.detokenize(tf.constant(outputs)).numpy()
+    ]
+
+
+def test_the_client_prints_translations(folder, capsys, monkeypatch):
+    lines, client = ["Two doors.", "", "The dog sleeps."], LiteRTTranslator(folder)
+
+    def said(*options):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(lines).encode())))
+        litert_client.main([str(folder), *options])
+        return capsys.readouterr().out
+
+    assert said() == "".join(f"{text}\n" for text in client(lines))
+    expected = [(i, one) for i, text in enumerate(lines) for one in client.n_best(text, 2, length_penalty=1)]
+    found = said("--n-best", "2", "--option", "length_penalty=1")
+    assert found == "".join(f"{i}\t{one.score:.4f}\t{one.text}\n" for i, one in expected)
+
+
+def test_the_program_translates_without_tensorflow(folder, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('TensorFlow')\n")
+    (tmp_path / "text").write_text("Two doors.\n\nThe dog sleeps.\n")
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    command = [sys.executable, "-m", "trainers.translate", str(folder), str(tmp_path / "text")]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": paths})
+    expected = LiteRTTranslator(folder)(["Two doors.", "", "The dog sleeps."])
+    assert done.stdout.decode() == "".join(f"{text}\n" for text in expected), done.stderr
+
+
+def test_what_it_cannot_write(translator, folder, tmp_path):
+    with pytest.raises(tt.BadInput, match="dtype: expected one of float32, int8 for LiteRT, got 'int4'"):
+        translator.save(tmp_path / "1", format="litert", dtype="int4")
+    with pytest.raises(tt.BadInput, match="max_length: expected at least 1, got 0"):
+        translator.save(tmp_path / "1", format="litert", max_length=0)
+    with pytest.raises(FileExistsError):
+        translator.save(folder, format="litert")
+    with pytest.raises(FileNotFoundError, match="expected the folder of a LiteRT export, found no model.json in"):
+        LiteRTTranslator(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_engine_is_one_line(translator, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    with pytest.raises(tt.BadInput, match=r'takes ai_edge_litert: pip install "tf-transformer\[litert\]"'):
+        translator.save(tmp_path / "1", format="litert", checked=True)
+
+
+def trained(**search):
+    """MarianMT's small one, whose translations are German."""
+    return tt.Translator.from_marian(MARIAN, **search)
+
+
+def ensemble():
+    models = [tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, vocab_size=350)) for _ in range(2)]
+    for model in models:
+        model.build()
+    return tt.Ensemble(models)
+
+
+MODELS = {
+    "learned positions": lambda: tt.Transformer(
+        tt.TransformerConfig(1, 24, 31, 3, positions="learned", max_length=29, vocab_size=350)
+    ),
+    "window": lambda: tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, attention_window=5, vocab_size=350)),
+    "ensemble": ensemble,
+}
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("name", MODELS)
+def test_other_models(name, translator, tmp_path):
+    model = MODELS[name]()
+    if not model.built:
+        model.build()
+    draw = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.3 * draw.normal(size=variable.shape))
+    other = translator.replace(model=model, beam_size=2)
+    other.save(tmp_path / "1", format="litert")
+    agree(other, tmp_path / "1", sentences(19), 2)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("patience, beam_size", [(1.0, 4), (math.inf, 2), (2.0, 1)])
+def test_marian_with_other_searches(patience, beam_size, tmp_path):
+    """Two SentencePiece models and another order of ids; the search's end is fixed by the export."""
+    translator = trained(patience=patience, beam_size=beam_size)
+    translator.save(tmp_path / "1", format="litert", max_length=256 + 50)
+    texts = [*sentences(199), *LONG]
+    agree(translator, tmp_path / "1", texts, beam_size, fresh=31, length_penalty=1.0, no_repeat_ngram_size=3)
+
+
+@pytest.mark.program
+def test_eight_bits(tmp_path):
+    """The table of embeddings is in the file once, and few translations differ from those in float32."""
+    translator = trained()
+    for dtype in ("float32", "int8"):
+        translator.save(tmp_path / dtype, format="litert", dtype=dtype)
+    contents = (tmp_path / "int8/model.tflite").read_bytes()
+    table = translator.model.embedding
+    table.quantize("int8")  # Keras's own, whose integers are the converter's
+    assert contents.count(np.asarray(table.embeddings).tobytes()) == 1
+    assert len(contents) < 1.1 * translator.model.count_params() + 220_000
+    texts = sentences(97)
+    pairs = zip(*(LiteRTTranslator(tmp_path / dtype)(texts) for dtype in ("float32", "int8")), strict=True)
+    assert np.mean([one == other for one, other in pairs]) > 0.8
+    with pytest.raises(tt.BadInput, match="expected a model in another dtype than int8 to convert to float32"):
+        translator.save(tmp_path / "1", format="litert")
+
+
+@pytest.mark.program
+def test_the_program_exports_what_passes_the_checks(tmp_path, capsys):
+    """It answers in a process that has neither TensorFlow nor this package."""
+    form = ["--format", "litert", "--dtype", "int8"]
+    export.main(["--pretrained", str(MARIAN), *form, "--name", "demo", "--base", str(tmp_path)])
+    assert "a folder for LiteRT, int8" in capsys.readouterr().out
+    said = {finding.message: finding.level for finding in check(tmp_path / "demo/1")}
+    assert said["it answers without TensorFlow and without this package"] == "ok" and set(said.values()) == {"ok"}
+    command = [sys.executable, str(ROOT / "savedmodels/clients/litert_client.py"), str(tmp_path / "demo/1")]
+    done = subprocess.run(command, input=b"Two doors.\n", capture_output=True, env=without_the_package(tmp_path))
+    assert done.stdout.decode() == LiteRTTranslator(tmp_path / "demo/1")("Two doors.") + "\n", done.stderr
+
+
+@pytest.mark.program
+def test_a_check_that_fails_publishes_nothing(translator, tmp_path, monkeypatch):
+    monkeypatch.setattr(litert, "converted", lambda *_: bytes(9_000))
+    with pytest.raises(tt.BadInput, match="expected an export that passes the checks, so nothing was published"):
+        translator.save(tmp_path / "1", format="litert", checked=True)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,198 @@
+"""Export to LiteRT (https://ai.google.dev/edge/litert), formerly TensorFlow Lite, an engine for phones.
+
+The file holds the encoder and the search of `text.search` for one sentence: ids in, ids of the best outputs out.
+SentencePiece's own library makes ids of a text and texts of ids, as `serving.litert_client` does in Python.
+
+Sources have any length, and the cache has slots for the longest output that a source allows, so short sentences take
+little time. LiteRT's fast products need a fixed number of rows: the file takes one sentence, and the export fixes the
+beam size.
+"""
+
+import hashlib
+import math
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
+from tf_transformer.files import new_folder, write_json
+from tf_transformer.layers import KeyValue, PositionalEmbedding
+from tf_transformer.layers.int8 import is_int8
+from tf_transformer.masks import PAD_ID
+from tf_transformer.serving.check import check, failures
+from tf_transformer.text.decoding import SearchKeyValue, decoder_of
+from tf_transformer.text.search import SearchProblem, beam_search
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+from tf_transformer.text.translator import Translator
+from tf_transformer.type_names import Tensor
+from tf_transformer.version import __version__
+
+DTYPES = ("float32", "int8")
+SIGNATURE = "translate"
+# What a request chooses; beam_size is fixed, since it is the number of rows of most products.
+INPUTS = {name: option for name, option in SEARCH_OPTIONS.items() if option.request and name != "beam_size"}
+
+
+class SlicedKeyValue(SearchKeyValue):
+    """Keys and values that are written by LiteRT's dynamic_update_slice, which works in place."""
+
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
+        at = (0, 0, slot, 0)
+        return SlicedKeyValue(*(ops.slice_update(old, at, part) for old, part in zip(self, new, strict=True)))
+
+
+def save(
+    translator: Translator,
+    path: str | os.PathLike[str],
+    dtype: str | None = None,
+    max_length: int = SEARCH_OPTIONS["max_length"].default,
+    checked: bool = False,
+    **facts: Any,
+) -> None:
+    """Write a folder for LiteRT, whole or not at all:
+
+        model.tflite       the signature `translate`; docs/guides/litert.md has its inputs and outputs
+        tokenizer.model    SentencePiece's, or other files of `Tokenizer.files` and `Tokenizer.vocabularies`
+        model.json         ids, limits, default options and facts
+
+    Args:
+        translator: a `Translator`; its options become the defaults, and its beam size is fixed.
+        path: must not exist.
+        dtype: of the weights, "float32", or "int8" with a scale by channel; `None` means "float32".
+        max_length: the default and the greatest number of symbols in an output, the end symbol included.
+        checked: run the checks of `tf_transformer.serving.check` on the result.
+        facts: further entries of model.json, e.g. source_language, target_language, step, origin, license.
+
+    Raises:
+        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, or a check failed;
+            nothing is left behind.
+        FileExistsError: path exists.
+    """
+    dtype = dtype or "float32"
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for LiteRT, got {dtype!r}")
+    if is_int8(translator.model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
+    if checked:
+        import_extra("ai_edge_litert", "litert", "the check of this format")
+    values = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
+    if wrong := problem(values, dict.fromkeys(values, math.inf)):
+        raise BadInput(wrong)
+    tokenizer = translator.tokenizer
+    description = {
+        **translator.export_options,
+        **facts,
+        **{name: "inf" if value == math.inf else value for name, value in values.items()},  # JSON has no infinity
+        "ids": {"padding": PAD_ID, "start": BOS_ID, "end": EOS_ID, "unknown": UNKNOWN_ID},
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.fingerprint,
+        "parameters": sum(math.prod(weight.shape) for weight in translator.model.weights),
+        "dtype": dtype,
+        "framework_version": __version__,
+        "tf_version": tf.__version__,
+    }
+    with new_folder(path) as folder:
+        (folder / "model.tflite").write_bytes(converted(translator, dtype, max_length))
+        for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+            (folder / name).write_bytes(content)
+        write_json(folder / "model.json", description)
+        if checked and (failed := failures(check(folder))):
+            listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
+            raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+
+
+def converted(translator: Translator, dtype: str, max_length: int) -> bytes:
+    """The file's contents; the arguments are as in `save`."""
+    module = _Module(translator.replace(model=translator.model.astype("float32")), dtype == "int8", max_length)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures={SIGNATURE: module.translate})
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
+        # A norm's gain would go into the softmax's weights, which then differ from the table of embeddings.
+        converter._experimental_disable_fuse_mul_and_fc = True
+        if dtype == "int8":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        return _stored_once(converter.convert())
+
+
+class _Module(tf.Module):
+    """The graph to convert.
+
+    Args:
+        translator: whose model may be changed.
+        rounded: whether embeddings are 8-bit integers; the converter rounds all other matrices.
+        max_length: as in `save`.
+    """
+
+    def __init__(self, translator: Translator, rounded: bool, max_length: int) -> None:
+        super().__init__()
+        model, beams = translator.model, translator.beam_size
+        members = getattr(model, "models", None)
+        weights = [_rounded(member) for member in members or [model]] if rounded else None
+        self.variables_of_model = [variable.value for variable in model.weights]
+        self.softmax_weights = weights  # found by `tf.saved_model.save`, as the line above
+        if weights and not members:
+            (weights,) = weights
+
+        def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
+            options: dict[str, Any] = {
+                name: tf.clip_by_value(value, option.lowest, option.highest)
+                for (name, option), value in zip(INPUTS.items(), values, strict=True)
+            }
+            length = tf.shape(source)[1:] - 1  # without the end symbol
+            limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
+            memory, mask, _ = model.encode(source)
+            # All slots at once: where shapes grow while LiteRT runs, its XNNPACK computes with memory that has moved.
+            decoder = decoder_of(model, memory, mask, SlicedKeyValue, weights)._replace(steps=max_length)
+            found = beam_search(
+                SearchProblem(decoder, tf.constant([BOS_ID]), limit, EOS_ID),
+                n_best=beams,
+                exact_n=n_best[0],
+                beam_size=beams,
+                patience=translator.patience,
+                **options,
+            )
+            outputs = {name: part[0] for name, part in found._asdict().items()}
+            ids = tf.pad(outputs["ids"], [[0, 0], [0, max_length - tf.shape(outputs["ids"])[1]]])
+            return outputs | {"ids": tf.reshape(ids, [beams, max_length])}
+
+        options = [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
+        inputs = [tf.TensorSpec([1, None], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best"), *options]
+        self.translate = tf.function(translate, input_signature=inputs, autograph=False)
+
+
+def _rounded(model: Any) -> tf.Variable:
+    """Round a model's embeddings to integers with a scale by row, as the converter rounds the softmax's weights.
+
+    The file can then hold one table for both.
+
+    Returns:
+        the softmax's weights [d, V], which the converter rounds to the same integers.
+    """
+    for layer in model.layers:
+        if isinstance(layer, PositionalEmbedding):
+            layer.quantize("int8")
+    rows = model.embedding.rows(np.arange(model.config.vocab_size))
+    return tf.Variable(tf.transpose(rows), trainable=False)
+
+
+def _stored_once(model: bytes) -> bytes:
+    """The same file, in which equal tensors share their bytes."""
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    contents = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
+    first: dict[bytes, int] = {}
+    for graph in contents.subgraphs:
+        for tensor in graph.tensors:
+            data = contents.buffers[tensor.buffer].data
+            if data is not None and len(data):
+                place = first.setdefault(hashlib.sha256(bytes(data)).digest(), tensor.buffer)
+                if place != tensor.buffer:
+                    contents.buffers[tensor.buffer].data = None
+                    tensor.buffer = place
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(contents))

@@ -1,0 +1,215 @@
+"""Translate with a LiteRT folder. Needs ai-edge-litert, sentencepiece and NumPy, neither TensorFlow nor this package.
+
+    python litert_client.py FOLDER < text
+
+prints the translation of each line; with --n-best, lines of number, score and translation, best first. The file also
+runs alone, copied elsewhere: it imports nothing of this package.
+"""
+
+import argparse
+import codecs
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+SIGNATURE = "translate"
+CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a MarianMT model of several target languages
+CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+
+
+class Translation(NamedTuple):
+    """One of the best translations of a text."""
+
+    text: str
+    score: float  # log-probability / length penalty
+    log_prob: float
+    finished: bool  # the end symbol was reached
+
+
+class LiteRTTranslator:
+    """Calls the model of a folder that `Translator.save(path, format="litert")` wrote.
+
+    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time, so
+    each thread needs its own.
+
+    Args:
+        path: the folder.
+        threads: of the engine.
+
+    Attributes:
+        facts: the contents of model.json.
+        options: what a call may change, with the defaults of the model.
+
+    Raises:
+        FileNotFoundError: the folder lacks a file.
+        ValueError: a file holds something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        path = Path(path)
+        for name in ("model.json", "model.tflite"):
+            if not (path / name).is_file():
+                raise FileNotFoundError(f"expected the folder of a LiteRT export, found no {name} in {path}")
+        self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
+        self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
+        self._interpreter = Interpreter(model_path=str(path / "model.tflite"), num_threads=threads)
+        self._run = self._interpreter.get_signature_runner(SIGNATURE)
+        inputs = self._run.get_input_details()
+        self._dtypes = {name: inputs[name]["dtype"] for name in inputs if name not in ("source", "n_best")}
+        self.options = {name: self.facts[name] for name in self._dtypes}
+
+    @overload  # a string is an iterable of strings, too
+    def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, texts: Iterable[str | bytes], **options: float) -> list[str]: ...
+
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: float) -> str | list[str]:
+        """The best translation of each text. One text gives a string, an iterable a list.
+
+        Args:
+            texts: UTF-8; bytes that are none count as white space.
+            options: see `options`.
+        """
+        if isinstance(texts, str | bytes):
+            return self.n_best(texts, 1, **options)[0].text
+        return [self.n_best(text, 1, **options)[0].text for text in texts]
+
+    def n_best(self, text: str | bytes, n: int, **options: float) -> list[Translation]:
+        """The n best translations of a text, best first; at most beam_size, and at least one.
+
+        Raises:
+            TypeError: there is no such option.
+        """
+        found = self._search(text, n, options)
+        used = min(n, max(1, int(np.count_nonzero(found["lengths"]))))
+        columns = [found[name][:used].tolist() for name in ("scores", "log_probs", "finished")]
+        return [Translation(*row) for row in zip(map(self.text, _outputs(found)[:used]), *columns, strict=True)]
+
+    def ids(self, text: str | bytes, n: int, **options: float) -> list[list[int]]:
+        """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
+        return _outputs(self._search(text, n, options))[:n]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of an output's ids."""
+        return self._tokenizer.decode(ids)
+
+    def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
+        """The outputs of the file's signature."""
+        if unknown := options.keys() - self.options.keys():
+            raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
+        ids, most = self._tokenizer.encode(_text(text)), self.facts["max_source_length"]
+        if len(ids) > most:
+            warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
+        source = np.array([[*ids[:most], self.facts["ids"]["end"]]], np.int32)
+        values = {name: np.array([value], self._dtypes[name]) for name, value in (self.options | options).items()}
+        return dict(self._run(source=source, n_best=np.array([n], np.int32), **values))
+
+
+def _outputs(found: dict[str, np.ndarray]) -> list[list[int]]:
+    """The ids of each output, without the zeros that follow."""
+    return [ids[:length].tolist() for ids, length in zip(found["ids"], found["lengths"], strict=True)]
+
+
+class _SentencePiece:
+    """A vocabulary that SentencePiece numbers itself, for both sides."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = _engine(folder / "tokenizer.model")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._engine.encode(text.translate(CONTROLS)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._engine.decode([id for id in ids if id > self._engine.eos_id()]))
+
+
+class _Pieces:
+    """The two SentencePiece models of a MarianMT model, whose pieces have other numbers in vocabulary.json and, for
+    sources, in source_vocabulary.json if there is one."""
+
+    UNKNOWN = 3  # the first id of a piece; those before are control symbols
+
+    def __init__(self, folder: Path) -> None:
+        self._engine, target = (_engine(folder / name) for name in ("source.spm", "target.spm"))
+        pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        own = folder / "source_vocabulary.json"
+        sources = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else pieces
+        self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
+        speller = target if own.is_file() else self._engine
+        self._texts = [b"" if id <= self.UNKNOWN else _spelling(piece, speller) for id, piece in enumerate(pieces)]
+
+    def encode(self, text: str) -> list[int]:
+        code = CODE.match(text)
+        pieces = [code[0]] if code else []
+        pieces += self._engine.encode(text[code.end() :] if code else text, out_type=str)
+        return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._texts[id] for id in ids).strip().decode("utf-8", "replace")
+
+
+def _spelling(piece: str, engine: Any) -> bytes:
+    """The text of a piece: one byte for a byte piece, nothing for a control symbol."""
+    id = engine.piece_to_id(piece)
+    if engine.is_byte(id):
+        return bytes([int(piece[1:-1], 16)])
+    return b"" if engine.is_control(id) else piece.replace("\u2581", " ").encode()
+
+
+def _engine(path: Path) -> Any:
+    import sentencepiece
+
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a SentencePiece model, found none at {path}")
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def _text(text: str | bytes) -> str:
+    """A text in which each part that is not UTF-8 is a space."""
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return content.decode("utf-8", "as_space")
+
+
+codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
+
+
+def option(text: str) -> tuple[str, float]:
+    """NAME=VALUE as name and number."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="of a LiteRT export, e.g. litert/demo/1")
+    parser.add_argument("--n-best", type=int, help="how many translations of each text")
+    what = "an option of the search, such as length_penalty=1; may be repeated (the model's)"
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the engine (1)")
+    args = parser.parse_args(argv)
+
+    translator, options = LiteRTTranslator(args.folder, args.threads), dict(args.option)
+    for i, line in enumerate(sys.stdin.buffer):
+        found = translator.n_best(line.rstrip(b"\r\n"), args.n_best or 1, **options)
+        lines = [f"{i}\t{one.score:.4f}\t{one.text}\n" for one in found] if args.n_best else [f"{found[0].text}\n"]
+        sys.stdout.buffer.write("".join(lines).encode())
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        main()
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
