@@ -19,6 +19,7 @@ import hostile
 import numpy as np
 import pages
 import pytest
+import tensorflow as tf
 import test_parsing
 from conftest import TEXTS
 from hypothesis import example, given
@@ -51,7 +52,7 @@ def plain(saved):
 def model(saved, plain):
     """The SavedModel of `saved`, loaded once for this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translation.tf.saved_model, "load", lambda path: plain._model)
+        patch.setattr(tf.saved_model, "load", lambda path: plain._model)
         return SavedModel(tt.beam.TranslationSettings(str(saved)))
 
 
@@ -91,7 +92,7 @@ def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     assert {i: answer.source for i, answer in found} == dict(enumerate(texts))
     with pytest.warns(UserWarning, match="more tokens"):
         assert [answer.text for _, answer in sorted(found)] == plain(texts)
-    lengths = model._tokenize(text=translation.tf.constant(texts))["length"].numpy()
+    lengths = model._tokenize(text=tf.constant(texts))["length"].numpy()
     counters = {name: metrics[name] for name in ("sentences", "tokens", "truncated", "empty")}
     assert counters == {"sentences": len(texts), "tokens": lengths.sum(), "truncated": 1, "empty": 3}
     assert metrics["batch_milliseconds"].count >= 3
@@ -236,6 +237,26 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     assert "1 files, 13 lines in " in capsys.readouterr().out
     translate.main(argv)
     assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 7 were there")
+
+
+@pytest.mark.program
+def test_a_litert_export(tmp_path, translator, strange, capsys):
+    """Its workers load no TensorFlow, and give what its client gives."""
+    pytest.importorskip("ai_edge_litert")
+    folder = tmp_path / "litert/1"
+    translator.save(folder, format="litert")
+    argv = [str(folder), "--input", write(tmp_path, "a", [*LINES, *strange]), "--output", str(tmp_path / "part")]
+    translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
+    client = tt.LiteRTTranslator(folder)
+    with pytest.warns(UserWarning, match="more tokens"):
+        best = [client.n_best(line, 2, length_penalty=1.0) for line in [*LINES, *strange]]
+    found = [json.loads(line) for line in read(tmp_path / "part")]
+    assert [row["n_best"] for row in found] == [
+        [{"text": one.text.replace("\n", " "), "score": one.score} for one in row] for row in best
+    ]
+    long = [len(client.source_ids(line)) for line in [*LINES, *strange]]
+    assert [(row["truncated"], row["empty"]) for row in found] == [(length > 41, length == 0) for length in long]
+    assert "expected no beam_size, which the export fixes" in fails(translate, [*argv, "--beam-size", "2"], capsys)
 
 
 @pytest.mark.program

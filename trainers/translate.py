@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .command import add_search_options, chosen, in_chunks, load_tensorflow, options, run_program, saved_model
+from .command import add_search_options, chosen, in_chunks, options, run_program, saved_model
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
@@ -43,7 +43,6 @@ def main(argv: list[str] | None = None) -> None:
             parser.error("--input: expected --output PREFIX with it, and no other file")
         if args.n_best and not args.json:
             parser.error("--n-best: expected --json with it")
-        load_tensorflow()
         load_beam()
         translate_files(args, beams, search)
 

@@ -17,11 +17,10 @@ import apache_beam as beam
 import portalocker
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.beam.translation import Handler, SavedModel, TranslatedText, TranslationSettings
+from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings, is_litert
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, new_file, write_json
-from tf_transformer.serving.publish import check_saved_model
 
 SHARD_LINES = 10_000
 
@@ -71,7 +70,10 @@ class BulkJob:
                 another model or of other settings.
         """
         paths = self._paths()
-        check_saved_model(self.method.path)
+        if not is_litert(self.method.path):
+            from tf_transformer.serving.publish import check_saved_model  # which loads TensorFlow
+
+            check_saved_model(self.method.path)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -139,8 +141,9 @@ def _described(value: Any) -> str:
 
 
 def _checksum_of_model(path: str) -> str:
-    """One of the graph and the weights."""
-    files = [Path(path) / "saved_model.pb", *sorted(Path(path).glob("variables/*"))]
+    """One of the graph and the weights; of all files of a LiteRT export."""
+    own = [Path(path) / "saved_model.pb", *sorted(Path(path).glob("variables/*"))]
+    files = sorted(Path(path).iterdir()) if is_litert(path) else own
     return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
 
 
@@ -179,7 +182,7 @@ class TranslateShards(beam.PTransform[Any, Any]):
 
 class _ShardHandler(Handler):
     def run_inference(
-        self, batch: Sequence[Shard], model: SavedModel, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[Shard], model: Model, inference_args: dict[str, Any] | None = None
     ) -> Iterable[ShardResult]:
         for shard in batch:
             began = time.monotonic()

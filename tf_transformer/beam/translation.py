@@ -1,19 +1,21 @@
-"""A SavedModel, a translator's or a parser's, on the elements of a Beam pipeline."""
+"""A SavedModel, a translator's or a parser's, or a LiteRT export, on the elements of a Beam pipeline."""
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import apache_beam as beam
-import tensorflow as tf
 from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.serving.publish import check_saved_model
+from tf_transformer.extras import import_extra
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.type_names import Tensor
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -60,7 +62,7 @@ class TranslationSettings:
     """How texts are translated.
 
     Attributes:
-        path: the folder of a SavedModel, which every worker reads.
+        path: the folder of a SavedModel or of a LiteRT export, which every worker reads.
         n_best: translations of each text, at most those of the export.
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
@@ -95,11 +97,12 @@ class Translate(beam.PTransform[Any, Any]):
     NamedTuple or another object with that field becomes (element, `TranslatedText`). Strings are str or bytes; none
     makes a bundle fail, whatever it contains.
 
-    The SavedModel is loaded once a process. Beam's metrics have, in the namespace tf_transformer, the counters
-    sentences, tokens (of sources; not for a parser), truncated and empty, and the distribution batch_milliseconds.
+    The model is loaded once a process; a LiteRT export loads no TensorFlow. Beam's metrics have, in the namespace
+    tf_transformer, the counters sentences, tokens (of sources; not for a parser), truncated and empty, and the
+    distribution batch_milliseconds.
 
     Args:
-        path: the folder of a translator's SavedModel, or a parser's.
+        path: the folder of a translator's SavedModel, a parser's, or a LiteRT export.
         text: the name of the field that holds the text.
         method: the other fields of `TranslationSettings`.
 
@@ -115,6 +118,61 @@ class Translate(beam.PTransform[Any, Any]):
         return elements | RunInference(self._handler)
 
 
+class Model(Protocol):
+    """What was loaded, and answers any number of texts."""
+
+    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
+        """The answer to each text."""
+
+
+def is_litert(path: str) -> bool:
+    """Whether a folder holds a LiteRT export."""
+    return (Path(path) / "model.tflite").is_file()
+
+
+class LiteRTModel:
+    """A loaded LiteRT export, which translates one text after the other.
+
+    Raises:
+        BadInput: the engine is not installed, the folder holds something else, or the method asks for what the export
+            fixes.
+    """
+
+    def __init__(self, method: TranslationSettings) -> None:
+        import_extra("ai_edge_litert", "litert", "a LiteRT export")
+        from tf_transformer.serving.litert_client import LiteRTTranslator
+
+        try:
+            self._model = LiteRTTranslator(method.path, method.threads or 1)
+        except ValueError as error:
+            raise BadInput(f"{method.path}: expected a LiteRT export, got something else: {error}") from error
+        if fixed := method.options.keys() - self._model.options.keys():
+            raise BadInput(f"{method.path}: expected no {', '.join(sorted(fixed))}, which the export fixes")
+        most = {"max_length": self._model.facts["max_length"], "n_best": self._model.facts["beam_size"]}
+        if wrong := problem({**method.options, "n_best": method.n_best}, most):
+            raise BadInput(f"{method.path}: {wrong}")
+        self._method = method
+
+    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
+        """The answer to each text."""
+        rows = [self._answer(text) for text in texts]
+        _count(rows)
+        return rows
+
+    def _answer(self, text: str | bytes) -> TranslatedText:
+        began = time.monotonic()
+        length = len(self._model.source_ids(text))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of long texts: the answer says so
+            best = self._model.n_best(text, self._method.n_best, **self._method.options)
+        made = [Hypothesis(_line(one.text), one.score) for one in best]
+        counters["tokens"].inc(length)
+        milliseconds.update(round((time.monotonic() - began) * 1_000))
+        truncated = length > self._model.facts["max_source_length"]
+        n_best = tuple(made) if self._method.n_best > 1 else ()
+        return TranslatedText(text, made[0].text, made[0].score, truncated, length == 0, n_best)
+
+
 class SavedModel:
     """A loaded SavedModel that answers any number of texts.
 
@@ -125,7 +183,10 @@ class SavedModel:
     def __init__(self, method: TranslationSettings) -> None:
         if method.threads:
             os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
+        import tensorflow as tf
+
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+        from tf_transformer.serving.publish import check_saved_model
 
         if "://" not in method.path:
             check_saved_model(method.path)
@@ -139,6 +200,8 @@ class SavedModel:
 
     def _checked_translate(self) -> Any:
         """The function `translate`, which takes the options."""
+        import tensorflow as tf
+
         method = self._method
         if not hasattr(self._model, "translate"):
             raise BadInput(f"{method.path}: expected a translator's SavedModel, for n_best or options of the search")
@@ -151,6 +214,8 @@ class SavedModel:
 
     def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
         """The answer to each text, computed in batches of similar length."""
+        import tensorflow as tf
+
         encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in texts]
         rows: list[Any] = [None] * len(texts)
         for places in batches([len(text) for text in encoded], self._method.batch_bytes):
@@ -159,12 +224,12 @@ class SavedModel:
             for i, answer in zip(places, answers, strict=True):
                 rows[i] = answer
             milliseconds.update(round((time.monotonic() - began) * 1_000))
-        counters["sentences"].inc(len(rows))
-        for name in ("truncated", "empty"):
-            counters[name].inc(sum(getattr(row, name) for row in rows))
+        _count(rows)
         return rows
 
-    def _answers_of_a_batch(self, sources: list[str | bytes], texts: tf.Tensor) -> Iterator[TranslatedText]:
+    def _answers_of_a_batch(self, sources: list[str | bytes], texts: Tensor) -> Iterator[TranslatedText]:
+        import tensorflow as tf
+
         if self._translate is None:
             outputs = self._default(text=texts)
             (best,) = (output for output in outputs.values() if output.dtype == tf.string)
@@ -182,7 +247,10 @@ class SavedModel:
             counters["tokens"].inc(int(lengths.sum()))
             empty = (lengths == 0).tolist()
         for i, source in enumerate(sources):
-            made = [Hypothesis(_line(text), score) for text, score in zip(found[i], scores[i].tolist(), strict=True)]
+            made = [
+                Hypothesis(_line(text.decode("utf-8", "replace")), score)
+                for text, score in zip(found[i], scores[i].tolist(), strict=True)
+            ]
             n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
             n_best = n_best if self._method.n_best > 1 else ()
             yield TranslatedText(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
@@ -205,9 +273,16 @@ def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _line(text: bytes) -> str:
+def _line(text: str) -> str:
     """A model's text as one line: byte pieces can spell a newline."""
-    return text.decode("utf-8", "replace").replace("\n", " ")
+    return text.replace("\n", " ")
+
+
+def _count(rows: Sequence[TranslatedText]) -> None:
+    """Beam's metrics of answers."""
+    counters["sentences"].inc(len(rows))
+    for name in ("truncated", "empty"):
+        counters[name].inc(sum(getattr(row, name) for row in rows))
 
 
 NAMESPACE = "tf_transformer"
@@ -215,8 +290,8 @@ counters = {name: Metrics.counter(NAMESPACE, name) for name in ("sentences", "to
 milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
 
 
-class Handler(ModelHandler[Any, Any, SavedModel]):
-    """Loads a method's SavedModel, once a process, for Beam's `RunInference`.
+class Handler(ModelHandler[Any, Any, Model]):
+    """Loads a method's model, once a process, for Beam's `RunInference`.
 
     Args:
         method: how texts are translated.
@@ -228,8 +303,8 @@ class Handler(ModelHandler[Any, Any, SavedModel]):
         self.method = method
         self._chunk = chunk
 
-    def load_model(self) -> SavedModel:
-        return SavedModel(self.method)
+    def load_model(self) -> Model:
+        return (LiteRTModel if is_litert(self.method.path) else SavedModel)(self.method)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
@@ -249,7 +324,7 @@ class _ElementHandler(Handler):
         self._text = text
 
     def run_inference(
-        self, batch: Sequence[Any], model: SavedModel, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[Any], model: Model, inference_args: dict[str, Any] | None = None
     ) -> Iterable[Any]:
         answers = model.answers([self._text_of(element) for element in batch])
         for element, answer in zip(batch, answers, strict=True):

@@ -99,6 +99,10 @@ class LiteRTTranslator:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
         return _outputs(self._search(text, n, options))[:n]
 
+    def source_ids(self, text: str | bytes) -> list[int]:
+        """The ids of a text, without its end symbol; more than max_source_length are not read."""
+        return self._tokenizer.encode(_text(text))
+
     def text(self, ids: Sequence[int]) -> str:
         """The text of an output's ids."""
         return self._tokenizer.decode(ids)
@@ -107,7 +111,7 @@ class LiteRTTranslator:
         """The outputs of the file's signature."""
         if unknown := options.keys() - self.options.keys():
             raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
-        ids, most = self._tokenizer.encode(_text(text)), self.facts["max_source_length"]
+        ids, most = self.source_ids(text), self.facts["max_source_length"]
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
         source = np.array([[*ids[:most], self.facts["ids"]["end"]]], np.int32)
