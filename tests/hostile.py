@@ -1,4 +1,4 @@
-"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader:
+"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader, or through LiteRT:
 
     python tests/hostile.py savedmodels/demo/1 --count 10000
 
@@ -112,6 +112,20 @@ PORTS = [
 PORTS += [("detokenize", ["tokens"]), ("score", ["source", "target"]), ("model_info", ["key"])]
 
 
+class LiteRT:
+    """A LiteRT export called like a SavedModel. It needs three packages: ai-edge-litert, sentencepiece and NumPy."""
+
+    def __init__(self, path: Path) -> None:
+        from litert_client import LiteRTTranslator
+
+        self.translator = LiteRTTranslator(path)
+
+    def predict(self, inputs: dict, signature: str) -> dict:
+        best = [self.translator.n_best(text, 1)[0] for text in inputs["text"]]
+        texts = np.array([one.text.encode("utf-8", "surrogatepass") for one in best], object)
+        return {"translation": texts, "score": np.array([one.score for one in best])}
+
+
 def problems(answer: dict, rows: int):
     for name, value in answer.items():
         if value.shape[:1] != (rows,):
@@ -133,7 +147,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    servable, r = Servable(args.path), random.Random(args.seed)
+    is_litert = (Path(args.path) / "model.tflite").is_file()
+    ports = PORTS[:1] if is_litert else PORTS
+    servable, r = (LiteRT if is_litert else Servable)(Path(args.path)), random.Random(args.seed)
     began, wrong, asked, kinds = time.perf_counter(), 0, 0, collections.Counter()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(-(-args.count // args.batch)):
@@ -141,7 +157,7 @@ def main() -> None:
         texts = [maker(r) for maker in makers]
         kinds.update(maker.__name__ for maker in makers)
         # Most batches go to serving_default, so that the others do not make it long.
-        signature, inputs = PORTS[0] if number % 4 else PORTS[number // 4 % len(PORTS)]
+        signature, inputs = ports[0] if number % 4 else ports[number // 4 % len(ports)]
         try:
             found = list(problems(servable.predict(dict.fromkeys(inputs, texts), signature), len(texts)))
         except RuntimeError as error:

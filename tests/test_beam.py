@@ -256,6 +256,7 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     ]
     long = [len(client.source_ids(line)) for line in [*LINES, *strange]]
     assert [(row["truncated"], row["empty"]) for row in found] == [(length > 41, length == 0) for length in long]
+    argv[-1] = str(tmp_path / "other")
     assert "expected no beam_size, which the export fixes" in fails(translate, [*argv, "--beam-size", "2"], capsys)
 
 

@@ -3,9 +3,8 @@
 The file holds the encoder and the search of `text.search` for one sentence: ids in, ids of the best outputs out.
 SentencePiece's own library makes ids of a text and texts of ids, as `serving.litert_client` does in Python.
 
-Sources have any length, and the cache has slots for the longest output that a source allows, so short sentences take
-little time. LiteRT's fast products need a fixed number of rows: the file takes one sentence, and the export fixes the
-beam size.
+All shapes in the file are fixed, by the limits of lengths and by the beam size: where shapes grew while LiteRT ran, its
+XNNPACK now and then computed with memory that had moved. So an export is fast with limits no longer than it needs.
 """
 
 import hashlib
@@ -65,7 +64,8 @@ def save(
         translator: a `Translator`; its options become the defaults, and its beam size is fixed.
         path: must not exist.
         dtype: of the weights, "float32", or "int8" with a scale by channel; `None` means "float32".
-        max_length: the default and the greatest number of symbols in an output, the end symbol included.
+        max_length: the default and the greatest number of symbols in an output, the end symbol included; at most
+            max_source_length + extra_length.
         checked: run the checks of `tf_transformer.serving.check` on the result.
         facts: further entries of model.json, e.g. source_language, target_language, step, origin, license.
 
@@ -81,6 +81,7 @@ def save(
         raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
     if checked:
         import_extra("ai_edge_litert", "litert", "the check of this format")
+    max_length = min(max_length, translator.max_source_length + translator.extra_length)
     values = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
     if wrong := problem(values, dict.fromkeys(values, math.inf)):
         raise BadInput(wrong)
@@ -144,10 +145,9 @@ class _Module(tf.Module):
                 name: tf.clip_by_value(value, option.lowest, option.highest)
                 for (name, option), value in zip(INPUTS.items(), values, strict=True)
             }
-            length = tf.shape(source)[1:] - 1  # without the end symbol
+            length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
             limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
             memory, mask, _ = model.encode(source)
-            # All slots at once: where shapes grow while LiteRT runs, its XNNPACK computes with memory that has moved.
             decoder = decoder_of(model, memory, mask, SlicedKeyValue, weights)._replace(steps=max_length)
             found = beam_search(
                 SearchProblem(decoder, tf.constant([BOS_ID]), limit, EOS_ID),
@@ -157,12 +157,11 @@ class _Module(tf.Module):
                 patience=translator.patience,
                 **options,
             )
-            outputs = {name: part[0] for name, part in found._asdict().items()}
-            ids = tf.pad(outputs["ids"], [[0, 0], [0, max_length - tf.shape(outputs["ids"])[1]]])
-            return outputs | {"ids": tf.reshape(ids, [beams, max_length])}
+            return {name: part[0] for name, part in found._asdict().items()}
 
+        longest = translator.max_source_length + 1
         options = [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
-        inputs = [tf.TensorSpec([1, None], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best"), *options]
+        inputs = [tf.TensorSpec([1, longest], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best"), *options]
         self.translate = tf.function(translate, input_signature=inputs, autograph=False)
 
 

@@ -114,7 +114,9 @@ class LiteRTTranslator:
         ids, most = self.source_ids(text), self.facts["max_source_length"]
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
-        source = np.array([[*ids[:most], self.facts["ids"]["end"]]], np.int32)
+        source = np.full([1, most + 1], self.facts["ids"]["padding"], np.int32)
+        read = [*ids[:most], self.facts["ids"]["end"]]
+        source[0, : len(read)] = read
         values = {name: np.array([value], self._dtypes[name]) for name, value in (self.options | options).items()}
         return dict(self._run(source=source, n_best=np.array([n], np.int32), **values))
 

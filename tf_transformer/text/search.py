@@ -40,7 +40,7 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
-    steps: int | None = None  # a full cache gets slots for this many more steps; `None` means STEPS
+    steps: int | None = None  # of the longest search: all shapes are fixed then; `None` means as many as it takes
 
 
 class SearchProblem(NamedTuple):
@@ -120,7 +120,8 @@ def beam_search(
     rows = Rows(tf.range(B), problem.start_ids, tf.cast(problem.max_length, tf.int32), by_row)
     by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
     K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
-    L = tf.maximum(tf.reduce_max(rows.max_length), 0)
+    steps = problem.decoder.steps
+    L = steps or tf.maximum(tf.reduce_max(rows.max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
@@ -139,8 +140,7 @@ def beam_search(
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
-        steps = problem.decoder.steps or STEPS
-        state = _make_room(_running_only(state), problem.decoder.keep, tf.minimum(steps, L - state.position))
+        state = _make_room(_running_only(state), problem.decoder.keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         return state, _put_rows(results, state.rows.number, _results(state, n_best))
 
@@ -157,6 +157,11 @@ def beam_search(
         running=rows.max_length > 0,
         cache=problem.decoder.cache,
     )
+    if steps:
+        ancestry, slots = tf.zeros([B, K, K * steps], tf.bool), tf.zeros([B, K * steps], tf.int32)
+        state = state._replace(ancestry=ancestry, cache=problem.decoder.keep(state.cache, slots))
+        (state,) = tf.while_loop(lambda state: tf.reduce_any(state.running), advance, [state])
+        return _results(state, n_best)
     loop = [state, _results(state, n_best)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
     _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
@@ -232,8 +237,8 @@ def _running_only(state: BeamState) -> BeamState:
     return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
 
 
-def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], steps: tf.Tensor) -> BeamState:
-    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for `steps` more steps."""
+def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
+    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
@@ -241,7 +246,7 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], steps: t
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
         _, kept = tf.math.top_k(seen, most)  # equal values keep their order
-        free = K * steps
+        free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
         # Until they are written, the free slots hold copies of the first slot.
