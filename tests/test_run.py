@@ -11,6 +11,7 @@ import types
 
 import keras
 import numpy as np
+import portalocker
 import pytest
 
 import tf_transformer as tt
@@ -250,6 +251,33 @@ def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     assert run.lock()
     run.unlock()
     assert not Run(path).exists(SETTINGS)  # the lock is no obstacle to a new run
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_fit_that_raises_locks_nobody_out(two_epochs, error):
+    """Neither another process, whose file is another one, nor the next `fit` here."""
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            with pytest.raises(portalocker.LockException):
+                lock()
+            raise error
+
+    def lock():
+        with open(two_epochs / ".lock") as file:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+
+    def fit(model, *callbacks):
+        steps = {"steps_per_epoch": 3, "epochs": 3, "verbose": 0}
+        model.fit(batches(), callbacks=[Checkpoints(two_epochs), *callbacks], **steps)
+
+    model = new_model()
+    with pytest.raises(error):
+        fit(model, Fails())
+    lock()
+    fit(model)
+    lock()
+    assert [path.name for path in Run(two_epochs).checkpoints()][-1] == "step-00000009"
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path):

@@ -22,9 +22,14 @@ class KerasModel(KeepsQuantized, Model):
     """The base of `Transformer`: the methods of `keras.Model` that a model of token ids needs in another form.
 
     Its inputs are source and target ids, ([B, S], [B, T]); its labels are ids [B, T].
+
+    Attributes:
+        after_fit: while `fit` runs, what is to be done at its end, even if it raises; Keras tells callbacks only of an
+            end without an error.
     """
 
     config: TransformerConfig
+    after_fit: contextlib.ExitStack
 
     def fit(
         self,
@@ -47,6 +52,10 @@ class KerasModel(KeepsQuantized, Model):
             BadInput: an id or weight is invalid; `sample_weight` or `validation_split` is given, too; the data are of
                 another kind.
         """
+        with contextlib.ExitStack() as self.after_fit:
+            return self._fit(x, y, *args, class_weight=class_weight, **kwargs)
+
+    def _fit(self, x: Tensor, y: Tensor, *args: Any, class_weight: dict[int, float] | None, **kwargs: Any) -> Any:
         if class_weight is None:
             return super().fit(x, y, *args, **kwargs)
         table = _weight_of_ids(class_weight, self.config.vocab_size)

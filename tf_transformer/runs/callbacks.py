@@ -98,6 +98,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
+        if hasattr(self.model, "after_fit"):
+            self.model.after_fit.callback(self._unlock)
         if self._restored is not self.model:
             self._begin()
             self._load(self.model)
@@ -117,8 +119,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: object = None) -> None:
         self.model._initial_epoch = None
-        if self._locked:
-            self.run.unlock()
+        self._unlock()
         if self.told_to_stop:  # a signal during the last epoch's end counts, too
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
@@ -147,8 +148,12 @@ class Checkpoints(keras.callbacks.Callback):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if self._locked:  # an exception ended `fit`
-                self.run.unlock()
+            self._unlock()  # an exception ended `fit` of a model of another kind
+
+    def _unlock(self) -> None:
+        if self._locked:
+            self.run.unlock()
+            self._locked = False
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.began = time.perf_counter()

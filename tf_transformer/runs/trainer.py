@@ -136,6 +136,9 @@ class Trainer:
         try:
             batching, steps, dev_steps = self._begin()
             self._train(batching, steps, dev_steps, until)
+        except BaseException:
+            self._model = None if self.optimizer is None else self._model  # it may have trained beyond a checkpoint
+            raise
         finally:
             self.run.unlock()
         return self.run.history
