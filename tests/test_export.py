@@ -13,6 +13,7 @@ from conftest import TEXTS, random_model
 from served import Served, merge
 
 import tf_transformer as tt
+from tf_transformer.interop.formats import FORMATS
 from tf_transformer.serving.export import CONTRACT, Export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import EOS_ID
@@ -363,3 +364,32 @@ def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
         used = int(found.lengths[0, n])
         log_probs, _ = restricted.force(source, found.ids[:, n, :used])
         assert used > 5 and float(tf.reduce_sum(log_probs)) == pytest.approx(float(found.log_probs[0, n]), abs=1e-3)
+
+
+def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
+    """In no format; the message names the first such weight."""
+    model = translator.model.astype("float32")
+    broken, last = translator.replace(model=model), model.weights[-1]
+    last.assign(np.full(last.shape, np.nan))
+    first = model.encoder_layers[1].feed_forward.hidden.bias
+    first.assign([np.inf, *np.zeros(first.shape[0] - 1)])
+    wrong = f"^{first.path}: expected finite weights, got NaN or infinity in 1 of {first.shape[0]}$"
+    for format in FORMATS:
+        with pytest.raises(tt.BadInput, match=wrong):
+            broken.save(tmp_path / "model/1", format=format)
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_export_has_what_lora_has_learned(translator):
+    """In the weights that it has without LoRA, which is how it is read."""
+    model = translator.model.astype("float32")
+    model.encoder_layers[0].self_attention.query_projection.enable_lora(3)
+    layer = model.encoder_layers[0].self_attention.query_projection
+    layer.lora_kernel_b.assign(np.random.default_rng(3).normal(size=layer.lora_kernel_b.shape))
+    plain, found = translator.export().weights, translator.replace(model=model).export().weights
+    assert [weight.shape for weight in found] == [weight.shape for weight in plain]
+    changed = [i for i, (one, other) in enumerate(zip(found, plain, strict=True)) if np.any(one != other)]
+    assert [translator.model.weights[i].path.split("/", 1)[1] for i in changed] == [
+        "encoder_0/self_attention/query/kernel"
+    ]
+    np.testing.assert_allclose(found[changed[0]], layer.kernel, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from tf_transformer import PRESETS, SmoothedCrossEntropy, Transformer, TransformerConfig
+from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.layers import DecoderLayer, EncoderLayer, FeedForward
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
@@ -341,6 +341,27 @@ def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
     for again in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
         assert type(again) is SwishTransformer
         close(again((SOURCE, TARGET)), found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_lora_has_learned_stays_in_another_dtype(dtype):
+    tuned, plain = built(dtype=dtype), built(dtype=dtype)
+    attention = tuned.decoder_layers[1].cross_attention
+    for layer, name in ((attention.key_projection, "kernel"), (tuned.embedding, "embeddings")):
+        layer.enable_lora(5, lora_alpha=3)
+        for side in "ab":
+            adapter = getattr(layer, f"lora_{name}_{side}")
+            adapter.assign(np.random.default_rng(1).normal(0, 0.3, adapter.shape))
+    expected = array(tuned((SOURCE, TARGET)))
+    assert np.abs(expected - array(plain((SOURCE, TARGET)))).max() > 0.1
+    tolerance = {"atol": 1e-5} if dtype == "float32" else {"rtol": 0.05, "atol": 0.2}
+    for again in (tuned.merged(), tuned.astype("float32")):
+        assert list(weights_of(again)) == list(weights_of(plain))
+        close(again((SOURCE, TARGET)), expected, **tolerance)
+    assert plain.merged() is plain
+    several = Ensemble([tuned, tuned]).merged()
+    assert not any("lora" in weight.path for weight in several.weights)
+    assert several.merged() is several
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")

@@ -279,6 +279,10 @@ def test_average_weights_is_the_mean_of_each_weight(tmp_path):
         assert np.array_equal(found, wanted)
     with pytest.raises(ValueError, match="at least one"):
         average_weights(model, [])
+    model.weights[4].assign(np.full(model.weights[4].shape, np.inf))
+    model.save_weights(paths[1])
+    with pytest.raises(BadInput, match=f"1.weights.h5: {model.weights[4].path}: expected finite weights, got NaN or "):
+        average_weights(model, paths)
 
 
 @pytest.mark.parametrize("axes", ["BT", "B"])

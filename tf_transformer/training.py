@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.masks import padding_mask
+from tf_transformer.model import check_finite
 from tf_transformer.type_names import Tensor
 
 
@@ -282,12 +283,16 @@ def average_weights(model: keras.Model, paths: Sequence[str | os.PathLike[str]])
     Args:
         model: a built model.
         paths: `.weights.h5` files of models of this shape, at least one.
+
+    Raises:
+        BadInput: a weight of one is not finite.
     """
     if not paths:
         raise ValueError("expected at least one file of weights to average, got none")
     sums = [np.zeros(weight.shape, "float64") for weight in model.weights]
     for path in paths:
         model.load_weights(path)
+        check_finite(model.weights, f"{path}: ")
         for total, weight in zip(sums, model.get_weights(), strict=True):
             total += weight
     model.set_weights([total / len(paths) for total in sums])

@@ -30,7 +30,7 @@ from tf_transformer.layers import (
     PositionalEmbedding,
 )
 from tf_transformer.layers.int8 import is_int8
-from tf_transformer.model import Transformer
+from tf_transformer.model import Transformer, check_finite
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import Tensor
@@ -62,8 +62,8 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: str
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8, or computes what
-            CTranslate2 cannot; or CTranslate2 is not installed.
+        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8 or weights that are
+            not finite, or computes what CTranslate2 cannot; or CTranslate2 is not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
@@ -73,6 +73,7 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: str
         raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
+    check_finite(translator.model.weights)
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
     tokenizer = translator.tokenizer
     vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]

@@ -256,4 +256,5 @@ class Parser(SetOnce):
 
     def export(self, **facts: Any) -> ParserExport:
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
-        return ParserExport(self, **facts)
+        model = self.translator.model.merged()
+        return ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)

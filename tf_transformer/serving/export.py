@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_scale
+from tf_transformer.model import check_finite
 from tf_transformer.text.search import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.text.text_model import TextModel
@@ -60,6 +61,9 @@ class Root(tf.Module):
         signatures: besides `model_info`.
         warm: by name, the signatures to warm up before the server is ready, with their options.
         facts: further answers of `model_info`.
+
+    Raises:
+        BadInput: a weight is not finite.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Root(tf.Module):
         **facts: Any,
     ) -> None:
         super().__init__()
+        check_finite(model.weights)
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
@@ -125,7 +130,7 @@ class Export(Root):
         facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu.
 
     Raises:
-        BadInput: an option is out of range.
+        BadInput: an option is out of range, or a weight is not finite.
     """
 
     def __init__(

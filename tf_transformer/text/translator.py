@@ -199,7 +199,9 @@ class Translator(TextModel):
         format_of(format).save(self, path, **options)
 
     def export(self, **options: Any) -> "Export":
-        """The export that `save` writes; `serving.export.Export` has the options."""
+        """The export that `save` writes; `serving.export.Export` has the options. It has the weights with what LoRA has
+        learned."""
         from tf_transformer.serving.export import Export
 
-        return Export(self, **(self.export_options | options))
+        model = self.model.merged()
+        return Export(self if model is self.model else self.replace(model=model), **(self.export_options | options))
