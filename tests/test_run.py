@@ -285,7 +285,7 @@ def test_other_peoples_folders_are_left_alone(tmp_path):
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):
         Run(tmp_path).exists({})
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(tt.BadInput, match="expected JSON"):
+    with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})
 
 

@@ -66,6 +66,28 @@ class TransformerConfig:
         """The fields as plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    @property
+    def matrix_weights(self) -> int:
+        """The number of weights in the model's matrices; biases and norms are not counted."""
+        d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
+        attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
+        rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
+        return self.d_model * (rows + self.num_layers * (3 * attention + 2 * feed_forward))
+
+    def check_stored(self, size: int) -> None:
+        """Check, before anything takes memory, that a model's weights fit into the `size` bytes that are stored of it.
+
+        Raises:
+            BadInput: they do not, even with one byte each.
+        """
+        if self.matrix_weights > size:
+            sizes = ", ".join(
+                f"{name}={getattr(self, name)}" for name in ("vocab_size", "d_model", "d_ff", "num_layers")
+            )
+            raise BadInput(
+                f"expected the sizes of a model of at most {size:,} bytes, since no more are there, got {sizes}"
+            )
+
 
 def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -> None:
     if not holds:

@@ -18,6 +18,7 @@ from tf_transformer.interop.families import (
 )
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
+from tf_transformer.reading import check_h5, reading
 from tf_transformer.runs.run import Run
 from tf_transformer.serving.publish import is_saved_model, read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
@@ -68,8 +69,13 @@ def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator
         settings = run.settings()
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        models.append(build_model(config_of(settings["model"]), "float32"))
-        average_weights(models[-1], weights)
+        with reading(run.path, "checkpoints of the model in config.json"):
+            config = config_of(settings["model"])
+            for file in weights:
+                check_h5(file)
+                config.check_stored(file.stat().st_size)
+            models.append(build_model(config, "float32"))
+            average_weights(models[-1], weights)
         tokenizer = load_tokenizer(run.path / "tokenizer.model")
         tokenizers[tokenizer.fingerprint] = tokenizer
     if len(tokenizers) > 1:
@@ -91,17 +97,16 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
         BadInput: the folder holds something else.
     """
     facts, tokenizer, weights = read_export(path)
-    try:
+    with reading(path, "an export that this version can read"):
         own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
         config, models = config_of(facts["config"]), list[Transformer]()
         while weights or not models:
+            config.check_stored(sum(weight.nbytes for weight in weights))
             models.append(build_model(config, facts["dtype"]))
             size = len(models[-1].weights)
             models[-1].set_weights(weights[:size])
             weights = weights[size:]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
     options = stored | {"export_options": {name: facts[name] for name in hub.FACTS if name in facts}} | options
     return Translator(_together(models), tokenizer_of(tokenizer), **options)
 

@@ -5,7 +5,6 @@ Several runs become an ensemble, the mean of their probabilities. A run of a par
 watches the folder never sees it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
+    from tf_transformer.reading import read_json
     from tf_transformer.serving import publish as serving
 
     from .publishing import measured, read_dev, scores_of, search_of
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 
     facts: dict[str, Any] = {}
     if "facts" in format.takes:
-        facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]} if run else {}
+        facts = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
         if dev:
             by_dtype = {"float32": float32, args.dtype: float32.astype(args.dtype)}
             facts |= scores_of(settings["kind"], dev, by_dtype)

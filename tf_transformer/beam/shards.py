@@ -21,6 +21,7 @@ from tf_transformer.beam.translation import Handler, SavedModel, TranslatedText,
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.reading import read_json, reading
 from tf_transformer.serving.publish import check_saved_model
 
 SHARD_LINES = 10_000
@@ -116,10 +117,12 @@ class BulkJob:
             return
         if not file.exists():
             raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
-        found = json.loads(file.read_text())
+        found = read_json(file)
+        with reading(file, "the settings of the output that is there"):
+            before = {name: (_contents(found[name]), _described(found[name])) for name in settings}
         for name, of in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
-            if _contents(found[name]) != _contents(settings[name]):
-                was, now = _described(found[name]), _described(settings[name])
+            if before[name][0] != _contents(settings[name]):
+                was, now = before[name][1], _described(settings[name])
                 raise BadInput(f"{self.prefix}: it has output of {of}: {was}; not of {now}. Give another --output")
 
 

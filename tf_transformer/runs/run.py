@@ -17,13 +17,18 @@ import portalocker
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import checksum, flush, write_json, write_text
-from tf_transformer.runs.recipe import CHANGEABLE
+from tf_transformer.reading import check_h5, check_kinds, made_of, read_json, reading
+from tf_transformer.runs.recipe import CHANGEABLE, Recipe
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
 IDS = "ids"  # the training text, tokenized
+SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
+NUMBER = (int, float)
+STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
+STATE |= {"stopped_of": int, "half_done": dict}
 CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
@@ -91,14 +96,14 @@ class Run:
         file = self.path / "config.json"
         if not file.is_file():
             raise BadInput(f"{self.path}: expected a run's folder, found no config.json in it")
-        try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-        if not isinstance(settings, dict) or not {"version", "kind", "model", "recipe", "corpus"} <= set(settings):
+        settings = read_json(file)
+        if not settings.keys() >= {"version", *SETTINGS}:
             raise BadInput(f"{file}: expected a run's configuration, got something else")
         if settings["version"] != VERSION:
             raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
+        with reading(file, "a run's configuration"):
+            check_kinds(settings, SETTINGS | {"start": dict})
+            made_of(Recipe, settings["recipe"])
         return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
@@ -127,12 +132,12 @@ class Run:
         if self.path.resolve() in self._locks or not self.writes:
             return False
         self.path.mkdir(parents=True, exist_ok=True)
-        file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the lock is held)
+        file = open(self.path / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (open as long as the lock is held)
         try:
             portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
         except portalocker.LockException as error:
             file.seek(0)
-            owner = file.read() or "another process"
+            owner = file.read(99) or "another process"
             file.close()
             raise BadInput(f"{self.path}: expected a run that nothing else trains; {owner} is training it") from error
         file.truncate(0)
@@ -222,13 +227,15 @@ class Run:
         if not newest:
             return None
         folder, state = newest
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(folder / "model.weights.h5")
-        seeds = _seeds(model)
-        if seeds and state["seeds"]:  # there are none without dropout
-            for seed, value in zip(seeds, state["seeds"], strict=True):
-                seed.assign(value)
-        self.history = state["history"]
+        with reading(folder, "a checkpoint of this model"):
+            model.optimizer.build(model.trainable_variables)
+            check_h5(folder / "model.weights.h5")
+            model.load_weights(folder / "model.weights.h5")
+            seeds = _seeds(model)
+            if seeds and state["seeds"]:  # there are none without dropout
+                for seed, value in zip(seeds, state["seeds"], strict=True):
+                    seed.assign(np.asarray(value, seed.dtype))  # a list of many axes would end TensorFlow
+            self.history = [dict(row) for row in state["history"]]
         if self.writes:
             self._write_history()
         return state
@@ -245,7 +252,10 @@ class Run:
 def _whole(folder: Path) -> dict[str, Any]:
     """The contents of a checkpoint's state.json, if the checkpoint is undamaged."""
     try:
-        state = json.loads((folder / "state.json").read_text())
+        state = read_json(folder / "state.json")
+        check_kinds(state, STATE)
+        if half_done := state.get("half_done"):
+            check_kinds({"seconds": None, "metrics": None} | half_done, {"seconds": NUMBER, "metrics": list})
         if state["sha256"] != checksum(folder / "model.weights.h5"):
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, KeyError) as error:

@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_folder
+from tf_transformer.reading import read_bytes, read_json, reading
 from tf_transformer.serving.check import check, failures
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
@@ -119,17 +121,18 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
     described = path / "assets.extra" / "tf_transformer.json"
     if not described.is_file():
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
-    try:
-        facts = json.loads(described.read_text())
-        tokenizer = described.with_name("tokenizer.model").read_bytes()
+    facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
+    with reading(path, "a whole SavedModel of this package"):
         if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
             raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
         stored = tf.train.load_checkpoint(str(path / "variables" / "variables"))
-        names = [name for name in stored.get_variable_to_shape_map() if name.startswith("weights/")]
-        names.sort(key=lambda name: int(name.split("/")[1]))
+        shapes = {
+            name: shape for name, shape in stored.get_variable_to_shape_map().items() if name.startswith("weights/")
+        }
+        if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
+            raise ValueError("weights that are no larger than their file, got larger ones")
+        names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         return facts, tokenizer, [stored.get_tensor(name) for name in names]
-    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
-        raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
 def next_version(path: str | os.PathLike[str]) -> Path:

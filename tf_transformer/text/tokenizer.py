@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_file
 from tf_transformer.masks import PAD_ID
+from tf_transformer.reading import read_bytes
 from tf_transformer.type_names import Tensor
 
 try:
@@ -57,22 +58,30 @@ class Tokenizer:
     normalises it (NFKC, white space folded). Control symbols written in a text are plain text.
 
     Args:
-        model: a serialized SentencePiece model whose control ids are as above.
+        model: a serialized SentencePiece model whose control ids are as above. One that somebody else has learned may
+            lack the bytes, so that characters outside its pieces become the unknown id, and may have control symbols.
+
+    Raises:
+        BadInput: the bytes are no such model.
     """
 
     def __init__(self, model: bytes) -> None:
-        try:
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+        processor = engine_of(model)
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
         self.model = model
         self.vocab_size: int = processor.vocab_size()
-        symbols = itertools.takewhile(processor.is_control, range(FIRST_ID, self.vocab_size))
-        self.symbols: list[str] = [processor.id_to_piece(id)[1:] for id in symbols]
-        self.first_piece = FIRST_ID + len(self.symbols) + 256  # after the bytes
+        ids_of_pieces = range(FIRST_ID, self.vocab_size)
+        controls = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
+        # Those of `learn_from` begin with a space; others, such as "<2de>", are somebody's own.
+        symbols = itertools.takewhile(lambda name: re.match(" .", name), controls)
+        self.symbols: list[str] = [name[1:] for name in symbols]
+        no_text = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
+        texts = (id for id in ids_of_pieces if not any(is_other(id) for is_other in no_text))
+        self.first_piece: int = next(texts, 0)
+        if not self.first_piece:
+            raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
         self.op = durable_tokenizer(model)
 
     @staticmethod
@@ -146,7 +155,7 @@ class Tokenizer:
         if not path.is_file():
             raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
         try:
-            return cls(path.read_bytes())
+            return cls(read_bytes(path))
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
 
@@ -200,6 +209,20 @@ def valid_text(texts: Tensor) -> tf.Tensor:
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
     )
+
+
+def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """SentencePiece's own tokenizer with a serialized model.
+
+    Raises:
+        BadInput: the bytes are none, or one with a piece that is not UTF-8.
+    """
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        processor.id_to_piece(list(range(processor.vocab_size())))
+    except (RuntimeError, ValueError) as error:
+        raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+    return processor
 
 
 def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text.SentencepieceTokenizer:

@@ -56,12 +56,21 @@ class MarianConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("num_decoder_layers", "decoder_d_ff"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: expected a positive number, got {getattr(self, name)}")
         if self.source_vocab_size is not None and self.source_vocab_size < 1:
             raise BadInput(f"source_vocab_size: expected a positive number or None, got {self.source_vocab_size}")
         if self.num_decoder_heads < 1 or self.d_model % self.num_decoder_heads:
             raise BadInput(
                 f"num_decoder_heads: expected a divisor of d_model={self.d_model}, got {self.num_decoder_heads}"
             )
+
+    @property
+    def matrix_weights(self) -> int:
+        encoder, decoder = 4 * self.d_model + 2 * self.d_ff, 8 * self.d_model + 2 * self.decoder_d_ff
+        rows = self.vocab_size + (self.source_vocab_size or 0)
+        return self.d_model * (rows + self.num_layers * encoder + self.num_decoder_layers * decoder)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
