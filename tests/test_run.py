@@ -280,6 +280,25 @@ def test_a_fit_that_raises_locks_nobody_out(two_epochs, error):
     assert [path.name for path in Run(two_epochs).checkpoints()][-1] == "step-00000009"
 
 
+def test_lora_goes_on_learning(tmp_path):
+    """From the function that it had learned. What Keras's files leave of an adapter would stay 0."""
+
+    def adapted():
+        model = new_model()
+        layer = model.encoder_layers[0].feed_forward.hidden
+        layer.enable_lora(2)
+        return model, layer
+
+    model, layer = adapted()
+    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+    model.optimizer.build(model.trainable_variables)
+    Run(tmp_path).save(model, 3)
+    again, its = adapted()
+    Run(tmp_path).restore(again)
+    np.testing.assert_allclose(its.kernel, layer.kernel, rtol=1e-5)
+    assert np.all(its.lora_kernel_a != 0) and np.all(its.lora_kernel_b == 0)  # B's gradient is not 0
+
+
 def test_other_peoples_folders_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):

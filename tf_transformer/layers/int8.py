@@ -10,6 +10,7 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 import functools
 import math
 import posixpath
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -121,19 +122,28 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
 
 def has_adapters(model: keras.Model) -> bool:
     """Whether a model has adapters of LoRA."""
-    return any(getattr(layer, "lora_enabled", False) for layer in model._flatten_layers())
+    return any(_lora(model))
+
+
+def wake_adapters(model: keras.Model) -> None:
+    """Draw the first factor of each adapter anew, after a file was loaded. Keras adds an adapter's product to the
+    matrix in a file, and loading leaves both factors 0, from where neither learns."""
+    for _, a, _, _ in _lora(model):
+        a.assign(keras.initializers.HeUniform()(a.shape))
 
 
 def _adapters(model: keras.Model) -> dict[int, np.ndarray]:
     """What LoRA adds to a model's matrices, by the id of their variables."""
-    added = {}
+    return {id(matrix): scale * ops.convert_to_numpy(ops.matmul(a, b)) for matrix, a, b, scale in _lora(model)}
+
+
+def _lora(model: keras.Model) -> Iterator[tuple[keras.Variable, keras.Variable, keras.Variable, float]]:
+    """Each adapter of a model: the matrix, the two factors, and the scale of their product."""
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
             name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
             a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
-            product = ops.convert_to_numpy(ops.matmul(a, b))
-            added[id(getattr(layer, f"_{name}"))] = layer.lora_alpha / layer.lora_rank * product
-    return added
+            yield getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
 
 
 def _by_name(model: keras.Model) -> dict[str, keras.Variable]:

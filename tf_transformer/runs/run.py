@@ -17,6 +17,7 @@ import portalocker
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import checksum, flush, write_json, write_text
+from tf_transformer.layers.int8 import wake_adapters
 from tf_transformer.reading import check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
 
@@ -231,6 +232,7 @@ class Run:
             model.optimizer.build(model.trainable_variables)
             check_h5(folder / "model.weights.h5")
             model.load_weights(folder / "model.weights.h5")
+            wake_adapters(model)
             seeds = _seeds(model)
             if seeds and state["seeds"]:  # there are none without dropout
                 for seed, value in zip(seeds, state["seeds"], strict=True):
