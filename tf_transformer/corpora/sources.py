@@ -20,8 +20,10 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 from tf_transformer.corpora.text_files import checksum_of_text, line_problem, unequal
 from tf_transformer.extras import import_extra
+from tf_transformer.reading import reading
 from tf_transformer.text.tokenizer import lines_of, sentences
 
+MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
 Text = str | bytes
 Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
@@ -285,10 +287,13 @@ class ParquetSource(Source):
                 kind = file.schema.column(known.index(name)).physical_type
                 if kind != "BYTE_ARRAY":
                     raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                groups.append((path, group, count, rows))
-                count += rows
+            with reading(path, "a Parquet file"):
+                for group in range(file.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    groups.append((path, group, count, rows))
+                    count += rows
+                if not 0 <= count <= MOST_ROWS_OF_A_BYTE * sum(map(os.path.getsize, self._files())):
+                    raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
         parts = []
         for part in even_parts(count, pairs):
             end = part.first + part.count
@@ -299,10 +304,11 @@ class ParquetSource(Source):
     def read(self, part: Part) -> Iterator[Pair]:
         for path, group, first, rows in part.where:
             start, stop = max(part.first - first, 0), min(part.first + part.count - first, rows)
-            table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
-            while any(name not in table.column_names for name in self.columns):
-                table = table.flatten()  # fields of columns become columns
-            source, target = (table.column(name).to_pylist() for name in self.columns)
+            with reading(path, "a Parquet file"):
+                table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
+                while any(name not in table.column_names for name in self.columns):
+                    table = table.flatten()  # fields of columns become columns
+                source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
                 yield encoded(pair[0]), encoded(pair[1])
 
@@ -314,13 +320,11 @@ class ParquetSource(Source):
 
 
 def _parquet(path: str) -> Any:
-    pyarrow = import_extra("pyarrow", "parquet", "reading Parquet files")
+    import_extra("pyarrow", "parquet", "reading Parquet files")
     from pyarrow import parquet
 
-    try:
+    with reading(path, "a Parquet file"):
         return parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise BadInput(f"{path}: expected a Parquet file, got something else: {error}") from error
 
 
 def encoded(text: Text | None) -> bytes:
