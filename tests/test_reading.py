@@ -21,7 +21,9 @@ from tf_transformer import reading
 from tf_transformer.config import TransformerConfig
 from tf_transformer.interop.families import build_model
 from tf_transformer.interop.hub import origin_of
+from tf_transformer.interop.marian.files import search_options
 from tf_transformer.interop.marian.model import MarianConfig
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.runs.recipe import Recipe
 
 TRAINED = Path(__file__).parent / "marian/trained"
@@ -124,6 +126,26 @@ def test_sizes_are_checked_before_they_take_memory(checkpoint, values):
     refused(lambda: tt.Translator.from_marian(checkpoint), f"config.json: .*{names.get(name, name)}")
 
 
+def test_a_vocabulary_without_weights_has_a_size_that_can_be(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    change(checkpoint / "config.json", vocab_size=10**12)
+    load = MarianTokenizer.from_checkpoint
+    refused(
+        lambda: load(checkpoint), "config.json: vocab_size: expected a number up to 16,777,216, got '1000000000000'"
+    )
+
+
+def test_a_beam_of_all_memory_is_cut(checkpoint):
+    change(checkpoint / "generation_config.json", num_beams=10**9, max_length="512")
+    assert search_options(checkpoint) == {"beam_size": 16}
+
+
+@pytest.mark.parametrize("content", [b"", b"# no model\n"])
+def test_pieces_that_are_no_model_are_named(checkpoint, content):
+    (checkpoint / "target.spm").write_bytes(content)
+    refused(lambda: MarianTokenizer.from_checkpoint(checkpoint), "target.spm: expected a SentencePiece model, got")
+
+
 def test_a_pointer_of_git_lfs_is_named(checkpoint):
     for name in ("source.spm", "model.safetensors"):
         (checkpoint / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
@@ -216,7 +238,9 @@ def test_weights_in_hdf5_lie_in_their_file(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(64))
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file.create_dataset("a/b", (8,), "f4", external=[(str(tmp_path / "secret"), 0, 32)])
-    for name in ("empty", "packed", "other"):
+    with h5py.File(tmp_path / "linked.h5", "w") as file:
+        file["a/b"] = h5py.ExternalLink(str(tmp_path / "whole.h5"), "/a/b")
+    for name in ("empty", "packed", "other", "linked"):
         message = f"{name}.h5: expected weights in HDF5, .*: expected an array that lies in the file, got a/b"
         refused(lambda name=name: reading.check_h5(tmp_path / f"{name}.h5"), message)
     refused(lambda: reading.check_h5(tmp_path / "secret"), "secret: expected weights in HDF5")

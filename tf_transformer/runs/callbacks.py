@@ -68,7 +68,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.tokenizer = tokenizer
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
-        self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
+        self._begin_at(newest[1] if newest else {"step": 0})
         self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
         self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
@@ -76,8 +76,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _begin_at(self, state: dict[str, Any]) -> None:
         self.step: int = state["step"]
-        self.tokens: int = state["target_tokens"]
-        self.seconds: float = state["seconds"]
+        self.tokens: int = state.get("target_tokens", 0)
+        self.seconds: float = state.get("seconds", 0.0)
         self.stopped_of = state.get("stopped_of", 0)  # all steps of a training that another callback stopped before
         self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
 

@@ -18,7 +18,7 @@ import portalocker
 from tf_transformer.config import BadInput
 from tf_transformer.files import checksum, flush, write_json, write_text
 from tf_transformer.layers.int8 import wake_adapters
-from tf_transformer.reading import check_h5, check_kinds, made_of, read_json, reading
+from tf_transformer.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
 
 VERSION = 2  # of config.json
@@ -255,10 +255,10 @@ def _whole(folder: Path) -> dict[str, Any]:
     """The contents of a checkpoint's state.json, if the checkpoint is undamaged."""
     try:
         state = read_json(folder / "state.json")
-        check_kinds(state, STATE)
+        check_kinds({"step": None} | state, STATE)
         if half_done := state.get("half_done"):
             check_kinds({"seconds": None, "metrics": None} | half_done, {"seconds": NUMBER, "metrics": list})
-        if state["sha256"] != checksum(folder / "model.weights.h5"):
+        if state["sha256"] != checksum(check_file(folder / "model.weights.h5")):
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{folder}: expected a whole checkpoint, got a damaged one ({error})") from error

@@ -219,7 +219,8 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        processor.id_to_piece(list(range(processor.vocab_size())))
+        if not processor.id_to_piece(list(range(processor.vocab_size()))):  # of nothing
+            raise ValueError("no pieces")
     except (RuntimeError, ValueError) as error:
         raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
     return processor

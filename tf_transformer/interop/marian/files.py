@@ -17,6 +17,7 @@ from tf_transformer.interop.hub import INDEX
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 from tf_transformer.reading import check_archive, check_file, check_h5, made_of, read_json, reading
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 MOST_SYMBOLS = 2**24  # of a vocabulary without weights
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
@@ -100,13 +101,15 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
 
 def search_options(directory: str | Path) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
-    decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
+    decoder.yml: beam_size, at most a request's, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
     _, settings = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
         settings |= read_json(directory / "generation_config.json")
     found = {"beam_size": settings.get("num_beams"), "max_length": settings.get("max_length")}
     options = {name: value for name, value in found.items() if type(value) is int and value > 0}
+    if "beam_size" in options:
+        options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
     if "max_length" in options:
         options["max_length"] -= 1
     return {name: value for name, value in options.items() if value}

@@ -75,6 +75,8 @@ class MarianTokenizer(Tokenizer):
             if not (directory / name).is_file():
                 raise BadInput(f"expected the tokenizer of a checkpoint of MarianMT, found no {name} in {directory}")
             contents[name] = read_bytes(directory / name)
+            with reading(directory / name, "a SentencePiece model"):
+                engine_of(contents[name])
         with zipfile.ZipFile(written, "w") as archive:
             for name in sorted(contents):
                 archive.writestr(zipfile.ZipInfo(name), contents[name])  # without the time, for the fingerprint
