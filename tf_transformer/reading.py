@@ -150,22 +150,23 @@ def check_h5(path: str | os.PathLike[str]) -> None:
     """
     import h5py
 
-    left = check_file(path).stat().st_size
+    size, elsewhere = 0, list[str]()
 
-    def count(name: str, item: Any) -> None:
-        nonlocal left
+    def look(name: str, item: Any) -> None:
+        nonlocal size
         if isinstance(item, h5py.Dataset):
-            left -= item.nbytes
-            if left < 0 or item.external or item.is_virtual:
-                raise ValueError(f"expected an array that lies in the file, got {name} of shape {item.shape}")
+            size += item.nbytes
+            elsewhere.extend([name] * bool(item.external or item.is_virtual))
+        elif isinstance(item, h5py.ExternalLink):
+            elsewhere.append(name)
 
-    def check_link(name: str, link: Any) -> None:
-        if isinstance(link, h5py.ExternalLink):
-            raise ValueError(f"expected an array that lies in the file, got {name}, which lies in another")
-
-    with reading(path, "weights in HDF5"), h5py.File(path) as file:
-        file.visititems(count)
-        file.visititems_links(check_link)
+    with reading(path, "weights in HDF5"), h5py.File(check_file(path)) as file:
+        file.visititems(look)
+        file.visititems_links(look)
+        if elsewhere:
+            raise ValueError(f"expected arrays that lie in the file, got {elsewhere[0]}, which does not")
+        if size > (most := os.path.getsize(path)):
+            raise ValueError(f"expected arrays of at most {most:,} bytes, those of the file, got {size:,}")
 
 
 def made_of(kind: type[Made], values: dict[str, Any]) -> Made:

@@ -74,9 +74,9 @@ class MarianTokenizer(Tokenizer):
         for name in (SOURCE, TARGET):
             if not (directory / name).is_file():
                 raise BadInput(f"expected the tokenizer of a checkpoint of MarianMT, found no {name} in {directory}")
-            contents[name] = read_bytes(directory / name)
+            contents[name] = model = read_bytes(directory / name)
             with reading(directory / name, "a SentencePiece model"):
-                engine_of(contents[name])
+                engine_of(model)
         with zipfile.ZipFile(written, "w") as archive:
             for name in sorted(contents):
                 archive.writestr(zipfile.ZipInfo(name), contents[name])  # without the time, for the fingerprint
