@@ -238,6 +238,14 @@ def test_a_metric_is_over_all_tokens_since_the_last_reset(metric, expected):
     assert metric.result() == (1 if isinstance(metric, Perplexity) else 0)
 
 
+def test_a_tie_is_no_right_answer():
+    logits = np.zeros((1, 3, V))
+    logits[0, 1, [3, 5]] = logits[0, 2, 5] = 1.0
+    metric = TokenAccuracy()
+    metric.update_state(np.array([[5, 3, 5]]), ops.array(logits, "bfloat16"))
+    close(metric.result(), 1 / 3)
+
+
 def test_perplexity_ignores_label_smoothing_and_is_float32():
     logits = ops.cast(normal(B, T, V), "bfloat16")
     metric = Perplexity()
