@@ -25,7 +25,7 @@ SIGNATURES = {  # by name inputs and outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),
     "translate": ({"text", *REQUEST}, TRANSLATIONS),
     "translate_details": ({"text", *REQUEST}, DETAILS),
-    "score": ({"source", "target"}, {"log_prob", "score", "length"}),
+    "score": ({"source", "target"}, {"log_prob", "score", "length", "truncated"}),
     "tokenize": ({"text"}, {"tokens", "length"}),
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
@@ -191,6 +191,13 @@ def test_score_is_what_the_search_found(names, request):
             assert scored["length"][row] == found["lengths"][row, 0]
             compared += 1
     assert compared or not found["finished"].any()
+
+
+def test_a_score_says_whether_source_or_target_was_cut(served):
+    short, long = "Two doors.", "door " * 3000
+    found = served({"source": [short, long, short], "target": [short, short, long]}, "score")
+    assert found["truncated"].tolist() == [False, True, True]
+    assert found["length"][2] == 41
 
 
 @pytest.mark.program

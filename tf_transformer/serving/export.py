@@ -204,14 +204,15 @@ class Export(Root):
             }
 
         def score(source: Tensor, target: Tensor) -> Any:
-            source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
-            target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
+            source_ids, _, cut = translator.source(tf.ensure_shape(source, [None]))
+            target = tokenizer.tokenize_target(tf.ensure_shape(target, [None]))
+            target_ids, _, target_cut = translator.with_end(target)
             log_probs, _ = force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
             scores = log_prob / penalty(length, defaults["length_penalty"])
-            return {"log_prob": log_prob, "score": scores, "length": length - 1}
+            return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
         def tokenize(text: Tensor) -> Any:
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
