@@ -1,6 +1,7 @@
 """A model of token ids as Keras's users know a model: class weights in `fit`, `export`, `quantize`."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -112,6 +113,9 @@ class KerasModel(KeepsQuantized, Model):
                 with contextlib.suppress(NotImplementedError):  # this mode is only for products
                     layer.quantize(mode, config=config)
         super().quantize(mode, config=config, **kwargs)
+
+    def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return layer_call  # its layers are computed again one by one; the whole model at once would save nothing
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary

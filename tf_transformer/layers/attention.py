@@ -11,6 +11,7 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
 from tf_transformer.type_names import Shape, Tensor
 
@@ -143,7 +144,7 @@ def masked_attention(
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(KeepsQuantized):
+class MultiHeadAttention(KeepsQuantized, Rematerialized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from the same sequence, as everywhere in the paper. The projections have no biases.

@@ -7,6 +7,7 @@ from keras import ops
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, causal_mask, last_allowed
 from tf_transformer.type_names import Shape, Tensor
@@ -20,7 +21,7 @@ class DecoderCache(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class DecoderLayer(KeepsQuantized):
+class DecoderLayer(KeepsQuantized, Rematerialized):
     """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm.
 
     Args:

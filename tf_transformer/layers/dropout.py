@@ -5,11 +5,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class Dropout(keras.layers.Dropout):
+class Dropout(Rematerialized, keras.layers.Dropout):
     """Dropout that draws 16 random bits per component; the rate is rounded to a multiple of 2^-16.
 
     Keras's layer draws a float per component, which takes two to four times as long on a CPU.

@@ -11,6 +11,7 @@ from keras import ops
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Shape, Tensor
 
@@ -46,7 +47,7 @@ def _angles(positions: Tensor, frequencies: Tensor) -> Any:
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(keras.layers.ReversibleEmbedding):
+class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
 
     Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.

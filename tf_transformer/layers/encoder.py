@@ -8,13 +8,14 @@ from keras import ops
 
 from tf_transformer.layers.attention import MultiHeadAttention, attention, restricted_attention
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, intersect, near_mask
 from tf_transformer.type_names import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class EncoderLayer(KeepsQuantized):
+class EncoderLayer(KeepsQuantized, Rematerialized):
     """Self-attention, then feed-forward, each inside Add & Norm. d_model comes from the input.
 
     Args:

@@ -9,11 +9,12 @@ from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(KeepsQuantized):
+class FeedForward(KeepsQuantized, Rematerialized):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
@@ -49,7 +50,7 @@ class FeedForward(KeepsQuantized):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class AddAndNorm(keras.layers.Layer):
+class AddAndNorm(Rematerialized):
     """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
 
     It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d].
