@@ -47,7 +47,6 @@ def trained(make, scope, **options):
 
 SCOPES = {
     "full": {"mode": "full"},
-    "larger than": {"mode": "larger_than", "output_size_threshold": 7},
     "some layers": {"mode": "list_of_layers", "layer_names": ["encoder_0"]},
     "not this layer": {"mode": "list_of_layers", "layer_names": ["decoder_0"]},
 }
@@ -58,7 +57,6 @@ CASES = [
     (of_layers, "full", {"run_eagerly": True}, 3),
     (of_transformer, "full", {}, 1),
     (of_transformer, "full", {"jit_compile": True}, 1),
-    (of_transformer, "larger than", {}, 1),
     (of_transformer, "some layers", {}, 1),
     (of_transformer, "not this layer", {}, 0),
 ]
