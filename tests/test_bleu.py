@@ -59,6 +59,12 @@ def test_chrf():
 GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
 
 
+def test_half_an_emoji_is_a_character_as_others():
+    for score in (bleu.bleu, bleu.chrf):
+        found = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
+        assert found.value == pytest.approx(100)
+
+
 def test_lower_cased():
     assert bleu.bleu(["A B c d e"], ["a b c d e"]).value < 100
     (found,) = bleu.compare({"": ["A B c d e"]}, ["a b c d e"], samples=2)["BLEU 13a lower-cased"].values()

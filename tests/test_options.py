@@ -176,7 +176,10 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     settings = {"version": 2, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
-    assert "--name: expected a name without slashes" in fails(export, ["--run", "r", "--name", "a/b"], capsys)
+    for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):  # the last one is no part of a server's address
+        refused = f"--name: expected the name of a folder, without slashes and colons, got {wrong!r}"
+        assert refused in fails(export, ["--run", "r", "--name", wrong], capsys)
+    assert "--base: expected a path, got an empty one" in fails(export, ["--run", "r", *name, "--base", ""], capsys)
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
     assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
@@ -198,10 +201,12 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         assert message in fails(attention, [*argv, *more], capsys)
     assert "found no saved_model.pb" in fails(attention, ["--model", tmp_path, "a"], capsys)
     assert "found no config.json" in fails(attention, ["--run", tmp_path, "a"], capsys)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert "expected a sentence, got none" in fails(attention, argv, capsys)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("sys.stdin", io.StringIO("a\nTwo doors.\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcaf\xe9\x85a\r\nTwo\xe2\x80\xa8doors.\n"))
+    )
     attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert (tmp_path / "page.html").stat().st_size > 10_000

@@ -6,6 +6,7 @@ import re
 import sys
 
 import keras
+import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
@@ -64,6 +65,17 @@ def test_invalid_bytes_and_controls_separate_words(pair, text):
     """They are white space, so that what is left and right of them is not one word."""
     tokenizer, oracle = pair
     assert tokenizer.tokenize([text]).to_list() == [oracle.encode("two doors")] != [oracle.encode("twodoors")]
+
+
+def test_half_an_emoji_separates_words_as_invalid_bytes_do(pair):
+    """It is a surrogate without its other half, which a string of Python may hold and UTF-8 may not."""
+    tokenizer, oracle = pair
+    expected = oracle.encode("two doors")
+    for texts in (["two\ud83ddoors"], ("two\udcffdoors",), np.array(["two\ude00doors"]), tf.constant(["two doors"])):
+        assert tokenizer.tokenize(texts).to_list() == [expected]
+    assert tokenizer.tokenize("two\ud83ddoors").numpy().tolist() == expected
+    with_halves, without = (tt.Tokenizer.learn_from([f"red{half}door"] * 9, 268) for half in ("\ud83d", " "))
+    assert with_halves.tokenize(["red door"]).to_list() == without.tokenize(["red door"]).to_list()
 
 
 def test_white_space_and_controls_alone_are_nothing(pair):

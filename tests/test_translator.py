@@ -208,10 +208,29 @@ def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     np.testing.assert_allclose(found.log_probs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_called_from_python(translator, saved):
-    assert tt.SavedTranslator(saved, batch_size=2)(TEXTS) == translator(TEXTS)
+HALF = "Two \ud83d doors"  # half an emoji: a surrogate without its other half, which UTF-8 lacks
+HALF_BYTES = b"Two \xed\xa0\xbd doors"
+
+
+def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, saved):
+    """White space, wherever a text goes in; and it ends no list."""
+    whole = translator(["Two doors", "The old woman"])
+    assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
+    assert tt.SavedTranslator(saved)([HALF, "The old woman"]) == whole
+    assert translator.n_best([HALF], 2, [HALF]) == translator.n_best([HALF_BYTES], 2, [HALF_BYTES])
+    assert translator.sample([HALF]) == translator.sample([HALF_BYTES])
+    for target, expected in ((None, None), (HALF, "Two doors")):
+        found, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
+        assert (found.source, found.target) == (same.source, same.target)
+    translator.attention_scores(HALF, HALF)
+    with pytest.warns(UserWarning, match="only their beginnings are read"):
+        translator([HALF * 99])
+
+
+def test_called_from_python(translator, saved, tmp_path):
+    assert tt.SavedTranslator(saved.parent, batch_size=2)(TEXTS) == translator(TEXTS)
     with pytest.raises(tt.BadInput, match="found no saved_model.pb"):
-        tt.SavedTranslator(saved.parent)
+        tt.SavedTranslator(tmp_path)
 
 
 def test_attention_is_the_models_own(translator):
@@ -249,7 +268,7 @@ def test_what_attention_refuses(translator):
 
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
-    again = tt.Translator.from_saved_model(saved)
+    again = tt.load(saved.parent)
     assert again.options == translator.options
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model

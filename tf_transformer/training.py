@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from tf_transformer.files import user_path
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Tensor
 
@@ -286,7 +287,7 @@ def average_weights(model: keras.Model, paths: Sequence[str | os.PathLike[str]])
         raise ValueError("expected at least one file of weights to average, got none")
     sums = [np.zeros(weight.shape, "float64") for weight in model.weights]
     for path in paths:
-        model.load_weights(path)
+        model.load_weights(user_path(path))
         for total, weight in zip(sums, model.get_weights(), strict=True):
             total += weight
     model.set_weights([total / len(paths) for total in sums])

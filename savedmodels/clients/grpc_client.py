@@ -6,6 +6,7 @@ options take the model's defaults.
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 batch = texts[done : done + args.batch_size]
                 for i, translations in enumerate(translate(client, batch, options), done):
                     for score, translation in translations[: args.n_best]:
-                        print(i, f"{score:.4f}", translation, sep="\t")
+                        print(i, f"{score:.4f}", translation.replace("\n", " "), sep="\t")
                 sys.stdout.flush()
                 done += len(batch)
                 if time.monotonic() - said > 10:
@@ -133,4 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

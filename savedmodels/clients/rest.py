@@ -6,6 +6,7 @@ number, score and translation, best first.
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -75,13 +76,13 @@ def translated(
 ) -> Iterator[str]:
     """Lines to print for texts: translations, or with options numbers from `first`, scores and translations."""
     if not options:
-        yield from (answer["translation"] for answer in client.predict(texts))
+        yield from (answer["translation"].replace("\n", " ") for answer in client.predict(texts))
         return
     answers = client.predict([{"text": text} | options for text in texts], "translate")
     for i, answer in enumerate(answers, first):
         pairs = zip(answer["scores"], answer["translations"], strict=True)
         for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # -1e9: not used
-            yield f"{i}\t{score:.4f}\t{translation}"
+            yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
 
 
 def reason(error: OSError) -> str:
@@ -139,4 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
-from tf_transformer.corpora.sources import Row, Text, TextSource, encoded
+from tf_transformer.corpora.sources import Row, Text, TextSource
 from tf_transformer.corpora.text_files import Paths, file_pairs
 from tf_transformer.corpora.text_files import check_text_pairs as check_text_pairs
 from tf_transformer.corpora.text_files import read_text_pairs as read_text_pairs
+from tf_transformer.files import encoded
 from tf_transformer.masks import PAD_ID
+from tf_transformer.terminal import say
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.type_names import Tensor
 
@@ -160,7 +162,7 @@ def ids_of(
             read += len(chunk[-1])
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
-                print(f"  tokenized {read:,} pairs, {read / (said - began):,.0f} a second", flush=True)
+                say(f"  tokenized {read:,} pairs, {read / (said - began):,.0f} a second")
             yield chunk
         if failed:
             raise failed[0]

@@ -22,7 +22,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
 from tf_transformer.corpora.sources import Part, Source
-from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.files import checksum, new_file, user_path, write_json
 from tf_transformer.text.tokenizer import Tokenizer
 
 READ_LINES = 1_000  # tokenized at a time
@@ -53,7 +53,7 @@ class Preparation:
     max_length: int = MAX_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
+        object.__setattr__(self, "folder", user_path(self.folder).absolute())  # workers may have another current folder
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,11 +1,9 @@
 """Text files in ranges of lines, for several workers. Only b"\\n" ends a line, as in a binary file."""
 
-import gzip
 import hashlib
 import itertools
 import os
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file
+from tf_transformer.files import new_file, open_text, user_path
 
 _BLOCK = 1 << 22  # bytes read at a time
 
@@ -94,7 +92,7 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
         BadInput: the .gz is damaged.
         OSError: there is no room for it.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.suffix != ".gz":
         return path
     modified = path.stat().st_mtime_ns
@@ -105,10 +103,8 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
     plain.parent.mkdir(parents=True, exist_ok=True)
     with new_file(plain) as temporary:
         try:
-            with gzip.open(path, "rb") as packed, open(temporary, "wb") as file:
+            with open_text(path) as packed, open(temporary, "wb") as file:
                 shutil.copyfileobj(packed, file, _BLOCK)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
         except OSError as error:  # a full disk, which names no file
             raise OSError(error.errno, error.strerror, str(plain)) from error
         os.utime(temporary, ns=(modified, modified))

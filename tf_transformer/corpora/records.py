@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +13,7 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import Summary, dataset
 from tf_transformer.corpora.ids import Batch, Batches, Order, batch_sizes, batches_of, bucket_bounds, collected
-from tf_transformer.files import checksum
+from tf_transformer.files import checksum, user_path
 from tf_transformer.text.tokenizer import Tokenizer
 
 SHARD_LINES = 100_000
@@ -36,7 +35,7 @@ class Records:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         file = self.folder / "records.json"
         if not file.is_file():
             raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")

@@ -6,7 +6,6 @@ A corpus trains on any of them, and `tf-transformer prepare` makes records of an
 import abc
 import codecs
 import dataclasses
-import glob
 import hashlib
 import itertools
 import os
@@ -20,7 +19,8 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 from tf_transformer.corpora.text_files import checksum_of_text, line_problem, unequal
 from tf_transformer.extras import import_extra
-from tf_transformer.text.tokenizer import lines_of, sentences
+from tf_transformer.files import encoded, lines_of, matching, user_path
+from tf_transformer.text.tokenizer import sentences
 
 Text = str | bytes
 Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
@@ -167,6 +167,10 @@ class TextSource(Source):
     target: str
     skip_bad_lines: bool = False
 
+    def __post_init__(self) -> None:
+        for side in ("source", "target"):
+            object.__setattr__(self, side, str(user_path(getattr(self, side))))
+
     def describe(self) -> dict[str, Any]:
         files = (self.source, self.target)
         return {"text": [Path(file).name for file in files], "bytes": [os.path.getsize(file) for file in files]}
@@ -240,7 +244,7 @@ class TfdsSource(Source):
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
 
-        builder = tfds.builder(self.name, data_dir=self.data_dir)
+        builder = tfds.builder(self.name, data_dir=self.data_dir and str(user_path(self.data_dir)))
         if missing := set(self.languages) - set(builder.info.features):
             known = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
@@ -304,10 +308,10 @@ class ParquetSource(Source):
                 table = table.flatten()  # fields of columns become columns
             source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
-                yield encoded(pair[0]), encoded(pair[1])
+                yield encoded(pair[0] or b""), encoded(pair[1] or b"")
 
     def _files(self) -> list[str]:
-        files = sorted(glob.glob(self.pattern))
+        files = matching(self.pattern)
         if not files:
             raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
         return files
@@ -321,10 +325,6 @@ def _parquet(path: str) -> Any:
         return parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise BadInput(f"{path}: expected a Parquet file, got something else: {error}") from error
-
-
-def encoded(text: Text | None) -> bytes:
-    return text if isinstance(text, bytes) else (text or "").encode("utf-8", "surrogatepass")
 
 
 def decoded(text: Text) -> str:

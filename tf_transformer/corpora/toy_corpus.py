@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import write_text
+from tf_transformer.files import user_path, write_text
 
 FILE = Path(__file__).with_name("toy_corpus.tsv.gz")  # a pair a line: those of train, then of dev, then of test
 SIZES = {"train": 25_000, "dev": 500, "test": 500}
@@ -37,9 +37,10 @@ def write_corpus(
 ) -> dict[str, tuple[Path, Path]]:
     """Write corpus(...) as train.en, train.de, dev.en, ... (UTF-8, a sentence a line), and return their paths."""
     splits, paths = corpus(train, dev, test), {}
-    Path(directory).mkdir(parents=True, exist_ok=True)
+    directory = user_path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     for split, pairs in splits.items():
-        paths[split] = Path(directory, f"{split}.en"), Path(directory, f"{split}.de")
+        paths[split] = directory / f"{split}.en", directory / f"{split}.de"
         for side, path in enumerate(paths[split]):
             write_text(path, (pair[side] + "\n" for pair in pairs))
     return paths

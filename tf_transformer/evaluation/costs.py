@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.terminal import say
 
 TRAININGS = {"base": (12, 100_000), "big": (3.5 * 24, 300_000)}  # hours on 8 P100, and steps (section 5.2)
 P100 = 9.5  # TFLOP/s, sustained, as the paper estimates it (footnote 5)
@@ -128,10 +129,10 @@ PAPER = {name: training_cost(hours, 8, P100) for name, (hours, _) in TRAININGS.i
 
 
 def main() -> None:
-    print("training cost (Table 2)      paper's method    counted    share")
+    say("training cost (Table 2)      paper's method    counted    share")
     for name, (_, steps) in TRAININGS.items():
         cost, counted = PAPER[name], training_flops(PRESETS[name], steps * 25_000 / LENGTH)
-        print(f"Transformer ({name})".ljust(29) + f"{cost:14.1e} {counted:10.1e} {counted / cost:8.0%}")
+        say(f"Transformer ({name})".ljust(29) + f"{cost:14.1e} {counted:10.1e} {counted / cost:8.0%}")
 
 
 if __name__ == "__main__":

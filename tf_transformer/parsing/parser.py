@@ -23,7 +23,7 @@ from tf_transformer.text.batching import by_batch, check_length
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
-from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import Folders, Tensor
 
@@ -178,7 +178,7 @@ class Parser(SetOnce):
         Raises:
             BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
-        read, problem = self._problem(tf.constant([source]))
+        read, problem = self._problem(text_tensor([source]))
         if read.truncated[0]:
             raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
         check_length("sentence", int(read.length[0]), self.translator.max_source_length)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import user_path
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -32,7 +33,7 @@ def read_trees(paths: Any) -> "list[Tree]":
         FileNotFoundError: a file is missing.
         BadInput: a file is not UTF-8, or a part of it is no tree; the message says where.
     """
-    return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(Path(path))]
+    return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(user_path(path))]
 
 
 def _read(path: Path) -> "Iterator[Tree]":
@@ -72,7 +73,7 @@ def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
         sections: numbers from 0 to 24.
     """
     wanted = {f"{section:02}" for section in sections}
-    files = sorted(path for path in Path(folder).rglob("wsj_*.mrg") if path.name[4:6] in wanted)
+    files = sorted(path for path in user_path(folder).rglob("wsj_*.mrg") if path.name[4:6] in wanted)
     missing = wanted - {path.name[4:6] for path in files}
     if missing:
         raise FileNotFoundError(

@@ -24,7 +24,9 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.files import encoded
 from tf_transformer.runs.run import Run
+from tf_transformer.terminal import say
 
 if TYPE_CHECKING:
     from tf_transformer.text.tokenizer import Tokenizer
@@ -189,7 +191,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._save(**({"stopped_of": self.steps} if stopped else {}))
         if self.steps and self.steps > self.step:
             minutes = (self.steps - self.step) * self.seconds / self.step / 60
-            print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
+            say(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
 
     def _save(self, **state: Any) -> None:
         self.before_saving()
@@ -237,10 +239,10 @@ class DevScore(keras.callbacks.Callback):
         outputs = self.function(source)
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
         step = int(convert_to_numpy(self.model.optimizer.iterations))
-        print(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
+        say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
         shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         for k in shown:
-            print(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
+            say(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
         if self.logs and shown:
             self._draw(self.logs, step, shown, outputs)
 
@@ -250,7 +252,8 @@ class DevScore(keras.callbacks.Callback):
         source, references = self.dev.source, self.dev.references
         lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in shown]
         with tf.summary.create_file_writer(str(logs / "outputs")).as_default(step):
-            tf.summary.text("outputs", "\n".join(["| source | output | reference |", "|---|---|---|", *lines]))
+            table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
+            tf.summary.text("outputs", encoded(table))
             if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
                 scores = self.function.attention_scores(source[shown[0]], outputs[shown[0]])
                 heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
@@ -284,7 +287,7 @@ class PlainLines(keras.callbacks.Callback):
             f"{name} {float(value):,.0f}" if abs(value) >= 1_000 else f"{name} {float(value):.4g}"
             for name, value in logs.items()
         )
-        print(f"{what}: {', '.join(values)}", flush=True)
+        say(f"{what}: {', '.join(values)}")
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -342,11 +345,9 @@ class StopOnNonFinite(keras.callbacks.Callback):
         if not self.skip:
             raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
         for number in numbers[:3]:  # their lines take a while to find
-            print(f"\n  {self._describe(number)}; this update was left out")
+            say(f"\n  {self._describe(number)}; this update was left out")
         if numbers[3:]:
-            print(
-                f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}"
-            )
+            say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
         *_, lines = next(iter(self.batches(number - 1, lines=True)))

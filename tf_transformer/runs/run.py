@@ -16,8 +16,9 @@ import numpy as np
 import portalocker
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, flush, write_json, write_text
+from tf_transformer.files import checksum, flush, user_path, write_json, write_text
 from tf_transformer.runs.recipe import CHANGEABLE
+from tf_transformer.terminal import say
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
@@ -55,7 +56,7 @@ class Run:
     _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
-        self.path = Path(path)
+        self.path = user_path(path)
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
@@ -213,7 +214,7 @@ class Run:
             try:
                 return folder, _whole(folder)
             except BadInput as error:
-                print(f"{error}; trying the one before")
+                say(f"{error}; trying the one before")
         return None
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run
+from tf_transformer.terminal import say
 from tf_transformer.text.translator import Translator
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -161,11 +162,11 @@ class Trainer:
             tokenizer = load_tokenizer(run.path / "tokenizer.model")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         summary = self.corpus.summary(batching)
-        print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+        say(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
         if not summary.pairs:
             raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
         dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
-        print(f"dev text: {dev_summary}")
+        say(f"dev text: {dev_summary}")
         if not dev_summary.pairs:
             raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
         if self.writes:
@@ -193,17 +194,17 @@ class Trainer:
         if self._model is None:
             self._model = self.make_model(steps)
         model = self._model
-        print(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
         if model.jit_compile:
             batching = dataclasses.replace(batching, fixed_shapes=True)
-            print(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
+            say(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
         if stopped:
-            print(
+            say(
                 f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
                 f"to go on, call fit(until={steps}) or ask for more steps"
             )
         elif checkpoints.step:
-            print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
             start = build_model(self.config, "float32")
             start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
@@ -214,7 +215,7 @@ class Trainer:
             return self.corpus.batches(batching, first, lines)
 
         while checkpoints.step < until and not stopped:
-            print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+            say(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
             checkpoints.before_saving = wrong.check
@@ -236,7 +237,7 @@ class Trainer:
                     if stop.number:
                         raise
             if model.stop_training and checkpoints.step < steps:
-                print(f"stopped at step {checkpoints.step:,} by a callback")
+                say(f"stopped at step {checkpoints.step:,} by a callback")
                 break
         distribution.wait_for_all(self._strategy)  # for the chief to save
 
@@ -247,7 +248,7 @@ class Trainer:
         logs = self.run.path / "logs"
         board = keras.callbacks.TensorBoard(str(logs), write_graph=False)
         if not ON_TENSORFLOW:
-            print("no dev scores, since the search needs the TensorFlow backend: score the run there")
+            say("no dev scores, since the search needs the TensorFlow backend: score the run there")
             return [board]
         dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         decoder = self.corpus.decoder(model, batching.tokenizer)

@@ -4,9 +4,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tf_transformer.config import BadInput
+from tf_transformer.text.tokenizer import text_tensor
 
 
 def by_batch(
@@ -33,7 +32,7 @@ def by_batch(
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
     for start in range(0, len(rows), batch_size):
         places = by_length[start : start + batch_size]
-        batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
+        batch = [text_tensor([column[i] for i in places]) for column in columns]
         parts = [part.numpy().tolist() for part in function(*batch)]
         for i, row in zip(places, zip(*parts, strict=True), strict=True):
             rows[i] = row

@@ -15,7 +15,7 @@ from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search, begins_with
 from tf_transformer.text.search_options import translator_options
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
 
 FORCED = 256  # target tokens that are scored at once: so many logits over the vocabulary are in memory
@@ -188,7 +188,7 @@ class TextModel(SetOnce):
         Raises:
             BadInput: there are no tokens, or too many.
         """
-        ids, length, _ = self.source(tf.constant([source]))
+        ids, length, _ = self.source(text_tensor([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
             found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
@@ -197,7 +197,7 @@ class TextModel(SetOnce):
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
-        ids, *_ = self.source(tf.constant([source]))
+        ids, *_ = self.source(text_tensor([source]))
         return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
 
     def attention_of(self, source: Tensor, output: Tensor) -> Attention:

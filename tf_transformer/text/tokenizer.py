@@ -1,21 +1,19 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
-import codecs
-import gzip
 import hashlib
 import io
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file
+from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
 from tf_transformer.type_names import Tensor
 
@@ -34,20 +32,6 @@ EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
 KINDS = ("bpe", "unigram")
-
-
-def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
-    """Open a plain or .gz file for reading bytes."""
-    return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
-
-
-def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The lines of a plain or .gz file. A line ends with a newline, perhaps after a carriage return, or with the file;
-    other characters, such as a carriage return inside, belong to it. A byte order mark at the start does not."""
-    with open_text(path) as file:
-        for number, line in enumerate(file):
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            yield line if number else line.removeprefix(codecs.BOM_UTF8)
 
 
 class Tokenizer:
@@ -119,7 +103,7 @@ class Tokenizer:
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences),
+                sentence_iterator=(encoded(text).decode("utf-8", "replace") for text in sentences),
                 model_writer=written,
                 vocab_size=vocab_size,
                 model_type=kind,
@@ -142,7 +126,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a SentencePiece model file."""
-        path = Path(path)
+        path = user_path(path)
         if not path.is_file():
             raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
         try:
@@ -152,7 +136,7 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the SentencePiece model, whole or not at all."""
-        path = Path(path)
+        path = user_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary:
             temporary.write_bytes(self.model)
@@ -195,8 +179,18 @@ class Tokenizer:
         return self.op.string_to_id(pieces)
 
 
+def text_tensor(texts: Tensor) -> tf.Tensor:
+    """A string or a list of strings as a tensor, whatever they contain (`encoded`); tensors stay as they are."""
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, str | bytes | list | tuple):
+        return texts
+    return tf.constant(tf.nest.map_structure(encoded, texts), tf.string)
+
+
 def valid_text(texts: Tensor) -> tf.Tensor:
     """Texts in which each byte that is not UTF-8, and each control character, is a space."""
+    texts = text_tensor(texts)
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
     )
