@@ -34,7 +34,8 @@ class Recipe:
         eval_every: steps between checkpoints; `None` means a twentieth of all steps, and at most 1,500.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
-        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1).
+        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1), which reads texts in a normal form
+            (docs/reference/vocabulary.md).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32; `None` means float32.
         parts: compute a batch in this many parts, one after the other: the same update, less memory.
         clip_norm: the largest norm of a gradient; larger ones are scaled down to it; `None` means no limit.

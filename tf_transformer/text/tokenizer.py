@@ -32,13 +32,14 @@ EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
 KINDS = ("bpe", "unigram")
+NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 
 
 class Tokenizer:
     """A vocabulary shared by source and target: PAD 0, BOS 1, EOS 2, unknown 3, then bytes and pieces.
 
-    Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x as SentencePiece
-    normalises it (NFKC, white space folded). Control symbols written in a text are plain text.
+    Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x in the vocabulary's
+    normal form (docs/reference/vocabulary.md says what it changes). Control symbols written in a text are plain text.
 
     Args:
         model: a serialized SentencePiece model whose control ids are as above.
@@ -84,6 +85,7 @@ class Tokenizer:
         sample: int = 5_000_000,
         threads: int = 2,
         symbols: Sequence[str] = (),
+        normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
         """Learn a vocabulary from sentences, read once.
 
@@ -94,9 +96,14 @@ class Tokenizer:
             sample: the most sentences to learn from, chosen at random; it bounds the memory.
             threads: for SentencePiece's trainer.
             symbols: control symbols, which no text contains, with the ids from 4 on.
+            normalization: the form in which it reads texts, in SentencePiece's names: "nmt_nfkc" makes "10² m" "102 m"
+                and takes the zero width non-joiner out of Persian words (docs/reference/vocabulary.md lists what
+                changes), "nfkc" keeps the latter, "identity" keeps both.
         """
         if kind not in KINDS:
             raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
+        if normalization not in NORMALIZATIONS:
+            raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
         least = FIRST_ID + len(symbols) + 256 + 1
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (control symbols, bytes, a piece), got {vocab_size}")
@@ -107,6 +114,7 @@ class Tokenizer:
                 model_writer=written,
                 vocab_size=vocab_size,
                 model_type=kind,
+                normalization_rule_name=normalization,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 pad_id=PAD_ID,
