@@ -22,7 +22,7 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
     "loading": ("interop", "parsing", "runs", "serving", "text"),
 }
 PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
-PAPER += ("extras", "files", "terminal", "type_names", "version")
+PAPER += ("extras", "files", "terminal", "type_names", "values", "version")
 FORWARDS = {  # methods of a value that hand over to a room above it
     ("text.translator", "loading"),
     ("text.translator", "interop.formats"),

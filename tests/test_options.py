@@ -56,7 +56,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--vocab-size", "7"], "vocab_size: expected at least 261"),
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
-        (["--steps", "0"], "steps: expected a positive number, got 0"),
+        (["--steps", "0"], "steps: expected a positive whole number below 2**31 or None, got 0"),
         (
             ["--tfds", "wmt14_translate/de-en"],
             "expected one of --train, --tfds and --prepared, got --train and another",
@@ -67,12 +67,12 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
-        (["--cooldown-steps", "-1"], "cooldown_steps: expected 0 or more, got -1"),
-        (["--clip-norm", "0"], "clip_norm: expected a positive number, got 0"),
-        (["--factor", "nan"], "factor: expected a positive number, got nan"),
+        (["--cooldown-steps", "-1"], "cooldown_steps: expected a whole number from 0 to below 2**31, got -1"),
+        (["--clip-norm", "0"], "clip_norm: expected a positive number that float32 holds or None, got 0"),
+        (["--factor", "nan"], "factor: expected a positive number that float32 holds, got nan"),
         (["--length-penalty", "5.1"], "length_penalty: expected 0 to 5, got 5.1"),
-        (["--beam-size", "0"], "beam_size: expected at least 1, got 0"),
-        (["--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
+        (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
+        (["--seed", "0.5"], "--seed: invalid int value: '0.5'"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):

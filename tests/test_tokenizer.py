@@ -180,7 +180,7 @@ def test_a_vocabulary_larger_than_the_text_supports(kind):
     [
         ([], 500, "bpe", "expected sentences to learn a vocabulary from, got none"),
         (["text"], 100, "bpe", "expected at least 261 .* got 100"),
-        (["text"], 500, "words", "expected one of bpe, unigram; got 'words'"),
+        (["text"], 500, "words", "kind: expected 'bpe' or 'unigram', got 'words'"),
     ],
 )
 def test_what_cannot_be_learned(sentences, vocab_size, kind, message):

@@ -62,7 +62,7 @@ def test_the_rate_falls_to_0_in_the_last_steps():
 
 @pytest.mark.parametrize("cooldown_steps, train_steps", [(7, 0), (7, 6), (-1, 23), (0, 23)])
 def test_the_last_steps_are_some_of_all(cooldown_steps, train_steps):
-    with pytest.raises(ValueError, match=f"expected 1 to train_steps={train_steps} .*, got {cooldown_steps}"):
+    with pytest.raises(BadInput, match="^(cooldown|train)_steps: expected "):
         Cooldown(WarmupSchedule(128), cooldown_steps, train_steps)
 
 

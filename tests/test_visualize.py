@@ -164,7 +164,7 @@ def test_a_figure_grows_with_its_tokens():
 def test_what_a_figure_refuses(monkeypatch):
     pair = pair_of(["a"], ["b"])
     for wrong, message in [
-        ({"kind": "self"}, "expected one of encoder, decoder, cross; got 'self'"),
+        ({"kind": "self"}, "kind: expected 'encoder', 'decoder' or 'cross', got 'self'"),
         ({"layer": 2}, "layer: expected one of 2, 0 to 1, got 2"),
         ({"heads": [0, 3]}, r"heads: expected some of 3, 0 to 2, got \[0, 3\]"),
         ({"heads": []}, r"got \[\]"),

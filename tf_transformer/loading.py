@@ -25,9 +25,11 @@ from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
 from tf_transformer.type_names import Folders
+from tf_transformer.values import Count, checked
 
 
-def load(path: Folders, average_last: int | None = None, **search: Any) -> Translator | Parser:
+@checked
+def load(path: Folders, average_last: Count | None = None, **search: Any) -> Translator | Parser:
     """Load a run, a SavedModel or a pretrained checkpoint as a `Translator` or a `Parser`.
 
     Args:
@@ -52,7 +54,8 @@ def load(path: Folders, average_last: int | None = None, **search: Any) -> Trans
     return from_run(path, average_last, **search)
 
 
-def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator:
+@checked
+def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translator:
     """Load a run of trainers.translation, in float32.
 
     Args:
@@ -108,6 +111,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
     return Translator(_together(models), tokenizer_of(tokenizer), **options)
 
 
+@checked
 def from_pretrained(
     name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
 ) -> Translator:

@@ -11,6 +11,7 @@ from keras import ops
 from tf_transformer.files import user_path
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import BadInput, Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -23,7 +24,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         factor: multiplies the rate; the paper's is 1.
     """
 
-    def __init__(self, d_model: int, warmup_steps: int = 4000, factor: float = 1.0) -> None:
+    @checked
+    def __init__(self, d_model: Count, warmup_steps: Count = 4000, factor: Positive = 1.0) -> None:
         self.d_model = d_model
         self.warmup_steps = warmup_steps
         self.factor = factor
@@ -47,12 +49,13 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
         train_steps: all steps, the cooldown included.
 
     Raises:
-        ValueError: cooldown_steps is not between 1 and train_steps.
+        BadInput: cooldown_steps is not between 1 and train_steps.
     """
 
-    def __init__(self, schedule: Any, cooldown_steps: int, train_steps: int) -> None:
-        if not 0 < cooldown_steps <= train_steps:
-            raise ValueError(f"expected 1 to train_steps={train_steps} for cooldown_steps, got {cooldown_steps}")
+    @checked
+    def __init__(self, schedule: Any, cooldown_steps: Count, train_steps: Count) -> None:
+        if cooldown_steps > train_steps:
+            raise BadInput(f"cooldown_steps: expected 1 to train_steps={train_steps}, got {cooldown_steps}")
         self.schedule = schedule
         self.cooldown_steps = cooldown_steps
         self.train_steps = train_steps
@@ -125,7 +128,8 @@ def _statistics(targets: Tensor, logits: Tensor) -> _Statistics:
     return _Statistics(probabilities, log_denominator, target)
 
 
-def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: float) -> Any:
+@checked
+def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> Any:
     """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
 
     The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
@@ -178,7 +182,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     is a scalar in nats.
     """
 
-    def __init__(self, epsilon: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any) -> None:
+    @checked
+    def __init__(self, epsilon: Rate = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any) -> None:
         super().__init__(name=name, **({"reduction": "sum"} | kwargs))
         self.epsilon = epsilon
 
@@ -284,7 +289,7 @@ def average_weights(model: keras.Model, paths: Sequence[str | os.PathLike[str]])
         paths: `.weights.h5` files of models of this shape, at least one.
     """
     if not paths:
-        raise ValueError("expected at least one file of weights to average, got none")
+        raise BadInput("paths: expected at least one file of weights to average, got none")
     sums = [np.zeros(weight.shape, "float64") for weight in model.weights]
     for path in paths:
         model.load_weights(user_path(path))

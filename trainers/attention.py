@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"wrote {name}, {len(content):,} bytes")
 
 
-def png(pair: Any, kind: str, layer: int | None, heads: list[int] | None) -> bytes:
+def png(pair: Any, kind: Any, layer: int | None, heads: list[int] | None) -> bytes:
     """A figure of one layer's heads, counted from 1; `None` means the last layer, all heads."""
     from tf_transformer.config import BadInput
     from tf_transformer.evaluation.visualize import attention_figure

@@ -78,7 +78,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--clip-norm", type=float, metavar="NORM", help="largest norm of a gradient (no limit)")
     add("--on-nan", metavar="DO", help="if a loss or gradient is not finite: stop, or skip the update (stop)")
     add("--jit-compile", metavar="WHEN", help="compile steps by XLA: on, off, or auto, which is on with one GPU (auto)")
-    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text (1)")
+    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text: any number (1)")
     add(
         "--dry-run",
         nargs="?",

@@ -3,12 +3,11 @@
 import dataclasses
 import io
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
@@ -29,7 +28,7 @@ from .command import chosen
 CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # the class that scores a kind of run
 
 
-def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
+def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
     """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
     start = given.get("start")
     recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
@@ -124,7 +123,7 @@ def answers(saved: Path, texts: list[str]) -> list[str]:
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(search, {"beam_size": math.inf}):
+    if wrong := problem(search, {"beam_size": SEARCH_OPTIONS["beam_size"].python}):
         raise BadInput(wrong)
     return search
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apache_beam as beam
 import portalocker
@@ -22,6 +22,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, matching, new_file, user_path, write_json
 from tf_transformer.serving.publish import saved_model_of
+from tf_transformer.values import Count, check_fields
 
 SHARD_LINES = 10_000
 
@@ -54,8 +55,11 @@ class BulkJob:
     inputs: tuple[str, ...]
     prefix: str
     method: TranslationSettings
-    lines: int = SHARD_LINES
-    ending: str = ".txt"
+    lines: Count = SHARD_LINES
+    ending: Literal[".txt", ".jsonl", ".txt.gz", ".jsonl.gz"] = ".txt"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def folder(self) -> Path:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import apache_beam as beam
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tf_transformer.files import encoded, one_line
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.publish import saved_model_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.values import Count, between, check_fields, checked
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -75,20 +76,19 @@ class TranslationSettings:
     """
 
     path: str
-    n_best: int = 1
-    batch_bytes: int = 8_192
-    threads: int | None = None
+    n_best: Count = 1
+    batch_bytes: Count = 8_192
+    threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if unknown := [name for name in self.options if name not in _OPTIONS]:
             raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
         if wrong := problem({**self.options, "n_best": self.n_best}):
             raise BadInput(wrong)
-        for name in ("batch_bytes", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{name}: expected a positive number, got {value}")
+        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", own)
 
 
 class Translate(beam.PTransform[Any, Any]):
@@ -110,6 +110,7 @@ class Translate(beam.PTransform[Any, Any]):
         BadInput: a value is out of range.
     """
 
+    @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
         self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)

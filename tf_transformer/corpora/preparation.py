@@ -24,6 +24,7 @@ from tf_transformer.corpora.filters import Filters, hashed, repeated
 from tf_transformer.corpora.sources import Part, Source
 from tf_transformer.files import checksum, new_file, user_path, write_json
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.values import Count, check_fields
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()
@@ -50,9 +51,10 @@ class Preparation:
     source: Source
     folder: Path
     filters: Filters = NO_FILTERS
-    max_length: int = MAX_LENGTH
+    max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "folder", user_path(self.folder).absolute())  # workers may have another current folder
 
     @contextlib.contextmanager

@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_file, open_text, user_path
+from tf_transformer.values import between, checked
 
+Lines = Annotated[int, between(1, 2**63 - 1)]
 _BLOCK = 1 << 22  # bytes read at a time
 
 
@@ -33,7 +36,8 @@ class LineRange:
     count: int
 
 
-def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int) -> list[LineRange]:
+@checked
+def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: Lines) -> list[LineRange]:
     """The lines of plain files as ranges, in order. A range is of one file; an empty file has none.
 
     Args:
@@ -44,8 +48,6 @@ def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int) -> list[Lin
         BadInput: `lines` is not positive.
         OSError: a file cannot be read.
     """
-    if lines < 1:
-        raise BadInput(f"lines: expected a positive number, got {lines}")
     return [each for path in paths for each in _ranges_of(str(path), lines)]
 
 

@@ -4,9 +4,11 @@ import hashlib
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import lines_of, open_text, user_path
+from tf_transformer.values import checked
 
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
@@ -14,6 +16,7 @@ EMPTY = "an empty line"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
 
 
+@checked
 def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
     """Read parallel text once and return its number of lines.
 
@@ -41,11 +44,12 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
     return total
 
 
-def unequal(source: str, target: str, lines: int, others: int) -> str:
+def unequal(source: Any, target: Any, lines: int, others: int) -> str:
     """The error message for two files with these numbers of lines."""
     return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
 
 
+@checked
 def read_text_pairs(
     source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
 ) -> tuple[list[str], list[str]]:
@@ -97,7 +101,7 @@ def line_problem(line: bytes) -> str | None:
     return None
 
 
-def checksum_of_text(path: str) -> str:
+def checksum_of_text(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a text file's contents, of a .gz unpacked."""
     with open_text(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

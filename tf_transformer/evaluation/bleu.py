@@ -5,7 +5,7 @@ Translations and references are lists of strings of the same length, at least 1;
 
 import importlib.util
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
@@ -14,6 +14,9 @@ from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from tf_transformer.config import BadInput
+from tf_transformer.values import between, checked
+
+Samples = Annotated[int, between(1, 100_000)]  # memory grows with them
 
 # Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts, which write no spaces between words.
 WITHOUT_SPACES = "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]"
@@ -65,7 +68,10 @@ def flavours(references: list[str]) -> dict[str, Metric]:
     return metrics | {"chrF": CHRF()}
 
 
-def compare(systems: dict[str, list[str]], references: list[str], samples: int = 1_000) -> dict[str, dict[str, Score]]:
+@checked
+def compare(
+    systems: dict[str, list[str]], references: list[str], samples: Samples = 1_000
+) -> dict[str, dict[str, Score]]:
     """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
 
     Args:

@@ -11,6 +11,7 @@ from tf_transformer.layers.products import by_row
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -27,7 +28,8 @@ class FeedForward(KeepsQuantized, Rematerialized):
         (2, 5, 32)
     """
 
-    def __init__(self, d_ff: int = 2048, activation: Any = "relu", **kwargs: Any) -> None:
+    @checked
+    def __init__(self, d_ff: Count = 2048, activation: Any = "relu", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.d_ff = d_ff
         self.activation = activation
@@ -66,7 +68,8 @@ class AddAndNorm(Rematerialized):
         (2, 5, 32)
     """
 
-    def __init__(self, dropout: float = 0.1, epsilon: float = 1e-6, **kwargs: Any) -> None:
+    @checked
+    def __init__(self, dropout: Rate = 0.1, epsilon: Positive = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dropout = dropout
         self.epsilon = epsilon

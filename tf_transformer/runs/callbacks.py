@@ -27,6 +27,7 @@ from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.files import encoded
 from tf_transformer.runs.run import Run
 from tf_transformer.terminal import say
+from tf_transformer.values import Amount, Count, Natural, check_fields, checked
 
 if TYPE_CHECKING:
     from tf_transformer.text.tokenizer import Tokenizer
@@ -57,12 +58,13 @@ class Checkpoints(keras.callbacks.Callback):
         alone: whether this process trains by itself. One of several workers stops only where the others do.
     """
 
+    @checked
     def __init__(
         self,
         run: Run | str | Path,
         tokenizer: "Tokenizer | None" = None,
-        steps: int | None = None,
-        until: int | None = None,
+        steps: Count | None = None,
+        until: Count | None = None,
         alone: bool = True,
     ):
         super().__init__()
@@ -214,7 +216,11 @@ class DevText:
     source: list[str]
     references: list[str]
 
-    def thinned(self, most: int) -> "DevText":
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
+    def thinned(self, most: Count) -> "DevText":
         """At most `most` of the sentences, evenly spread."""
         every = max(1, -(-len(self.source) // most))
         return DevText(self.metric, self.score, self.source[::every], self.references[::every])
@@ -230,7 +236,8 @@ class DevScore(keras.callbacks.Callback):
         logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first.
     """
 
-    def __init__(self, function: Callable[..., Any], dev: DevText, show: int = 2, logs: Path | None = None):
+    @checked
+    def __init__(self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: Path | None = None):
         super().__init__()
         self.function, self.dev, self.show, self.logs = function, dev, show, logs
 
@@ -267,7 +274,8 @@ class PlainLines(keras.callbacks.Callback):
         seconds: from one line to the next.
     """
 
-    def __init__(self, seconds: float = 30.0):
+    @checked
+    def __init__(self, seconds: Amount = 30.0):
         super().__init__()
         self.seconds = seconds
 
@@ -303,7 +311,8 @@ class StopOnNonFinite(keras.callbacks.Callback):
         skip: go on, since the model's `skip_not_finite` leaves the updates out.
     """
 
-    def __init__(self, batches: Callable[..., Any], first: int, skip: bool = False):
+    @checked
+    def __init__(self, batches: Callable[..., Any], first: Natural, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 

@@ -19,6 +19,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.files import checksum, flush, user_path, write_json, write_text
 from tf_transformer.runs.recipe import CHANGEABLE
 from tf_transformer.terminal import say
+from tf_transformer.values import Count, Natural, checked
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
@@ -55,7 +56,8 @@ class Run:
 
     _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
 
-    def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
+    @checked
+    def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
         self.path = user_path(path)
         self.keep = keep
         self.writes = writes
@@ -151,7 +153,8 @@ class Run:
         """The checkpoints' folders, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
-    def weights(self, last: int) -> list[Path]:
+    @checked
+    def weights(self, last: Count) -> list[Path]:
         """The weight files of the last checkpoints, for `average_weights`.
 
         Raises:
@@ -165,7 +168,8 @@ class Run:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
 
-    def save(self, model: keras.Model, step: int, **state: Any) -> Path:
+    @checked
+    def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
 
         Args:

@@ -23,6 +23,7 @@ from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run
 from tf_transformer.terminal import say
 from tf_transformer.text.translator import Translator
+from tf_transformer.values import Count, check_fields, checked
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
@@ -72,6 +73,7 @@ class Trainer:
     start: Translator | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.start:
             self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
@@ -114,7 +116,8 @@ class Trainer:
             got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
             raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
 
-    def fit(self, until: int | None = None) -> list[dict[str, Any]]:
+    @checked
+    def fit(self, until: Count | None = None) -> list[dict[str, Any]]:
         """Train, from the run's last checkpoint if there is one.
 
         SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
@@ -132,8 +135,6 @@ class Trainer:
             BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
                 `until` is not positive.
         """
-        if until is not None and until < 1:
-            raise BadInput(f"until: expected a positive number, got {until}")
         try:
             batching, steps, dev_steps = self._begin()
             self._train(batching, steps, dev_steps, until)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_scale
 from tf_transformer.text.search import penalty
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.type_names import Tensor, TextDecoder
+from tf_transformer.values import BadInput, Fact, checked, convert, number
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
@@ -101,8 +101,15 @@ class Root(tf.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **facts: Any) -> None:
-        """Add answers to `model_info`."""
-        facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
+        """Add answers to `model_info`.
+
+        Raises:
+            BadInput: one is neither text nor a number.
+        """
+        facts = {
+            name: "inf" if number(value) == math.inf else convert(name, value, Fact)  # JSON has no infinity
+            for name, value in facts.items()
+        }
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
@@ -128,12 +135,13 @@ class Export(Root):
         BadInput: an option is out of range.
     """
 
+    @checked
     def __init__(
         self,
         translator: TextModel,
-        n_best: int = SEARCH_OPTIONS["n_best"].default,
-        max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
-        max_length: int = SEARCH_OPTIONS["max_length"].default,
+        n_best: Beams = SEARCH_OPTIONS["n_best"].default,
+        max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
+        max_length: Length = SEARCH_OPTIONS["max_length"].default,
         **facts: Any,
     ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}

@@ -7,24 +7,27 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer import values
 from tf_transformer.config import BadInput
 from tf_transformer.files import new_folder, user_path
 from tf_transformer.serving.check import check, failures, plainly_named
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
 
+Version = Annotated[int, values.between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
 QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: int | None = None) -> Path:
+@values.checked
+def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: Version | None = None) -> Path:
     """Save a model as a version of it.
 
     The next version is the first free number when the folder gets its name. A SavedModel contains its version, so if
@@ -52,6 +55,7 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
                 raise
 
 
+@values.checked
 def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 

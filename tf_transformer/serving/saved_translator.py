@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.publish import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
+from tf_transformer.values import Count, checked
 
 
 class SavedTranslator:
@@ -21,7 +22,8 @@ class SavedTranslator:
         batch_size: sentences a batch; they are sorted by length first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], batch_size: int = 32) -> None:
+    @checked
+    def __init__(self, path: str | os.PathLike[str], batch_size: Count = 32) -> None:
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
         with plainly_named(saved_model_of(path)) as plain:

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import sentencepiece
@@ -15,7 +15,8 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
-from tf_transformer.type_names import Tensor
+from tf_transformer.type_names import Tensor, VocabularyKind
+from tf_transformer.values import MOST, Count, between, checked
 
 try:
     import tensorflow_text
@@ -31,7 +32,6 @@ BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
-KINDS = ("bpe", "unigram")
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 
 
@@ -66,8 +66,9 @@ class Tokenizer:
         return True
 
     @classmethod
+    @checked
     def learn(
-        cls, files: Iterable[str | os.PathLike[str]], vocab_size: int, kind: str = "bpe", **options: Any
+        cls, files: Iterable[str | os.PathLike[str]], vocab_size: Count, kind: VocabularyKind = "bpe", **options: Any
     ) -> "Tokenizer":
         """Learn a vocabulary from text files, plain or .gz, one sentence a line; `learn_from` has the other arguments.
 
@@ -77,13 +78,14 @@ class Tokenizer:
         return cls.learn_from(sentences(files), vocab_size, kind, **options)
 
     @classmethod
+    @checked
     def learn_from(
         cls,
         sentences: Iterable[str],
-        vocab_size: int,
-        kind: str = "bpe",
-        sample: int = 5_000_000,
-        threads: int = 2,
+        vocab_size: Count,
+        kind: VocabularyKind = "bpe",
+        sample: Annotated[int, between(101, MOST)] = 5_000_000,  # as SentencePiece has it
+        threads: Annotated[int, between(1, 1_024)] = 2,
         symbols: Sequence[str] = (),
         normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
@@ -93,15 +95,14 @@ class Tokenizer:
             sentences: of both languages.
             vocab_size: number of ids, the 4 control symbols and 256 bytes included.
             kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
-            sample: the most sentences to learn from, chosen at random; it bounds the memory.
+            sample: the most sentences to learn from, above 100; it bounds the memory. SentencePiece chooses them anew
+                each time.
             threads: for SentencePiece's trainer.
             symbols: control symbols, which no text contains, with the ids from 4 on.
             normalization: the form in which it reads texts, in SentencePiece's names: "nmt_nfkc" makes "10² m" "102 m"
                 and takes the zero width non-joiner out of Persian words (docs/reference/vocabulary.md lists what
                 changes), "nfkc" keeps the latter, "identity" keeps both.
         """
-        if kind not in KINDS:
-            raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
         least = FIRST_ID + len(symbols) + 256 + 1
