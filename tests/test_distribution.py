@@ -130,6 +130,28 @@ for kind in (tt.Adam, keras.optimizers.Adam, keras.optimizers.SGD):
     run_python(program, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]))
 
 
+@pytest.mark.program
+def test_two_replicas_drop_other_components():
+    """From one random state, which both have; so does a replica of odd width."""
+    program = """
+import keras, numpy, tensorflow as tf
+from tf_transformer import distribution
+from tf_transformer.layers.dropout import Dropout
+strategy = distribution.strategy("cpu:2")
+for width in (64, 63):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        layer = Dropout(0.5)
+    drawn = [tf.function(lambda: strategy.run(lambda: layer(tf.ones((32, width)), training=True)))() for _ in range(2)]
+    kept = numpy.stack([part for each in drawn for part in strategy.experimental_local_results(each)]) > 0
+    same = [(kept[i] == kept[j]).mean() for i in range(4) for j in range(i)]
+    assert all(abs(share - 0.5) < 5 * (0.25 / kept[0].size) ** 0.5 for share in same), same
+    states = strategy.experimental_local_results(layer.seed_generator.state.value)
+    assert len({tuple(state.numpy()) for state in states}) == 1
+"""
+    run_python(program, PYTHONPATH=str(HERE.parent))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
 def test_no_variable_is_int32(dtype):
     """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""

@@ -26,7 +26,7 @@ SIGNATURES = {  # by name inputs and outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),
     "translate": ({"text", *REQUEST}, TRANSLATIONS),
     "translate_details": ({"text", *REQUEST}, DETAILS),
-    "score": ({"source", "target"}, {"log_prob", "score", "length"}),
+    "score": ({"source", "target"}, {"log_prob", "score", "length", "truncated"}),
     "tokenize": ({"text"}, {"tokens", "length"}),
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
@@ -194,6 +194,13 @@ def test_score_is_what_the_search_found(names, request):
     assert compared or not found["finished"].any()
 
 
+def test_a_score_says_whether_source_or_target_was_cut(served):
+    short, long = "Two doors.", "door " * 3000
+    found = served({"source": [short, long, short], "target": [short, short, long]}, "score")
+    assert found["truncated"].tolist() == [False, True, True]
+    assert found["length"][2] == 41
+
+
 @pytest.mark.program
 def test_the_end_symbol_is_no_token(served_ending, ending):
     """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
@@ -297,10 +304,10 @@ def test_wrong_shapes_are_refused(served):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
+        ({"n_best": 0}, "n_best: expected a whole number from 1 to 1,024, got 0"),
         ({"n_best": 17}, "n_best: expected 1 to 16, got 17"),
         ({"max_beam_size": 2}, "beam_size: expected 1 to 2, got 3"),
-        ({"max_length": 0}, "max_length: expected at least 1, got 0"),
+        ({"max_length": 0}, "max_length: expected a whole number from 1 to 10,000, got 0"),
     ],
 )
 def test_options_of_the_export(translator, wrong, message):

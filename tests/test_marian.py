@@ -10,7 +10,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import h5py
 import keras
@@ -81,7 +81,9 @@ def inputs(answers):
 
 def search(model, source, beam_size, n_best=1):
     """At most as many symbols as the answers have; no length penalty."""
-    translator = tt.Translator(model, SimpleNamespace(vocab_size=model.config.vocab_size))
+    translator = tt.Translator(
+        model, mock.create_autospec(tt.Tokenizer, instance=True, vocab_size=model.config.vocab_size)
+    )
     options = {"beam_size": beam_size, "length_penalty": 0.0, "max_length": make.LONGEST, "patience": math.inf}
     return translator.search(source, tf.fill([len(source)], 50), n_best=n_best, **options)
 

@@ -90,6 +90,12 @@ def _meet() -> Any:
     return over_replicas(tf.constant(0.0))
 
 
+def replica() -> Any:
+    """The number of the replica that calls this, from 0 to those of all machines less 1; 0 where there is only one."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else context.replica_id_in_sync_group
+
+
 def over_replicas(values: Tensor) -> Any:
     """Sum a tensor, or each tensor of a list, over all replicas."""
     context = tf.distribute.get_replica_context()

@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.files import user_path
 from tf_transformer.interop import hub
 from tf_transformer.interop.families import (
     FAMILIES,
@@ -20,18 +21,21 @@ from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.reading import check_h5, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.publish import is_saved_model, read_export
+from tf_transformer.serving.publish import find_saved_model, read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
 from tf_transformer.type_names import Folders
+from tf_transformer.values import Count, checked
 
 
-def load(path: Folders, average_last: int | None = None, **search: Any) -> Translator | Parser:
+@checked
+def load(path: Folders, average_last: Count | None = None, **search: Any) -> Translator | Parser:
     """Load a run, a SavedModel or a pretrained checkpoint as a `Translator` or a `Parser`.
 
     Args:
-        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
+        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a checkpoint, of a SavedModel, or
+            of a SavedModel's versions, which means the newest.
         average_last: checkpoints to average (section 6.1); `None` means the number in the run's recipe.
         search: options of `Translator`, for example beam_size.
 
@@ -39,8 +43,8 @@ def load(path: Folders, average_last: int | None = None, **search: Any) -> Trans
         BadInput: the folder holds something else, or a run without checkpoints.
     """
     folders = _folders(path)
-    if is_saved_model(folders[0]):
-        translator = from_saved_model(folders[0], **search)
+    if saved := find_saved_model(folders[0]):
+        translator = from_saved_model(saved, **search)
         return Parser(translator) if translator.tokenizer.symbols else translator
     if family := family_of_folder(folders[0]):
         return from_pretrained(folders[0], family=family.name, **search)
@@ -51,7 +55,8 @@ def load(path: Folders, average_last: int | None = None, **search: Any) -> Trans
     return from_run(path, average_last, **search)
 
 
-def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator:
+@checked
+def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translator:
     """Load a run of trainers.translation, in float32.
 
     Args:
@@ -90,7 +95,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
     A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
 
     Args:
-        path: <name>/<integer version>.
+        path: <name>/<integer version>; or <name>, which means the newest version.
         options: of `Translator`.
 
     Raises:
@@ -111,6 +116,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
     return Translator(_together(models), tokenizer_of(tokenizer), **options)
 
 
+@checked
 def from_pretrained(
     name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
 ) -> Translator:
@@ -142,7 +148,7 @@ def from_pretrained(
 
 
 def _folders(path: Folders) -> list[Path]:
-    return [Path(path)] if isinstance(path, str | os.PathLike) else [Path(folder) for folder in path]
+    return [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_transformer.interop.formats import FORMATS
 
-from .command import add_search_options, chosen, load_tensorflow, options, run_program
+from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -18,12 +18,12 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     runs = "the run's folder, e.g. runs/demo; several folders make an ensemble"
-    what.add_argument("--run", nargs="+", type=Path, metavar="DIR", help=runs)
+    what.add_argument("--run", nargs="+", type=as_path, metavar="DIR", help=runs)
     pretrained = "a pretrained checkpoint instead: its folder, or its name on the Hugging Face hub"
     what.add_argument("--pretrained", metavar="NAME", help=pretrained)
     add("--revision", metavar="REV", help="a commit, tag or branch of the hub's model (its main branch)")
-    add("--name", required=True, help="the model's name on the server")
-    add("--base", type=Path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
+    add("--name", type=model_name, required=True, help="the model's name on the server")
+    add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
     add("--version", type=int, metavar="N", help="version number (the next one)")
     add("--average-last", type=int, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
     formats = ", ".join(f"{name}, {format.title}" for name, format in FORMATS.items())
@@ -38,8 +38,6 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("version", "average_last"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
-    if Path(args.name).name != args.name:
-        parser.error(f"--name: expected a name without slashes, got {args.name!r}")
     if args.pretrained and args.average_last:
         parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
     if args.revision and not args.pretrained:

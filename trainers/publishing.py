@@ -1,18 +1,18 @@
 """The work of the training programs before and after training: plans, averages, SavedModels."""
 
 import dataclasses
+import io
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
 from tf_transformer.evaluation import costs
-from tf_transformer.files import write_json
+from tf_transformer.files import encoded, lines_in, one_line, write_json
 from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.reading import check_kinds, read_json, reading
@@ -40,7 +40,7 @@ def corpus_of(kind: str) -> Any:
     return CORPORA[kind]
 
 
-def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
+def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
     """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
     start = given.get("start")
     recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
@@ -117,19 +117,25 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
-    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
-    answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")
-    if answer.returncode:
-        sys.exit(f"the SavedModel did not answer:\n{answer.stderr}")
-    for source, output in zip(examples, answer.stdout.splitlines(), strict=True):
+    for source, output in zip(examples, answers(saved, examples), strict=True):
         print(f"  {source}\n    -> {output}")
     return saved
+
+
+def answers(saved: Path, texts: list[str]) -> list[str]:
+    """A SavedModel's answers to texts, in a fresh process."""
+    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
+    lines = b"".join(encoded(one_line(text)) + b"\n" for text in texts)
+    process = subprocess.run(command, input=lines, capture_output=True)
+    if process.returncode:
+        sys.exit(f"the SavedModel did not answer:\n{process.stderr.decode('utf-8', 'replace')}")
+    return [line.decode() for line in lines_in(io.BytesIO(process.stdout))]
 
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(search, {"beam_size": math.inf}):
+    if wrong := problem(search, {"beam_size": SEARCH_OPTIONS["beam_size"].python}):
         raise BadInput(wrong)
     return search
 

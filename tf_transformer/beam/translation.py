@@ -1,10 +1,11 @@
 """A SavedModel, a translator's or a parser's, on the elements of a Beam pipeline."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import apache_beam as beam
 import tensorflow as tf
@@ -12,8 +13,11 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.serving.publish import check_saved_model
+from tf_transformer.files import encoded, one_line
+from tf_transformer.serving.check import plainly_named
+from tf_transformer.serving.publish import saved_model_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.values import Count, between, check_fields, checked
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -72,20 +76,19 @@ class TranslationSettings:
     """
 
     path: str
-    n_best: int = 1
-    batch_bytes: int = 8_192
-    threads: int | None = None
+    n_best: Count = 1
+    batch_bytes: Count = 8_192
+    threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if unknown := [name for name in self.options if name not in _OPTIONS]:
             raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
         if wrong := problem({**self.options, "n_best": self.n_best}):
             raise BadInput(wrong)
-        for name in ("batch_bytes", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{name}: expected a positive number, got {value}")
+        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", own)
 
 
 class Translate(beam.PTransform[Any, Any]):
@@ -107,6 +110,7 @@ class Translate(beam.PTransform[Any, Any]):
         BadInput: a value is out of range.
     """
 
+    @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
         self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)
@@ -127,10 +131,11 @@ class SavedModel:
             os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
-        if "://" not in method.path:
-            check_saved_model(method.path)
         self._method = method
-        self._model = tf.saved_model.load(method.path)  # owns what the signatures read
+        with contextlib.ExitStack() as stack:
+            local = "://" not in method.path
+            path = stack.enter_context(plainly_named(saved_model_of(method.path))) if local else method.path
+            self._model = tf.saved_model.load(str(path))  # owns what the signatures read
         signatures = self._model.signatures
         self._default, self._tokenize = signatures["serving_default"], signatures.get("tokenize")
         self._translate = None
@@ -151,7 +156,7 @@ class SavedModel:
 
     def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
         """The answer to each text, computed in batches of similar length."""
-        encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in texts]
+        encoded = [encoded(text) for text in texts]
         rows: list[Any] = [None] * len(texts)
         for places in batches([len(text) for text in encoded], self._method.batch_bytes):
             began = time.monotonic()
@@ -182,7 +187,8 @@ class SavedModel:
             counters["tokens"].inc(int(lengths.sum()))
             empty = (lengths == 0).tolist()
         for i, source in enumerate(sources):
-            made = [Hypothesis(_line(text), score) for text, score in zip(found[i], scores[i].tolist(), strict=True)]
+            lines = [one_line(text.decode("utf-8", "replace")) for text in found[i]]
+            made = [Hypothesis(text, score) for text, score in zip(lines, scores[i].tolist(), strict=True)]
             n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
             n_best = n_best if self._method.n_best > 1 else ()
             yield TranslatedText(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
@@ -203,11 +209,6 @@ def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
-
-
-def _line(text: bytes) -> str:
-    """A model's text as one line: byte pieces can spell a newline."""
-    return text.decode("utf-8", "replace").replace("\n", " ")
 
 
 NAMESPACE = "tf_transformer"

@@ -23,9 +23,10 @@ from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
 from tf_transformer.corpora.records import check_shard
 from tf_transformer.corpora.sources import Part, Source
-from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.files import checksum, new_file, user_path, write_json
 from tf_transformer.reading import read_json
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.values import Count, check_fields
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()
@@ -52,10 +53,11 @@ class Preparation:
     source: Source
     folder: Path
     filters: Filters = NO_FILTERS
-    max_length: int = MAX_LENGTH
+    max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
+        check_fields(self)
+        object.__setattr__(self, "folder", user_path(self.folder).absolute())  # workers may have another current folder
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -14,9 +14,10 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import Summary, dataset
 from tf_transformer.corpora.ids import Batch, Batches, Order, batch_sizes, batches_of, bucket_bounds, collected
-from tf_transformer.files import checksum
+from tf_transformer.files import checksum, user_path
 from tf_transformer.reading import check_kinds, read_json, reading
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.values import Count, Natural, Seed, checked
 
 SHARD_LINES = 100_000
 BLOCK_SHARDS = 8  # shards that are shuffled together in memory
@@ -39,7 +40,7 @@ class Records:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         file = self.folder / "records.json"
         if not file.is_file():
             raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")
@@ -69,7 +70,8 @@ class Records:
             found.update(shard["filtered"])
         return dict(found)
 
-    def summary(self, batch_tokens: int) -> Summary:
+    @checked
+    def summary(self, batch_tokens: Count) -> Summary:
         """Of an epoch; padding is not counted."""
         pairs = sum(sum(shard["lengths"]) for shard in self.shards)
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
@@ -77,14 +79,16 @@ class Records:
         made = self.made_of(batch_tokens, 0)
         return Summary(len(made), pairs, skipped, source, target, shapes=made.shapes)
 
+    @checked
     def batches(
-        self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines: bool = False
+        self, batch_tokens: Count = 25_000, seed: Seed = 0, first: Natural = 0, lines: bool = False
     ) -> tf.data.Dataset:
         """Endless batches as of `data.text_pairs`, from the one numbered `first` on; with the lines [B] if asked."""
         made = self.made_of(batch_tokens, seed)
         return dataset(lambda: made.since(first), lines)
 
-    def made_of(self, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> "RecordBatches":
+    @checked
+    def made_of(self, batch_tokens: Count, seed: Seed, fixed_shapes: bool = False) -> "RecordBatches":
         """The batches by their numbers."""
         return RecordBatches(self, batch_tokens, seed, fixed_shapes)
 
@@ -107,7 +111,8 @@ class RecordBatches:
         fixed_shapes: as of `ids.Batches`.
     """
 
-    def __init__(self, records: Records, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> None:
+    @checked
+    def __init__(self, records: Records, batch_tokens: Count, seed: Seed, fixed_shapes: bool = False) -> None:
         self.records, self.batch_tokens, self.seed, self.fixed_shapes = records, batch_tokens, seed, fixed_shapes
         bounds = bucket_bounds(records.max_length)
         sizes = batch_sizes(bounds, batch_tokens)
@@ -126,7 +131,8 @@ class RecordBatches:
         """The number of batches in an epoch."""
         return sum(self.counts)
 
-    def since(self, first: int = 0) -> Iterator[Batch]:
+    @checked
+    def since(self, first: Natural = 0) -> Iterator[Batch]:
         """Batches without end, from the one numbered `first` on. The next block is read while one is used."""
         blocks = self._blocks_since(first)
         with ThreadPoolExecutor(1) as reader:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.files import user_path
 from tf_transformer.interop.family import Family
 from tf_transformer.interop.marian import family as marian
 from tf_transformer.layers.int8 import policy_of
@@ -75,7 +76,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         FileNotFoundError: there is no file.
         BadInput: it holds something else.
     """
-    return _kind_of(read_bytes(path) if Path(path).is_file() else b"").load(path)
+    path = user_path(path)
+    return _kind_of(read_bytes(path) if path.is_file() else b"").load(path)
 
 
 def _kind_of(model: bytes) -> type[Tokenizer]:

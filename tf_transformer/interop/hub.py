@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import user_path
 from tf_transformer.reading import parse_yaml, read_json
 
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
@@ -29,8 +30,9 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
     Raises:
         BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
     """
-    if Path(name).is_dir():
-        return Path(name)
+    path = user_path(name)
+    if path.is_dir():
+        return path
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
         raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {str(name)!r}")
     purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
@@ -62,7 +64,7 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
         name: the name that the user gave.
         folder: the checkpoint's folder.
     """
-    path = Path(name)
+    path = user_path(name)
     facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
     if folder.parent.name == "snapshots":  # of the hub's cache
         facts["commit"] = folder.name

@@ -16,10 +16,12 @@ import numpy as np
 import portalocker
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, flush, write_json, write_text
+from tf_transformer.files import checksum, flush, user_path, write_json, write_text
 from tf_transformer.layers.int8 import wake_adapters
 from tf_transformer.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
+from tf_transformer.terminal import say
+from tf_transformer.values import Count, Natural, checked
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
@@ -60,8 +62,9 @@ class Run:
 
     _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
 
-    def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
-        self.path = Path(path)
+    @checked
+    def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
+        self.path = user_path(path)
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
@@ -156,7 +159,8 @@ class Run:
         """The checkpoints' folders, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
-    def weights(self, last: int) -> list[Path]:
+    @checked
+    def weights(self, last: Count) -> list[Path]:
         """The weight files of the last checkpoints, for `average_weights`.
 
         Raises:
@@ -170,7 +174,8 @@ class Run:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
 
-    def save(self, model: keras.Model, step: int, **state: Any) -> Path:
+    @checked
+    def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
 
         Args:
@@ -219,7 +224,7 @@ class Run:
             try:
                 return folder, _whole(folder)
             except BadInput as error:
-                print(f"{error}; trying the one before")
+                say(f"{error}; trying the one before")
         return None
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:

@@ -14,9 +14,12 @@ from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search, begins_with
-from tf_transformer.text.search_options import translator_options
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.text.search_options import Beams, translator_options
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
+from tf_transformer.values import checked
+
+FORCED = 256  # target tokens that are scored at once: so many logits over the vocabulary are in memory
 
 
 class SetOnce:
@@ -92,12 +95,13 @@ class TextModel(SetOnce):
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
+    @checked
     def search(
         self,
         source: Tensor,
         source_length: Tensor,
         *,
-        n_best: int = 1,
+        n_best: Beams = 1,
         exact_n: Tensor = None,
         prefix: Tensor = None,
         **options: Any,
@@ -119,12 +123,12 @@ class TextModel(SetOnce):
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seed: Tensor, temperature: Tensor, k: int | None
+        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: int | None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
         problem = self.problem(source, source_length, tf.int32.max)
-        return sample(problem, seed, temperature, k, **{name: self.options[name] for name in RULES})
+        return sample(problem, seeds, temperature, k, **{name: self.options[name] for name in RULES})
 
     def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
         """The problem of a search; the arguments are as in `search`."""
@@ -141,20 +145,34 @@ class TextModel(SetOnce):
         )
 
     def force(self, source: Tensor, target: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Score each symbol of a given target.
+        """Score each symbol of given targets, N of each source. Their logits are made for some rows at a time.
 
         Args:
             source: ids [B, S].
-            target: ids [B, T] that end with EOS.
+            target: ids [B * N, T] that end with EOS; those of the first source, then those of the second, and so on.
 
         Returns:
-            log-probabilities float32 [B, T]; the last layer's attention over the source, a mean over heads [B, T, S].
+            log-probabilities float32 [B * N, T]; the last layer's attention over the source, a mean over heads
+            [B * N, T, S].
         """
-        memory, memory_mask, _ = self.model.encode(source)
-        shifted = tf.pad(target, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-        logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
-        log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
-        return log_probs, tf.reduce_mean(cross_scores[-1], axis=1)
+        rows, T = tf.unstack(tf.shape(target))
+        encoded = self.model.encode(source)[:2]
+        of_source = tf.range(rows) // tf.maximum(rows // tf.maximum(tf.shape(source)[0], 1), 1)
+        at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
+
+        def score(i: tf.Tensor, log_probs: tf.TensorArray, attention: tf.TensorArray) -> tuple[Any, ...]:
+            some = slice(i * at_once, (i + 1) * at_once)
+            memory, memory_mask = tf.nest.map_structure(lambda part: tf.gather(part, of_source[some]), encoded)
+            shifted = tf.pad(target[some], [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+            logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
+            found = -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits)
+            return i + 1, log_probs.write(i, found), attention.write(i, tf.reduce_mean(cross_scores[-1], axis=1))
+
+        count = tf.maximum(-(-rows // at_once), 1)
+        parts = [tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None] * rank) for rank in (2, 3)]
+        _, *parts = tf.while_loop(lambda i, *_: i < count, score, [tf.constant(0), *parts], parallel_iterations=1)
+        log_probs, attention = (part.concat() for part in parts)
+        return log_probs, attention
 
     def texts(self, ids: Tensor) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
@@ -172,7 +190,7 @@ class TextModel(SetOnce):
         Raises:
             BadInput: there are no tokens, or too many.
         """
-        ids, length, _ = self.source(tf.constant([source]))
+        ids, length, _ = self.source(text_tensor([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
             found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
@@ -181,7 +199,7 @@ class TextModel(SetOnce):
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
-        ids, *_ = self.source(tf.constant([source]))
+        ids, *_ = self.source(text_tensor([source]))
         return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
 
     def attention_of(self, source: Tensor, output: Tensor) -> Attention:

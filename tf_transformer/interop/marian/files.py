@@ -13,6 +13,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import user_path
 from tf_transformer.interop.hub import INDEX
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
@@ -33,7 +34,7 @@ def load_marian(directory: str | Path) -> MarianTransformer:
     Raises:
         BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
-    directory = Path(directory)
+    directory = user_path(directory)
     file, settings = _read_settings(directory)
     weights_file, tensors = _read_tensors(directory)
     try:

@@ -11,7 +11,14 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.interop.marian.files import has_two_vocabularies, read_vocabulary
 from tf_transformer.reading import check_archive, read_bytes, reading
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer, engine_of
+from tf_transformer.text.tokenizer import (
+    FIRST_ID,
+    UNKNOWN_ID,
+    Tokenizer,
+    durable_tokenizer,
+    engine_of,
+    text_tensor,
+)
 from tf_transformer.type_names import Tensor
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
@@ -126,6 +133,7 @@ class _Side(tf.Module):
         self.pieces = tf.constant(pieces)
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+        texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
