@@ -81,7 +81,7 @@ def test_a_file_that_is_read_as_a_whole_is_not_large(tmp_path):
     ],
 )
 def test_values_of_another_type(kind, name, value):
-    refused(lambda: reading.made_of(kind, {name: value}), f"^{name}: expected .*, got '{re.escape(str(value))}'$")
+    refused(lambda: reading.made_of(kind, {name: value}), f"^{name}: expected .*, got {re.escape(repr(value))}$")
 
 
 def test_values_of_the_right_type():

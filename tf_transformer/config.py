@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from tf_transformer.type_names import Dtype
 from tf_transformer.values import BadInput as BadInput
-from tf_transformer.values import Count, Rate, between, check_fields
+from tf_transformer.values import Count, Rate, between, check_fields, checked
 
 Layers = Annotated[int, between(1, 10_000)]  # each is made at once
+Stored = Annotated[int, between(0, 2**63 - 1)]  # bytes
 DTYPES = get_args(Dtype)
 
 
@@ -71,7 +72,8 @@ class TransformerConfig:
         rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
         return self.d_model * (rows + self.num_layers * (3 * attention + 2 * feed_forward))
 
-    def check_stored(self, size: int) -> None:
+    @checked
+    def check_stored(self, size: Stored) -> None:
         """Check, before anything takes memory, that a model's weights fit into the `size` bytes that are stored of it.
 
         Raises:

@@ -18,19 +18,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.config import BadInput
+from tf_transformer.values import BadInput, shown
 
 
-def user_path(path: str | os.PathLike[str]) -> Path:
+def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
     """A path as a user gives it: a first `~` is the home folder, as in a shell.
 
+    Args:
+        path: the path.
+        option: its name, for the message.
+
     Raises:
-        BadInput: it is empty, as that of a shell's variable without a value; or not UTF-8, which TensorFlow wants.
+        BadInput: it is empty, as that of a shell's variable without a value; or not UTF-8, which TensorFlow wants; or
+            something else.
     """
+    name = f"{option}: " if option else ""
+    if not isinstance(path, str | os.PathLike):
+        raise BadInput(f"{name}expected a path, got {shown(path)}")
     if not os.fspath(path):
-        raise BadInput("expected a path, got an empty one")
+        raise BadInput(f"{name}expected a path, got an empty one")
     if re.search("[\ud800-\udfff]", os.fspath(path)):  # bytes that Python could not decode
-        raise BadInput(f"expected a path in UTF-8, got {os.fspath(path)!a}")
+        raise BadInput(f"{name}expected a path in UTF-8, got {os.fspath(path)!a}")
     return Path(os.path.expanduser(path))
 
 

@@ -56,8 +56,9 @@ class Preparation:
     max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
+        folder = user_path(self.folder, "folder").absolute()  # workers may have another current folder
+        object.__setattr__(self, "folder", folder)
         check_fields(self)
-        object.__setattr__(self, "folder", user_path(self.folder).absolute())  # workers may have another current folder
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -167,7 +167,8 @@ class RecordBatches:
         return Batches(ids, order, self.fixed_shapes), numbers
 
 
-def check_shard(shard: dict[str, Any], max_length: int) -> None:
+@checked
+def check_shard(shard: dict[str, Any], max_length: Count) -> None:
     """Check the types of what records.json says of a shard.
 
     Raises:

@@ -182,7 +182,7 @@ class TextSource(Source):
     def __post_init__(self) -> None:
         check_fields(self)
         for side in ("source", "target"):
-            object.__setattr__(self, side, str(user_path(getattr(self, side))))
+            object.__setattr__(self, side, str(user_path(getattr(self, side), side)))
 
     def describe(self) -> dict[str, Any]:
         files = (self.source, self.target)
