@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts = SENTENCES
     if args.text:
         try:
-            with open(args.text, encoding="utf-8") as file:
+            with open(args.text, encoding="utf-8-sig", newline="\n") as file:
                 texts = [line.strip() for line in file if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             parser.error(f"--text: {error}")

@@ -21,6 +21,7 @@ import pages
 import pytest
 import tensorflow as tf
 import test_parsing
+import test_values
 from conftest import TEXTS
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -146,13 +147,34 @@ def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
 
 
 @pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (translation.TranslationSettings, {"path": "a"}),
+        (shards.BulkJob, {"inputs": ("a",), "prefix": "b", "method": translation.TranslationSettings("c")}),
+    ],
+)
+def test_every_setting_is_checked(kind, arguments):
+    for field in dataclasses.fields(kind):
+        for value in test_values.HOSTILE:
+            made = test_values.outcome(field.name, lambda a=arguments | {field.name: value}: kind(**a))
+            if made and test_values.is_option(field.type):
+                assert test_values.is_plain(getattr(made[0], field.name)), (field.name, value)
+    for name in SEARCH_OPTIONS:
+        for value in test_values.HOSTILE if name in REQUEST else ():
+            for made in test_values.outcome(
+                name, lambda o={name: value}: translation.TranslationSettings("a", options=o)
+            ):
+                assert test_values.is_plain(made.options[name])
+
+
+@pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
+        ({"n_best": 0}, "n_best: expected a positive whole number below 2**31, got 0"),
         ({"options": {"beam_size": 17}}, "beam_size: expected 1 to 16, got 17"),
         ({"options": {"patience": 1}}, f"options: expected {', '.join(REQUEST)}; got patience"),
-        ({"batch_bytes": 0}, "batch_bytes: expected a positive number, got 0"),
-        ({"threads": -1}, "threads: expected a positive number, got -1"),
+        ({"batch_bytes": 0}, "batch_bytes: expected a positive whole number below 2**31, got 0"),
+        ({"threads": -1}, "threads: expected a whole number from 1 to 1,024 or None, got -1"),
     ],
 )
 def test_bad_methods(method, message):

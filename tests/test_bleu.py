@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tf_transformer.config import BadInput
 from tf_transformer.evaluation import bleu
 
 # 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; as long as the reference.
@@ -58,6 +59,12 @@ def test_chrf():
 GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
 
 
+def test_half_an_emoji_is_a_character_as_others():
+    for score in (bleu.bleu, bleu.chrf):
+        found = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
+        assert found.value == pytest.approx(100)
+
+
 def test_lower_cased():
     assert bleu.bleu(["A B c d e"], ["a b c d e"]).value < 100
     (found,) = bleu.compare({"": ["A B c d e"]}, ["a b c d e"], samples=2)["BLEU 13a lower-cased"].values()
@@ -71,11 +78,28 @@ def test_lower_cased():
         ("Er mag 寿司 sehr gern, und zwar jeden Tag.", "13a", {"intl", "13a lower-cased", "13a, compounds split"}),
         ("我 喜欢它。", "zh", {"char"}),
         ("나는 그것을 좋아한다", "char", set()),
+        ("แมวดำนอนบนเสื่อ Mat 3", "char", set()),
+        ("ຂ້ອຍມັກໝາ", "char", set()),
+        ("ဘုရားကျောင်း", "char", set()),
+        ("ខ្ញុំ ស្រលាញ់ ឆ្កែ", "char", set()),
+        ("Das Wort สวัสดีครับ heißt Guten Tag.", "13a", {"intl", "13a lower-cased", "13a, compounds split"}),
     ],
 )
 def test_scripts_without_spaces_are_tokenized_as_they_need(text, usual, others):
     assert set(bleu.flavours([text])) == {"chrF", *(f"BLEU {name}" for name in {usual} | others)}
     assert f"tok:{usual}|" in bleu.bleu([text], [text]).signature
+
+
+def test_text_of_another_count_or_kind_is_refused():
+    for texts, references, message in (
+        (["a"] * 3, ["a"] * 2, "expected as many translations as references, .*; got 3 translations and 2 references"),
+        ([], [], "and at least one; got 0 translations and 0 references"),
+        ("ab", ["a", "b"], "translations: expected a list of strings, got one string"),
+        (["a", "b"], ["a", None], "references: expected strings, got NoneType at place 1"),
+    ):
+        for function in (bleu.bleu, bleu.paper_bleu, bleu.chrf, lambda texts, other: bleu.compare({"": texts}, other)):
+            with pytest.raises(BadInput, match=message):
+                function(texts, references)
 
 
 def test_japanese_is_told_from_chinese():

@@ -232,37 +232,64 @@ def test_rest_asks_a_busy_server_again(busy):
     assert handler.asked == 5
 
 
+def test_rest_loses_no_line_when_a_server_goes(busy, monkeypatch, capsys):
+    handler, host = busy
+    handler.busy = range(2, 99)
+    monkeypatch.setattr(rest.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit, match="^error: HTTP 503: busy; 2 of 3 texts were translated$"):
+        rest.main(["--host", host, "--batch-size", "1", "a", "b", "c"])
+    assert capsys.readouterr().out == "x\nx\n"
+
+
 @needs_grpc
 def test_grpc(places, expected, served, monkeypatch, capsys):
-    import grpc
-
     from savedmodels.clients import grpc_client
 
     def run(*argv):
         grpc_client.main(["--host", places["GRPC"], *argv])
         return capsys.readouterr().out
 
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\nTwo doors.\n"))
-    assert n_best(run("--n-best", "2"), expected, 2)  # no option: the defaults
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"\ufeff{TEXT}\r\n\nTwo doors.\n".encode()), "ascii"))
+    assert n_best(run("--batch-size", "2", "--n-best", "2"), expected, 2)  # no option: the defaults
     of_each = [f"--option={name}={value[0]}" for name, value in served.signatures["translate"][2].items()]
     assert run(*of_each, "door") == run("door")  # each option is the default
     short = run("--option", "length_penalty=0", "--option", "max_length=2", "--option", "beam_size=1", "door")
     assert short.startswith("0\t") and short != run("door")
-    for value, kind, message in (
-        ("beam=2", LookupError, "--option: expected one of .*beam_size.*; got beam"),
-        ("beam_size=2.5", TypeError, "Expected int32, but got 2.5"),
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
+    for argv, message in (
+        ("--option beam=2 a", "--option: expected one of .*beam_size.*; got beam"),
+        ("--option beam_size=2.5 a", "Expected int32, but got 2.5 .*"),
+        ("--name other a", r"NOT_FOUND: Servable not found for request: Latest\(other\); 0 of 1 texts were translated"),
+        ("--version 7 a", r"NOT_FOUND: Servable not found for request: Specific\(demo, 7\); 0 of 1 .*"),
+        ("--version canary a", "INVALID_ARGUMENT: Unrecognized servable version label: canary; 0 of 1 .*"),
+        ("--timeout 0.001 a", "DEADLINE_EXCEEDED: Deadline Exceeded; 0 of 1 .*; raise --timeout or lower --batch-size"),
+        ("--name demo", "'utf-8' codec can't decode byte 0xe9 .*"),
     ):
-        with pytest.raises(kind, match=message):
-            run("--option", value, "a")
-    for argv, code, message in (
-        ("--name other a", "NOT_FOUND", "Servable not found for request: Latest(other)"),
-        ("--version 7 a", "NOT_FOUND", "Servable not found for request: Specific(demo, 7)"),
-        ("--version canary a", "INVALID_ARGUMENT", "Unrecognized servable version label: canary"),
-        ("--timeout 0.001 a", "DEADLINE_EXCEEDED", "Deadline Exceeded"),
-    ):
-        with pytest.raises(grpc.RpcError) as raised:
+        with pytest.raises(SystemExit) as raised:
             run(*argv.split())
-        assert (raised.value.code().name, raised.value.details()) == (code, message)
+        assert re.fullmatch(f"error: {message}", raised.value.code)
+
+
+@needs_grpc
+def test_grpc_loses_no_line_when_a_request_is_late(places, monkeypatch, capsys):
+    """Every request has a deadline of its own, and what came before a failure was printed."""
+    from savedmodels.clients import grpc_client
+
+    timeouts, predict = [], grpc_client.Client.predict
+
+    def slow(client, signature, *arguments):
+        timeouts.append(client.timeout)
+        client.timeout = 1e-4 if timeouts.count(23) == 4 else 23  # the options, two batches, and one that is late
+        return predict(client, signature, *arguments)
+
+    monkeypatch.setattr(grpc_client.Client, "predict", slow)
+    monkeypatch.setattr(grpc_client.time, "monotonic", iter(range(0, 1_000, 11)).__next__)
+    texts = [f"{word} doors." for word in ("One", "Two", "Three", "Four", "Five", "Six", "Seven")]
+    with pytest.raises(SystemExit, match=r"DEADLINE_EXCEEDED: .*; 4 of 7 texts were translated; raise --timeout"):
+        grpc_client.main(["--host", places["GRPC"], "--timeout", "23", "--batch-size", "2", *texts])
+    said = capsys.readouterr()
+    assert [line.split("\t")[0] for line in said.out.splitlines()] == ["0", "1", "2", "3"]
+    assert said.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
 
 
 @needs_grpc

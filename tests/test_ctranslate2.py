@@ -274,7 +274,9 @@ def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
     (tmp_path / "taken").mkdir()
     with pytest.raises(FileExistsError, match="taken exists"):
         save(translator, tmp_path / "taken")
-    with pytest.raises(tt.BadInput, match="expected one of int8, int16, float16, bfloat16 or None; got 'int4'"):
+    with pytest.raises(
+        tt.BadInput, match="quantization: expected 'int8', 'int16', 'float16', 'bfloat16' or None, got 'int4'"
+    ):
         save(translator, tmp_path / "new", "int4")
 
     def full(spec, folder):

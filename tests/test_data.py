@@ -2,6 +2,8 @@
 
 import gzip
 import itertools
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -219,12 +221,32 @@ def test_what_a_line_is(corpus, tmp_path):
     assert b"red door" in expected or b"red door" in tokenizer.detokenize(source).numpy().tolist()
 
 
+def test_a_pipe_is_read_once(tmp_path):
+    """So it may be scored, as by `--translations <(...)`, and is refused as a text to train on."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("one\ntwo\n")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("eins\nzwei\n"), daemon=True)
+    writer.start()
+    assert data.read_text_pairs(tmp_path / "file", tmp_path / "pipe") == (["one", "two"], ["eins", "zwei"])
+    writer.join(10)
+    with pytest.raises(tt.BadInput, match="pipe: expected a file, which can be read again, got a pipe"):
+        data.check_text_pairs(tmp_path / "file", tmp_path / "pipe")
+
+
+def test_half_an_emoji_in_a_list_of_texts(corpus):
+    _, _, tokenizer = corpus
+    pairs = zip(["Two\ud83ddoors.", "a"], ["Zwei\udcffTore.", "b"], strict=True)
+    (source, _), target = next(data.token_batches(pairs, tokenizer, 512, shuffle=False).as_numpy_iterator())
+    for ids, expected in ((source, b"Two doors."), (target, b"Zwei Tore.")):
+        assert expected in tokenizer.detokenize(ids).numpy()
+
+
 def test_a_missing_file_and_a_damaged_gz(tmp_path):
     (tmp_path / "source").write_text("one\n")
     with pytest.raises(FileNotFoundError, match="expected a text file, found none at .*nowhere"):
         data.check_text_pairs(tmp_path / "source", tmp_path / "nowhere")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"eins\n" * 1000)[:-20])
-    with pytest.raises(tt.BadInput, match=r"cut\.gz: cannot be read after line"):
+    with pytest.raises(tt.BadInput, match=r"cut\.gz: expected a whole gzip file, got a damaged one: "):
         data.check_text_pairs(tmp_path / "cut.gz", tmp_path / "source")
 
 

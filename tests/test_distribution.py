@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import keras
@@ -35,15 +36,17 @@ def start(path, *devices, program="replicas.py", **environment):
     return subprocess.Popen(command, cwd=HERE, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
 
 
-def cluster(workers=2):
-    """TF_CONFIG of each worker on this machine."""
+def cluster(workers=2, chief=False):
+    """TF_CONFIG of each worker on this machine; the first may be the chief."""
     sockets = [socket.socket() for _ in range(workers)]
     for free in sockets:
         free.bind(("localhost", 0))
     names = [f"localhost:{free.getsockname()[1]}" for free in sockets]
     for free in sockets:
         free.close()
-    return [json.dumps({"cluster": {"worker": names}, "task": {"type": "worker", "index": i}}) for i in range(workers)]
+    machines = {"chief": names[:1], "worker": names[1:]} if chief else {"worker": names}
+    tasks = [{"type": job, "index": i} for job, hosts in machines.items() for i in range(len(hosts))]
+    return [json.dumps({"cluster": machines, "task": task}) for task in tasks]
 
 
 def same(path, alone, tolerance=1e-5):
@@ -71,10 +74,11 @@ def test_two_replicas_are_one_in_float16(tmp_path):
 
 
 @pytest.mark.program
-def test_two_workers_are_one(alone, tmp_path):
-    """Two processes, as on two machines, each with its own half of every batch."""
+@pytest.mark.parametrize("chief", [False, True])
+def test_two_workers_are_one(alone, tmp_path, chief):
+    """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
-    workers = [start(path, TF_CONFIG=config) for path, config in zip(paths, cluster(), strict=True)]
+    workers = [start(path, TF_CONFIG=config) for path, config in zip(paths, cluster(chief=chief), strict=True)]
     for worker, path in zip(workers, paths, strict=True):
         assert worker.wait() == 0, worker.stderr.read()
         same(path, alone)
@@ -126,6 +130,28 @@ for kind in (tt.Adam, keras.optimizers.Adam, keras.optimizers.SGD):
     run_python(program, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]))
 
 
+@pytest.mark.program
+def test_two_replicas_drop_other_components():
+    """From one random state, which both have; so does a replica of odd width."""
+    program = """
+import keras, numpy, tensorflow as tf
+from tf_transformer import distribution
+from tf_transformer.layers.dropout import Dropout
+strategy = distribution.strategy("cpu:2")
+for width in (64, 63):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        layer = Dropout(0.5)
+    drawn = [tf.function(lambda: strategy.run(lambda: layer(tf.ones((32, width)), training=True)))() for _ in range(2)]
+    kept = numpy.stack([part for each in drawn for part in strategy.experimental_local_results(each)]) > 0
+    same = [(kept[i] == kept[j]).mean() for i in range(4) for j in range(i)]
+    assert all(abs(share - 0.5) < 5 * (0.25 / kept[0].size) ** 0.5 for share in same), same
+    states = strategy.experimental_local_results(layer.seed_generator.state.value)
+    assert len({tuple(state.numpy()) for state in states}) == 1
+"""
+    run_python(program, PYTHONPATH=str(HERE.parent))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
 def test_no_variable_is_int32(dtype):
     """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""
@@ -169,6 +195,52 @@ def test_devices_beside_a_cluster(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
     with pytest.raises(tt.BadInput, match="expected none with TF_CONFIG"):
         distribution.strategy("cpu:2")
+
+
+HOSTS = ["one:2222", "two:2222"]
+NO_CLUSTERS = {
+    "{cluster:": "expected JSON like",
+    "[" * 10**5: "expected JSON like",
+    "[]": "expected JSON like",
+    '"chief"': "expected JSON like",
+    json.dumps({"cluster": HOSTS}): "expected JSON like",
+    json.dumps({"cluster": {"worker": 2}}): "expected JSON like",
+    json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "worker", "index": "first"}}): "expected JSON like",
+    json.dumps({"cluster": {"worker": HOSTS}}): "expected a task that is one of the cluster's machines, got none 0",
+    json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "worker", "index": 2}}): "a task .*, got worker 2",
+    json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "chief", "index": 0}}): "a task .*, got chief 0",
+    json.dumps({"cluster": {"worker": [1, 2]}}): "expected machines as host:port",
+    json.dumps({"cluster": {"worker": "one:2222"}}): "expected machines as host:port",
+    json.dumps({"cluster": {"chief": HOSTS}}): "at most one chief",
+    json.dumps({"cluster": {"worker": HOSTS, "ps": HOSTS}}): "a chief and workers alone, got worker, ps",
+}
+
+
+@pytest.mark.parametrize("text", NO_CLUSTERS)
+def test_a_cluster_of_another_kind_is_refused(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(tt.BadInput, match=f"^TF_CONFIG: .*{NO_CLUSTERS[text]}") as refused:
+        distribution.strategy()
+    assert len(str(refused.value)) < 300
+
+
+def test_a_cluster_of_one_machine_trains_alone(monkeypatch):
+    for machines in ({}, {"chief": HOSTS[:1]}, {"worker": HOSTS[:1], "chief": [], "ps": []}):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": machines, "task": {"type": "chief", "index": 0}}))
+        assert distribution.strategy() is tf.distribute.get_strategy()
+
+
+def test_one_worker_writes(monkeypatch):
+    """The chief or, without one, the first."""
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda: "several")
+    for chief, machines in ((False, 3), (True, 3), (True, 2)):
+        writes = []
+        for config in cluster(machines, chief):
+            monkeypatch.setenv("TF_CONFIG", config)
+            assert distribution.strategy() == "several"
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            writes.append(distribution.is_chief(types.SimpleNamespace(cluster_resolver=resolver)))
+        assert writes == [True] + [False] * (machines - 1)
 
 
 def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):

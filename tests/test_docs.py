@@ -43,7 +43,7 @@ def there(folder, *names):
 GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run runs/mine
 GO_ON += ["guides/litert"]
 ALONE = ["tutorials/layers", "tutorials/parsing", "tutorials/fine-tune"]
-ELSEWHERE = ["guides/beam"]  # in test_beam.py
+ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
 def test_every_tutorial_is_run_by_a_test():

@@ -49,6 +49,26 @@ def test_an_odd_width_is_dropped_as_keras_does(shape):
     close(Dropout(0.3, seed=7)(x, training=True), keras.layers.Dropout(0.3, seed=7)(x, training=True))
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute is TensorFlow's")
+def test_a_replica_drops_its_own_components(monkeypatch):
+    """The first one those of a single device; test_distribution.py has two at once."""
+    from tf_transformer import distribution
+
+    alone, kept = kept_of(Dropout(0.3, seed=7)), []
+    for number in range(3):
+        monkeypatch.setattr(distribution, "replica", lambda number=number: number)
+        kept.append(kept_of(Dropout(0.3, seed=7)))
+    np.testing.assert_array_equal(kept[0], alone)
+    for one, other in ((kept[0], kept[1]), (kept[0], kept[2]), (kept[1], kept[2])):
+        assert abs((one & other).mean() - 0.49) < 5 * np.sqrt(0.49 * 0.51 / one.size)
+
+
+def test_a_noise_shape_is_that_of_keras():
+    x = np.ones((5, 7, 8), "float32")
+    layers = (kind(0.5, noise_shape=(5, 1, 8), seed=3) for kind in (Dropout, keras.layers.Dropout))
+    close(*(layer(x, training=True) for layer in layers))
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="jax.jit changes no random state")
 @pytest.mark.parametrize("mode", COMPILERS)
 def test_a_compiled_step_draws_anew_each_time(mode):

@@ -72,6 +72,14 @@ def test_only_trees_over_the_same_words_are_compared():
         evalb.score(read_tree("(S (N a) (N b))"), read_tree("(S (N a))"))
 
 
-def test_nothing_scores_nothing():
-    nothing = evalb.total([], [])
-    assert (nothing.f1, nothing.recall, nothing.complete_match) == (0.0, 0.0, 0.0)
+@pytest.mark.parametrize("trees", [0, 1, 3])
+def test_only_as_many_trees_are_compared(trees):
+    gold = [read_tree(GOLD)] * (2 if trees else 0)
+    with pytest.raises(
+        BadInput, match=f"as many trees as gold trees, and at least one; got {trees} trees and {len(gold)}"
+    ):
+        evalb.total(iter(gold), [read_tree(GOLD)] * trees)
+
+
+def test_a_score_of_nothing_is_nothing():
+    assert (evalb.Score().f1, evalb.Score().recall, evalb.Score().complete_match) == (0.0, 0.0, 0.0)

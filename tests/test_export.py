@@ -13,6 +13,7 @@ from conftest import TEXTS, random_model
 from served import Served, merge
 
 import tf_transformer as tt
+from tf_transformer.interop.formats import FORMATS
 from tf_transformer.serving.export import CONTRACT, Export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import EOS_ID
@@ -25,7 +26,7 @@ SIGNATURES = {  # by name inputs and outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),
     "translate": ({"text", *REQUEST}, TRANSLATIONS),
     "translate_details": ({"text", *REQUEST}, DETAILS),
-    "score": ({"source", "target"}, {"log_prob", "score", "length"}),
+    "score": ({"source", "target"}, {"log_prob", "score", "length", "truncated"}),
     "tokenize": ({"text"}, {"tokens", "length"}),
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
@@ -193,6 +194,13 @@ def test_score_is_what_the_search_found(names, request):
     assert compared or not found["finished"].any()
 
 
+def test_a_score_says_whether_source_or_target_was_cut(served):
+    short, long = "Two doors.", "door " * 3000
+    found = served({"source": [short, long, short], "target": [short, short, long]}, "score")
+    assert found["truncated"].tolist() == [False, True, True]
+    assert found["length"][2] == 41
+
+
 @pytest.mark.program
 def test_the_end_symbol_is_no_token(served_ending, ending):
     """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
@@ -296,10 +304,10 @@ def test_wrong_shapes_are_refused(served):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n_best": 0}, "n_best: expected 1 to 16, got 0"),
+        ({"n_best": 0}, "n_best: expected a whole number from 1 to 1,024, got 0"),
         ({"n_best": 17}, "n_best: expected 1 to 16, got 17"),
         ({"max_beam_size": 2}, "beam_size: expected 1 to 2, got 3"),
-        ({"max_length": 0}, "max_length: expected at least 1, got 0"),
+        ({"max_length": 0}, "max_length: expected a whole number from 1 to 10,000, got 0"),
     ],
 )
 def test_options_of_the_export(translator, wrong, message):
@@ -363,3 +371,32 @@ def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
         used = int(found.lengths[0, n])
         log_probs, _ = restricted.force(source, found.ids[:, n, :used])
         assert used > 5 and float(tf.reduce_sum(log_probs)) == pytest.approx(float(found.log_probs[0, n]), abs=1e-3)
+
+
+def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
+    """In no format; the message names the first such weight."""
+    model = translator.model.astype("float32")
+    broken, last = translator.replace(model=model), model.weights[-1]
+    last.assign(np.full(last.shape, np.nan))
+    first = model.encoder_layers[1].feed_forward.hidden.bias
+    first.assign([np.inf, *np.zeros(first.shape[0] - 1)])
+    wrong = f"^{first.path}: expected finite weights, got NaN or infinity in 1 of {first.shape[0]}$"
+    for format in FORMATS:
+        with pytest.raises(tt.BadInput, match=wrong):
+            broken.save(tmp_path / "model/1", format=format)
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_export_has_what_lora_has_learned(translator):
+    """In the weights that it has without LoRA, which is how it is read."""
+    model = translator.model.astype("float32")
+    model.encoder_layers[0].self_attention.query_projection.enable_lora(3)
+    layer = model.encoder_layers[0].self_attention.query_projection
+    layer.lora_kernel_b.assign(np.random.default_rng(3).normal(size=layer.lora_kernel_b.shape))
+    plain, found = translator.export().weights, translator.replace(model=model).export().weights
+    assert [weight.shape for weight in found] == [weight.shape for weight in plain]
+    changed = [i for i, (one, other) in enumerate(zip(found, plain, strict=True)) if np.any(one != other)]
+    assert [translator.model.weights[i].path.split("/", 1)[1] for i in changed] == [
+        "encoder_0/self_attention/query/kernel"
+    ]
+    np.testing.assert_allclose(found[changed[0]], layer.kernel, rtol=1e-5, atol=1e-6)

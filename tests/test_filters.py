@@ -94,8 +94,8 @@ def test_parse():
         (["max-ratio"], "expected max-ratio=VALUE, got 'max-ratio'"),
         (["identical=yes"], "expected identical alone, got 'identical=yes'"),
         (["max-ratio=three"], "expected a number, got 'max-ratio=three'"),
-        (["max-ratio=0.5"], "max-ratio: expected a number of at least 1, got 0.5"),
-        (["languages=en"], "languages: expected two, as en,de; got en"),
+        (["max-ratio=0.5"], "max_ratio: expected a number of at least 1 or None, got 0.5"),
+        (["languages=en"], "languages: expected a list of 2 or None, got .'en',."),
     ):
         with pytest.raises(tt.BadInput, match=message):
             parse(words)

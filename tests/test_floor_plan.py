@@ -22,14 +22,14 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
     "loading": ("interop", "parsing", "runs", "serving", "text"),
 }
 PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
-PAPER += ("extras", "files", "type_names", "version")
+PAPER += ("extras", "files", "reading", "terminal", "type_names", "values", "version")
 FORWARDS = {  # methods of a value that hand over to a room above it
     ("text.translator", "loading"),
     ("text.translator", "interop.formats"),
     ("text.translator", "serving.export"),
     ("runs.trainer", "loading"),
 }
-BACKEND_NEUTRAL = ["config", "masks", "files", "layers", "model", "ensemble", "training", "runs.run"]
+BACKEND_NEUTRAL = ["config", "masks", "files", "terminal", "layers", "model", "ensemble", "training", "runs.run"]
 BACKEND_NEUTRAL += ["runs.recipe", "runs.callbacks", "evaluation", "corpora.toy_corpus"]
 BACKEND_NEUTRAL += ["parsing.treebank", "parsing.evalb"]
 

@@ -325,8 +325,8 @@ def fails(folder, message):
         ("dim-vocabs: expected one number twice, got .'385', '386'.", "- 385\n  - 385", "- 385\n  - 386"),
         ("enc-depth: expected a number, got 'two'", "enc-depth: 2", "enc-depth: two"),
         ("dec-depth: expected a number, got None", "dec-depth: 1\n", ""),
-        ("expected a mapping of YAML, got list", MODEL_OPTIONS, "- 1\n"),
-        ("npz: cannot be read: while", MODEL_OPTIONS, "a: [\n"),
+        ("npz: expected the options of .*: list", MODEL_OPTIONS, "- 1\n"),
+        ("npz: expected the options of .*: while", MODEL_OPTIONS, "a: [\n"),
         ("expected a tensor model.decoder.layers.1.self_attn", "dec-depth: 1", "dec-depth: 2"),
         ("fc1.weight: expected shape .36, 107.", "dim-ffn: 108", "dim-ffn: 107"),
         ("expected a row for each of vocab_size=387 symbols, got 386", "- 385\n  - 385", "- 386\n  - 386"),
@@ -347,8 +347,8 @@ def test_options_that_cannot_be_expressed_are_said(tmp_path, message, old, new):
         ("vocabs: expected two, for source and target, got opus", f"- {VOCABULARY}\nbeam", "- a\n  - b\nbeam"),
         ("found no other.yml, which decoder.yml names, in", VOCABULARY, "other.yml"),
         ("source.spm: expected a vocabulary of pieces and ids", VOCABULARY, "source.spm"),
-        ("decoder.yml: expected a mapping of YAML, got str", DECODER, "nothing"),
-        ("decoder.yml: cannot be read: while", DECODER, "a: [\nb"),
+        ("decoder.yml: expected a mapping of YAML, got .*: str", DECODER, "nothing"),
+        ("decoder.yml: expected a mapping of YAML, got .*: while", DECODER, "a: [\nb"),
     ],
 )
 def test_files_that_are_not_there_are_said(tmp_path, message, old, new):
@@ -371,7 +371,7 @@ def test_damaged_files_are_said(release, tmp_path):
     for damaged in (b"", b"PK nothing", content[:5000], content[:1000] + bytes(1000) + content[2000:]):
         (folder / WEIGHTS).write_bytes(damaged)
         shutil.copy(release / VOCABULARY, folder)
-        fails(folder, f"{WEIGHTS}: cannot be read")
+        fails(folder, f"{WEIGHTS}: expected arrays of NumPy, got something else")
     (folder / "decoder.yml").unlink()
     fails(folder, "found neither config.json nor decoder.yml in")
 

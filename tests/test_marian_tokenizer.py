@@ -157,6 +157,11 @@ def test_a_code_is_one_token_and_controls_are_text(tokenizer):
     assert tokenizer.ids(tf.ragged.constant([["</s>", "<pad>", "<s>"]])).to_list() == [[3, 3, 3]]
 
 
+def test_half_an_emoji_is_white_space(tokenizer):
+    for tokenize in (tokenizer.tokenize, tokenizer.tokenize_target):
+        assert tokenize([">>fra<<a\ud83dred door"]).to_list() == tokenize([">>fra<<a red door"]).to_list()
+
+
 def test_pieces_and_ids(tokenizer):
     ids = tokenizer.tokenize(["The old woman opens the door.", ""])
     pieces = tokenizer.pieces(ids)

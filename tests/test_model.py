@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from tf_transformer import PRESETS, SmoothedCrossEntropy, Transformer, TransformerConfig
+from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
+from tf_transformer.config import BadInput
 from tf_transformer.layers import DecoderLayer, EncoderLayer, FeedForward
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
@@ -343,6 +344,27 @@ def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
         close(again((SOURCE, TARGET)), found)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_lora_has_learned_stays_in_another_dtype(dtype):
+    tuned, plain = built(dtype=dtype), built(dtype=dtype)
+    attention = tuned.decoder_layers[1].cross_attention
+    for layer, name in ((attention.key_projection, "kernel"), (tuned.embedding, "embeddings")):
+        layer.enable_lora(5, lora_alpha=3)
+        for side in "ab":
+            adapter = getattr(layer, f"lora_{name}_{side}")
+            adapter.assign(np.random.default_rng(1).normal(0, 0.3, adapter.shape))
+    expected = array(tuned((SOURCE, TARGET)))
+    assert np.abs(expected - array(plain((SOURCE, TARGET)))).max() > 0.1
+    tolerance = {"atol": 1e-5} if dtype == "float32" else {"rtol": 0.05, "atol": 0.2}
+    for again in (tuned.merged(), tuned.astype("float32")):
+        assert list(weights_of(again)) == list(weights_of(plain))
+        close(again((SOURCE, TARGET)), expected, **tolerance)
+    assert plain.merged() is plain
+    several = Ensemble([tuned, tuned]).merged()
+    assert not any("lora" in weight.path for weight in several.weights)
+    assert several.merged() is several
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 @pytest.mark.program
 def test_quantize_makes_integers_of_the_embeddings_too(tmp_path):
@@ -354,3 +376,50 @@ def test_quantize_makes_integers_of_the_embeddings_too(tmp_path):
     assert model.embedding.embeddings.dtype == "int8"
     model.save(tmp_path / "model.keras")
     close(keras.saving.load_model(tmp_path / "model.keras")((SOURCE, TARGET)), expected)
+
+
+def ragged(*rows):
+    return pytest.importorskip("tensorflow").ragged.constant(rows)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "got"),
+    [
+        (lambda: {"source": SOURCE, "target": TARGET}, "a dict of source, target"),
+        (lambda: SOURCE, "one ndarray"),
+        (lambda: (SOURCE, TARGET, TARGET), "3 parts"),
+        (lambda: (ragged([3, 2], [5]), ragged([1], [1, 4])), "a ragged tensor, for which write ids.to_tensor.*"),
+        (lambda: (SOURCE.tolist(), TARGET), "list and ndarray"),
+        (lambda: (SOURCE[0], TARGET[0]), r"shapes \(7,\) and \(5,\)"),
+        (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
+        (lambda: (SOURCE.astype(str), TARGET), r"dtypes str\d+ and int64"),
+    ],
+)
+def test_what_is_no_pair_of_ids_is_refused_in_one_line(inputs, got):
+    with pytest.raises(BadInput, match=rf"^inputs: expected \(source, target\), arrays .*; got {got}$"):
+        MODEL(inputs())
+
+
+def test_training_refuses_it_too():
+    model, rows = built(TransformerConfig(num_layers=1, **SIZES)), ragged([3, 2], [5])
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    for x, y, message in (
+        (
+            {"source": SOURCE, "target": TARGET},
+            TARGET,
+            r"^inputs: expected \(source, target\), .* got a dict of source.*$",
+        ),
+        ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            model.fit(x, y, verbose=0)
+
+
+def test_predict_takes_batches_of_any_length():
+    """TensorFlow joins them to a ragged tensor."""
+    data, lengths = pytest.importorskip("tensorflow").data.Dataset, (2, 5, 3)
+    spec = ((pytest.importorskip("tensorflow").TensorSpec([None, None], "int32"),) * 2,)
+    batches = data.from_generator(lambda: (((SOURCE, TARGET[:, :T]),) for T in lengths), output_signature=spec)
+    found = MODEL.predict(batches, verbose=0)
+    for i, T in enumerate(lengths):
+        close(found[2 * i : 2 * i + 2].to_tensor(), MODEL((SOURCE, TARGET[:, :T])), atol=1e-5)

@@ -56,7 +56,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--vocab-size", "7"], "vocab_size: expected at least 261"),
         (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
-        (["--steps", "0"], "steps: expected a positive number, got 0"),
+        (["--steps", "0"], "steps: expected a positive whole number below 2**31 or None, got 0"),
         (
             ["--tfds", "wmt14_translate/de-en"],
             "expected one of --train, --tfds and --prepared, got --train and another",
@@ -67,12 +67,12 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
-        (["--cooldown-steps", "-1"], "cooldown_steps: expected 0 or more, got -1"),
-        (["--clip-norm", "0"], "clip_norm: expected a positive number, got 0"),
-        (["--factor", "nan"], "factor: expected a positive number, got nan"),
+        (["--cooldown-steps", "-1"], "cooldown_steps: expected a whole number from 0 to below 2**31, got -1"),
+        (["--clip-norm", "0"], "clip_norm: expected a positive number that float32 holds or None, got 0"),
+        (["--factor", "nan"], "factor: expected a positive number that float32 holds, got nan"),
         (["--length-penalty", "5.1"], "length_penalty: expected 0 to 5, got 5.1"),
-        (["--beam-size", "0"], "beam_size: expected at least 1, got 0"),
-        (["--seed", "-1"], "seed: expected 0 to 4294967295, got -1"),
+        (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
+        (["--seed", "0.5"], "--seed: invalid int value: '0.5'"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):
@@ -176,7 +176,10 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     settings = {"version": 2, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
-    assert "--name: expected a name without slashes" in fails(export, ["--run", "r", "--name", "a/b"], capsys)
+    for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):  # the last one is no part of a server's address
+        refused = f"--name: expected the name of a folder, without slashes and colons, got {wrong!r}"
+        assert refused in fails(export, ["--run", "r", "--name", wrong], capsys)
+    assert "--base: expected a path, got an empty one" in fails(export, ["--run", "r", *name, "--base", ""], capsys)
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
     assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
@@ -198,10 +201,12 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         assert message in fails(attention, [*argv, *more], capsys)
     assert "found no saved_model.pb" in fails(attention, ["--model", tmp_path, "a"], capsys)
     assert "found no config.json" in fails(attention, ["--run", tmp_path, "a"], capsys)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert "expected a sentence, got none" in fails(attention, argv, capsys)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("sys.stdin", io.StringIO("a\nTwo doors.\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcaf\xe9\x85a\r\nTwo\xe2\x80\xa8doors.\n"))
+    )
     attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert (tmp_path / "page.html").stat().st_size > 10_000

@@ -8,6 +8,7 @@ import socket
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from browser import needs_browser, shown
 from conftest import TEXTS
 from hypothesis import given, settings
 from programs import fails
@@ -267,6 +268,23 @@ def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
     assert json.dumps(list(REQUEST)) in page(client)
     monkeypatch.delitem(model.signatures, "translate")
     assert not re.findall(r'<input id="(\w+)"', page(client))
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("width", [1100, 390])
+def test_a_long_alignment_fits_the_page(client, tmp_path, width):
+    words = ["▁a", "▁" + "Donaudampfschifffahrtsgesellschaft" * 3, *["▁word"] * 41]
+    pairs = " ".join(f"{i}-{42 - i}" for i in range(43))
+    details = {"source_tokens": " ".join(words), "tokens": [" ".join(words)], "alignments": [pairs]}
+    details["token_scores"] = [[-0.1] * 43]
+    script = f"""document.body.style.width = "{width}px"; by("results").hidden = false; draw({json.dumps(details)}, 0)
+        const box = by("picture").getBoundingClientRect()
+        const ends = [...document.querySelectorAll("svg *")].map(part => part.getBoundingClientRect().right)
+        document.body.dataset.fits = Math.max(...ends) <= box.right + 1 && box.right < {width}"""
+    drawn = shown(page(client), tmp_path, script)
+    assert 'data-fits="true"' in drawn
+    assert drawn.count('<g class="source"') == drawn.count('<g class="target"') == drawn.count("<path ") == 43
 
 
 def page(client):

@@ -4,10 +4,12 @@ import datetime
 import json
 import os
 import re
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -15,7 +17,7 @@ import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from tf_transformer.serving.export import Export, Root
-from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
+from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export, saved_model_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -107,6 +109,39 @@ def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
         next_version(tmp_path / "nowhere/at/all")
     monkeypatch.chdir(tmp_path / "..")
     assert next_version("nowhere/at/all") == Path("nowhere/at/all/1")
+
+
+def test_a_savedmodel_wants_a_version_that_a_server_finds(light, translator, tmp_path):
+    for name in ("mine", "v1", "1.0", "-1", "²", "1" * 19, "1 "):
+        with pytest.raises(tt.BadInput, match=r"path: expected a folder <name>/<integer version>, .* got .*models/"):
+            save_export(light(), tmp_path / "models" / name)
+    with pytest.raises(tt.BadInput, match="expected a folder <name>/<integer version>"):
+        translator.save(tmp_path / "models" / "mine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_models_folder_means_its_newest_version(tmp_path):
+    for version in ("9", "10", "x"):
+        (tmp_path / "name" / version).mkdir(parents=True)
+        (tmp_path / "name" / version / "saved_model.pb").touch()
+    for version in ("11", "²"):  # being written, and no number
+        (tmp_path / "name" / version).mkdir()
+    assert saved_model_of(tmp_path / "name") == tmp_path / "name" / "10"
+    assert saved_model_of(tmp_path / "name" / "x") == tmp_path / "name" / "x"
+    assert next_version(tmp_path / "name").name == "12"
+    for none in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(tt.BadInput, match="expected the folder of a SavedModel or of its versions, found no saved"):
+            saved_model_of(none)
+    with pytest.raises(tt.BadInput, match="name/10: expected a SavedModel of this package"):
+        tt.load(tmp_path / "name")
+
+
+def test_a_folder_whose_name_looks_like_a_pattern(translator, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "models[1]" / "*")
+    _, tokenizer, weights = publish.read_export(tmp_path / "models[1]" / "*")
+    assert tokenizer == translator.tokenizer.model
+    for found, expected in zip(weights, translator.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_description(translator, saved):

@@ -50,7 +50,7 @@ def test_a_range_says_where_it_begins(tmp_path):
 def test_bad_ranges(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a\nb\n")
-    with pytest.raises(BadInput, match="lines: expected a positive number, got 0"):
+    with pytest.raises(BadInput, match="lines: expected a whole number from 1 to .*, got 0"):
         line_ranges([path], 0)
     with pytest.raises(BadInput, match="text: expected 5 lines, got 2"):
         read_range(LineRange(str(path), 2, 1, 4))

@@ -11,6 +11,7 @@ import types
 
 import keras
 import numpy as np
+import portalocker
 import pytest
 
 import tf_transformer as tt
@@ -252,12 +253,57 @@ def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     assert not Run(path).exists(SETTINGS)  # the lock is no obstacle to a new run
 
 
+def test_a_fit_that_raises_locks_nobody_out(two_epochs):
+    """Neither another process, whose file is another one, nor the next `fit` here."""
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            with pytest.raises(portalocker.LockException):
+                lock()
+            raise KeyboardInterrupt
+
+    def lock():
+        with open(two_epochs / ".lock") as file:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+
+    def fit(model, *callbacks):
+        steps = {"steps_per_epoch": 3, "epochs": 3, "verbose": 0}
+        model.fit(batches(), callbacks=[Checkpoints(two_epochs), *callbacks], **steps)
+
+    model = new_model()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, Fails())
+    lock()
+    fit(model)
+    lock()
+    assert [path.name for path in Run(two_epochs).checkpoints()][-1] == "step-00000009"
+
+
+def test_lora_goes_on_learning(tmp_path):
+    """From the function that it had learned. What Keras's files leave of an adapter would stay 0."""
+
+    def adapted():
+        model = new_model()
+        layer = model.encoder_layers[0].feed_forward.hidden
+        layer.enable_lora(2)
+        return model, layer
+
+    model, layer = adapted()
+    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+    model.optimizer.build(model.trainable_variables)
+    Run(tmp_path).save(model, 3)
+    again, its = adapted()
+    Run(tmp_path).restore(again)
+    np.testing.assert_allclose(its.kernel, layer.kernel, rtol=1e-5)
+    assert np.all(its.lora_kernel_a != 0) and np.all(its.lora_kernel_b == 0)  # B's gradient is not 0
+
+
 def test_other_peoples_folders_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):
         Run(tmp_path).exists({})
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(tt.BadInput, match="expected JSON"):
+    with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})
 
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 import oracle
+import pytest
 import tensorflow as tf
 from conftest import close
 from test_search import END, START, random_models, search
 
-from tf_transformer.text.sampling import sample
+from tf_transformer.text import sampling
+from tf_transformer.text.sampling import sample, seeds_of
 from tf_transformer.text.search import Decoder, SearchProblem
 
 
@@ -18,7 +20,7 @@ def draw(logits, max_length, seed, **options):
     B = len(logits)
     start_ids = tf.fill([B], START)
     start = SearchProblem(Decoder(step, [tf.constant(logits)], lambda cache, slots: cache), start_ids, max_length, END)
-    return sample(start, seed, **options)
+    return sample(start, seed if isinstance(seed, np.ndarray) else seeds_of(seed, B), **options)
 
 
 def test_samples_come_as_often_as_they_are_likely():
@@ -40,6 +42,65 @@ def test_samples_come_as_often_as_they_are_likely():
         else:
             assert abs(count - B * p) < 5 * np.sqrt(B * p * (1 - p)), ids
     assert sum(expected.values()) < 1e-3  # what never came is unlikely
+
+
+def test_a_row_draws_the_same_in_every_batch():
+    """Whatever rows stand beside it, and however long they are; so each row has its own random numbers."""
+    models, lengths = random_models(13, 11, 5, seed=6), np.array([11, 2, 5, 3, 1, 11, 7, 2, 2, 0, 9, 4, 6])
+    models[..., END] -= 1
+    seeds = seeds_of(2**70, 13)
+    whole = draw(models, lengths, seeds)
+    for rows in ([4], [8, 1, 7], [12, 3], range(9)):
+        part = draw(models[list(rows)], lengths[list(rows)], seeds[list(rows)])
+        for found, expected in zip(part, whole, strict=True):
+            expected = expected.numpy()[list(rows)]
+            close(found, expected[..., : found.shape[2]] if found.shape.rank == 3 else expected)
+    assert np.array_equal(seeds, seeds_of(2**70, 17)[:13])  # nor on how many more there are
+
+
+def test_the_numbers_are_those_of_splitmix64():
+    """Its reference implementation gives these for seed 1234567 (Vigna; Rosetta Code)."""
+    bits = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    found = sampling._chances(np.array([0, 1234567], "uint64"), 5)[1]
+    assert np.array_equal(found, [(each >> 11) / 2**53 for each in bits])
+
+
+def test_rows_that_begin_alike_are_independent():
+    """The first symbols of neighbours: each pair of symbols comes as often as the product of its probabilities."""
+    pairs, V = 20_011, 5
+    model = random_models(1, 2, V, seed=5)[0]
+    symbols = draw(np.repeat(model[np.newaxis], 2 * pairs, axis=0), [1] * 2 * pairs, seed=3).ids[:, 0, 0].numpy()
+    p = np.exp(oracle.markov(model, START)([]))
+    for first, second in ((symbols[::2], symbols[1::2]), (symbols[:pairs], symbols[pairs:])):
+        counts = np.bincount(V * first + second, minlength=V * V).reshape(V, V)
+        expected = pairs * np.outer(p, p)
+        freedom = V * V - 1
+        assert np.sum((counts - expected) ** 2 / expected) < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_a_chance_is_a_symbol_by_the_probabilities_in_float64():
+    """Also at the ends, and of symbols whose probability float32 cannot add to 1."""
+    logits, chances = np.array([[0, 0, 2, -18, -19]] * 1_009, "float32"), np.linspace(0, 1, 1_009, endpoint=False)
+    logits[:, 0], chances[-2:] = -1e9, (1 - 2**-32, 1 - 2**-52)
+    for temperature in (0.7, 3.0):
+        p = np.exp(logits[0].astype("float64") / temperature)
+        expected = np.searchsorted(np.cumsum(p / p.sum()), chances, side="right")
+        found = sampling._drawn(tf.constant(logits), tf.constant(temperature), tf.constant(chances)).numpy()
+        assert np.array_equal(found, expected) and set(found) >= {1, 2, 4}
+
+
+@pytest.mark.parametrize("temperature", [1.3e-38, 3.3e38])
+def test_the_ends_of_temperature(temperature):
+    """The likeliest symbol, and any that may follow; never one that may not."""
+    models = np.repeat(random_models(1, 3, 4, seed=6), 4_001, axis=0)
+    found = draw(models, [3] * 4_001, seed=2, min_length=4, temperature=temperature).ids[:, 0].numpy()
+    if temperature < 1:
+        assert np.array_equal(found, np.repeat(found[:1], 4_001, axis=0))
+    counts = np.bincount(found[:, 0], minlength=4)
+    possible = [symbol for symbol in range(4) if symbol != END]
+    assert counts[END] == 0
+    if temperature > 1:
+        assert np.abs(counts[possible] - 4_001 / 3).max() < 5 * np.sqrt(4_001 * 2 / 9)
 
 
 def test_a_sample_and_its_log_probability():

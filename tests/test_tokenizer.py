@@ -1,11 +1,15 @@
 """The tokenizer against SentencePiece's own Python engine."""
 
 import gzip
+import html
 import importlib
 import re
 import sys
+import unicodedata
 
 import keras
+import numpy as np
+import pages
 import pytest
 import sentencepiece
 import tensorflow as tf
@@ -14,7 +18,9 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
+from tf_transformer.text.tokenizer import valid_text
 
+PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 HOSTILE = [
     "The old woman opens the red door.",
     "東京 is not in the vocabulary",
@@ -66,6 +72,65 @@ def test_invalid_bytes_and_controls_separate_words(pair, text):
     assert tokenizer.tokenize([text]).to_list() == [oracle.encode("two doors")] != [oracle.encode("twodoors")]
 
 
+def test_half_an_emoji_separates_words_as_invalid_bytes_do(pair):
+    """It is a surrogate without its other half, which a string of Python may hold and UTF-8 may not."""
+    tokenizer, oracle = pair
+    expected = oracle.encode("two doors")
+    for texts in (["two\ud83ddoors"], ("two\udcffdoors",), np.array(["two\ude00doors"]), tf.constant(["two doors"])):
+        assert tokenizer.tokenize(texts).to_list() == [expected]
+    assert tokenizer.tokenize("two\ud83ddoors").numpy().tolist() == expected
+    with_halves, without = (tt.Tokenizer.learn_from([f"red{half}door"] * 9, 268) for half in ("\ud83d", " "))
+    assert with_halves.tokenize(["red door"]).to_list() == without.tokenize(["red door"]).to_list()
+
+
+def documented():
+    """The rows of the table in docs/reference/vocabulary.md: texts, and what becomes of them."""
+    page = pages.read("docs/reference/vocabulary.md")
+    for texts, normal in re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)[1:]:
+        texts = re.sub(r" \(U\+\w+\)", "", texts)
+        yield from zip(*(html.unescape(side).split(", ") for side in (texts, normal)), strict=True)
+
+
+def test_what_is_documented_becomes_of_texts(pair):
+    tokenizer, _ = pair
+    rows = list(documented())
+    assert len(rows) > 30 and ("10\u00b2 m", "102 m") in rows
+    for text, expected in rows:
+        assert tokenizer.detokenize(tokenizer.tokenize([text])).numpy()[0].decode() == expected, ascii(text)
+
+
+def test_no_other_character_changes(pair):
+    """Over all of Unicode, as far as Python knows it: NFKC, and what the table names beside it."""
+    spaces = [0x61C, 0x1680, 0x200B, 0x200C, 0x200E, 0x200F, 0x2028, 0x2029, 0xFEFF, 0xFFFD, 0x2581, *range(32)]
+    others = dict.fromkeys(map(chr, spaces), " ") | dict.fromkeys("\x7f\x8f\x9f", "") | {"\uff5e": "\uff5e"}
+    every = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
+    every = [one for one in every if one != "\u2603" and not unicodedata.combining(one)]
+    read = valid_text("\u2603".join(f"x{one}x" for one in every)).numpy().decode()
+    normal = pair[1].normalize(read).replace("\u2581", " ").strip().split("\u2603")
+    for one, found in zip(every, normal, strict=True):
+        assert found == f"x{others.get(one, unicodedata.normalize('NFKC', one))}x", ascii(one)
+    assert len(every) > 140_000
+
+
+def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    toy_corpus.write_corpus(".", train=300, dev=3, test=0)
+    names = pages.run_blocks("docs/reference/vocabulary.md", {"vocab_size=8_000": "vocab_size=400"})
+    own = names["corpus"].learn_tokenizer(400, "bpe")
+    assert own.fingerprint == tt.Tokenizer.load("records/tokenizer.model").fingerprint
+    for text in (
+        "10\u00b2 m H\u2082O \u00bd \ufb01 \u2460 \u2103 \u2026",
+        PERSIAN,
+        "e\u0301 \u200e\uff5e",
+        "\uff21\u3000\uff11",
+    ):
+        assert own.detokenize(own.tokenize([f" {text}\t"])).numpy()[0].decode() == text
+    nfkc = tt.Tokenizer.learn(names["train"], 400, normalization="nfkc")
+    assert nfkc.detokenize(nfkc.tokenize([f"{PERSIAN} 10\u00b2"])).numpy()[0].decode() == f"{PERSIAN} 102"
+    with pytest.raises(tt.BadInput, match="normalization: expected one of nmt_nfkc, nfkc, identity; got 'nfc'"):
+        tt.Tokenizer.learn(names["train"], 400, normalization="nfc")
+
+
 def test_white_space_and_controls_alone_are_nothing(pair):
     assert pair[0].tokenize(["", "  ", "\t\n", "\x00\x01", "\u3000"]).to_list() == [[], [], [], [], []]
 
@@ -115,7 +180,7 @@ def test_a_vocabulary_larger_than_the_text_supports(kind):
     [
         ([], 500, "bpe", "expected sentences to learn a vocabulary from, got none"),
         (["text"], 100, "bpe", "expected at least 261 .* got 100"),
-        (["text"], 500, "words", "expected one of bpe, unigram; got 'words'"),
+        (["text"], 500, "words", "kind: expected 'bpe' or 'unigram', got 'words'"),
     ],
 )
 def test_what_cannot_be_learned(sentences, vocab_size, kind, message):

@@ -24,10 +24,10 @@ def test_smaller_counts_are_the_first_pairs():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"train": -1}, "expected 0 to 25,000 pairs of train, got -1"),
-        ({"train": 25_001}, "expected 0 to 25,000 pairs of train, got 25,001"),
-        ({"dev": 501}, "expected 0 to 500 pairs of dev, got 501"),
-        ({"test": -3}, "expected 0 to 500 pairs of test, got -3"),
+        ({"train": -1}, "train: expected a whole number from 0 to below 2..31, got -1"),
+        ({"train": 25_001}, "train: expected 0 to 25,000 pairs, got 25,001"),
+        ({"dev": 501}, "dev: expected 0 to 500 pairs, got 501"),
+        ({"test": -3}, "test: expected a whole number from 0 to below 2..31, got -3"),
     ],
 )
 def test_counts_out_of_range(sizes, message):

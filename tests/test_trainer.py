@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-import types
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from programs import same_weights
 
 import tf_transformer as tt
@@ -106,7 +107,7 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert names[:2] == [["02-stopped"], ["p-00000004"]]
     assert names[2] == ["p-00000004", "05-stopped"]
     assert names[3] == ["p-00000004", "p-00000007"]
-    with pytest.raises(tt.BadInput, match="until: expected a positive number, got 0"):
+    with pytest.raises(tt.BadInput, match="until: expected a positive whole number below 2..31 or None, got 0"):
         parts.fit(until=0)
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
     assert (parts.began, parts.steps) == (7, 7)
@@ -274,7 +275,7 @@ def test_another_optimizer(corpus, tmp_path):
 
 def test_several_devices_are_not_compiled_for(corpus, tmp_path):
     """TensorFlow would refuse the variables of the second device, in ten lines."""
-    two = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=None)
+    two = mock.create_autospec(tf.distribute.Strategy, instance=True, num_replicas_in_sync=2, cluster_resolver=None)
     for when in ("auto", "off"):
         tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile=when), strategy=two)
     with pytest.raises(tt.BadInput, match="jit_compile: expected auto or off on 2 devices, got on"):
@@ -502,15 +503,15 @@ def _terminate(batch, asked):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 0}, "steps: expected a positive number, got 0"),
-        ({"factor": float("nan")}, "factor: expected a positive number, got nan"),
-        ({"clip_norm": float("inf")}, "clip_norm: expected a positive number, got inf"),
-        ({"cooldown_steps": -1}, "cooldown_steps: expected 0 or more, got -1"),
-        ({"tokenizer": "words"}, "tokenizer: expected bpe or unigram, got words"),
-        ({"mixed_precision": "int8"}, "mixed_precision: expected bfloat16 or float16, got int8"),
-        ({"on_nan": "cry"}, "on_nan: expected stop or skip, got cry"),
-        ({"jit_compile": True}, "jit_compile: expected auto, on or off, got True"),
-        ({"seed": -1}, "seed: expected 0 to 4294967295, got -1"),
+        ({"steps": 0}, "steps: expected a positive whole number below 2..31 or None, got 0"),
+        ({"factor": float("nan")}, "factor: expected a positive number that float32 holds, got nan"),
+        ({"clip_norm": float("inf")}, "clip_norm: expected a positive number that float32 holds or None, got inf"),
+        ({"cooldown_steps": -1}, "cooldown_steps: expected a whole number from 0 to below 2..31, got -1"),
+        ({"tokenizer": "words"}, "tokenizer: expected 'bpe' or 'unigram', got 'words'"),
+        ({"mixed_precision": "int8"}, "mixed_precision: expected 'bfloat16', 'float16' or None, got 'int8'"),
+        ({"on_nan": "cry"}, "on_nan: expected 'stop' or 'skip', got 'cry'"),
+        ({"jit_compile": True}, "jit_compile: expected 'auto', 'on' or 'off', got True"),
+        ({"seed": 0.5}, "seed: expected a whole number, got 0.5"),
         ({"steps": 1_000, "epochs": 2}, "expected steps or epochs, got 1,000 steps and 2 epochs"),
     ],
 )

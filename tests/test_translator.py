@@ -75,10 +75,15 @@ def test_samples(translator):
     texts = TEXTS[:1] * 5 + [""]
     drawn = translator.sample(texts, temperature=1.0, seed=3)
     assert drawn == translator.sample(texts, temperature=1.0, seed=3)
-    assert len(set(drawn)) > 2 and drawn[-1] == ""
+    assert len(set(drawn)) == 6 and drawn[-1] == ""
+    one_by_one = translator.replace(batch_size=1)
+    assert one_by_one.sample(texts, temperature=1.0, seed=3) == drawn  # each text has random numbers of its own
+    assert (
+        one_by_one.sample(texts, seed=-1) == translator.sample(texts, seed=-1) != one_by_one.sample(texts, seed=2**80)
+    )
     greedy = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=translator.extra_length)
     assert translator.sample(TEXTS[:1], temperature=1e-6) == greedy(TEXTS[:1]) == translator.sample(TEXTS[:1], k=1)
-    with pytest.raises(tt.BadInput, match="expected a temperature above 0 and k of at least 1, got 0 and None"):
+    with pytest.raises(tt.BadInput, match="temperature: expected a positive number that float32 holds, got 0"):
         translator.sample(texts, temperature=0)
 
 
@@ -94,7 +99,7 @@ def test_weights_in_another_dtype(translator, dtype):
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
     assert cast.n_best(TEXTS, 2)[0][0].score == pytest.approx(translator.n_best(TEXTS, 2)[0][0].score, rel=0.05)
-    with pytest.raises(tt.BadInput, match="expected one of float32, bfloat16, float16, int8, got 'int4'"):
+    with pytest.raises(tt.BadInput, match="dtype: expected 'float32', 'bfloat16', 'float16' or 'int8', got 'int4'"):
         translator.astype("int4")
 
 
@@ -119,10 +124,10 @@ def test_wrong_arguments(translator):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"beam_size": 0}, "beam_size: expected at least 1, got 0"),
+        ({"beam_size": 0}, "beam_size: expected 1 to 1024, got 0"),
         ({"beam_size": 2.5}, "beam_size: expected a whole number, got 2.5"),
-        ({"length_penalty": -0.1}, "length_penalty: expected at least 0, got -0.1"),
-        ({"length_penalty": float("nan")}, "length_penalty: expected at least 0, got nan"),
+        ({"length_penalty": -0.1}, "length_penalty: expected 0 to 10, got -0.1"),
+        ({"length_penalty": float("nan")}, "length_penalty: expected 0 to 10, got nan"),
         ({"extra_length": 0}, "extra_length: expected at least 1, got 0"),
         ({"max_source_length": 0}, "max_source_length: expected at least 1, got 0"),
         ({"max_source_length": "9"}, "max_source_length: expected at least 1, got '9'"),
@@ -208,10 +213,29 @@ def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     np.testing.assert_allclose(found.log_probs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_called_from_python(translator, saved):
-    assert tt.SavedTranslator(saved, batch_size=2)(TEXTS) == translator(TEXTS)
+HALF = "Two \ud83d doors"  # half an emoji: a surrogate without its other half, which UTF-8 lacks
+HALF_BYTES = b"Two \xed\xa0\xbd doors"
+
+
+def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, saved):
+    """White space, wherever a text goes in; and it ends no list."""
+    whole = translator(["Two doors", "The old woman"])
+    assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
+    assert tt.SavedTranslator(saved)([HALF, "The old woman"]) == whole
+    assert translator.n_best([HALF], 2, [HALF]) == translator.n_best([HALF_BYTES], 2, [HALF_BYTES])
+    assert translator.sample([HALF]) == translator.sample([HALF_BYTES])
+    for target, expected in ((None, None), (HALF, "Two doors")):
+        found, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
+        assert (found.source, found.target) == (same.source, same.target)
+    translator.attention_scores(HALF, HALF)
+    with pytest.warns(UserWarning, match="only their beginnings are read"):
+        translator([HALF * 99])
+
+
+def test_called_from_python(translator, saved, tmp_path):
+    assert tt.SavedTranslator(saved.parent, batch_size=2)(TEXTS) == translator(TEXTS)
     with pytest.raises(tt.BadInput, match="found no saved_model.pb"):
-        tt.SavedTranslator(saved.parent)
+        tt.SavedTranslator(tmp_path)
 
 
 def test_attention_is_the_models_own(translator):
@@ -249,7 +273,7 @@ def test_what_attention_refuses(translator):
 
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
-    again = tt.Translator.from_saved_model(saved)
+    again = tt.load(saved.parent)
     assert again.options == translator.options
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model

@@ -1,3 +1,4 @@
+import gzip
 import re
 from pathlib import Path
 
@@ -34,6 +35,29 @@ trees = st.recursive(
 def test_a_byte_order_mark_is_no_tree(tmp_path):
     (tmp_path / "trees").write_bytes(b"\xef\xbb\xbf(TOP (S (NP (PRP He)) (VP (VBD slept))))\n")
     assert [treebank.words_of(tree) for tree in treebank.read_trees(tmp_path / "trees")] == [["He", "slept"]]
+
+
+def test_words_in_brackets_of_their_own(tmp_path):
+    """As in some Indonesian treebanks. A constituent that may be such a word, or empty, is refused: no word is lost."""
+    (tmp_path / "trees").write_text(
+        "(S (NP-SBJ (PRP (Dia))) (VP (VB (tidur))))\n( (S (NP (NN kucing)) (VP (VB (tidur)))) )\n"
+    )
+    found = treebank.read_trees(tmp_path / "trees")
+    assert [words_of(tree) for tree in found] == [["Dia", "tidur"], ["kucing", "tidur"]]
+    assert as_line(found[0]) == "(TOP (S (NP (PRP Dia)) (VP (VB tidur))))"
+    for wrong in ("(S (NP) (VP (V x)))", "(NN (a) (b))", "( (S))", "(S (NP ()))"):
+        (tmp_path / "trees").write_text(f"(S (NN a))\n{wrong}\n")
+        with pytest.raises(BadInput, match=r"trees, line 2: expected a bracketed tree, got .*: no word in \("):
+            treebank.read_trees(tmp_path / "trees")
+
+
+def test_trees_may_be_packed(tmp_path):
+    packed = gzip.compress(b"(S (NN a))\n" * 300)
+    (tmp_path / "trees.gz").write_bytes(packed)
+    assert len(treebank.read_trees(tmp_path / "trees.gz")) == 300
+    (tmp_path / "trees.gz").write_bytes(packed[:-20])
+    with pytest.raises(BadInput, match=r"^\S*trees\.gz: expected a whole gzip file"):
+        treebank.read_trees(tmp_path / "trees.gz")
 
 
 def test_a_tree_by_hand():

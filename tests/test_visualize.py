@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from browser import needs_browser, shown
 from hypothesis import given
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -163,7 +164,7 @@ def test_a_figure_grows_with_its_tokens():
 def test_what_a_figure_refuses(monkeypatch):
     pair = pair_of(["a"], ["b"])
     for wrong, message in [
-        ({"kind": "self"}, "expected one of encoder, decoder, cross; got 'self'"),
+        ({"kind": "self"}, "kind: expected 'encoder', 'decoder' or 'cross', got 'self'"),
         ({"layer": 2}, "layer: expected one of 2, 0 to 1, got 2"),
         ({"heads": [0, 3]}, r"heads: expected some of 3, 0 to 2, got \[0, 3\]"),
         ({"heads": []}, r"got \[\]"),
@@ -188,17 +189,22 @@ def test_the_page_and_the_programs_are_in_the_package_that_is_installed(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
+@needs_browser
 def test_in_a_browser(tmp_path):
     """The page's program runs to its end, over hostile tokens too."""
     pairs = [pair_of(HOSTILE[:9], ["▁Two", "</s>"], heads=11), pair_of(["x"], ["y"])]
-    (tmp_path / "page.html").write_text(attention_page(pairs), encoding="utf-8")
-    command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/browser", "--dump-dom"]
-    command += [(tmp_path / "page.html").as_uri()]
-    html = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    shown = html.split("<script")[0]
-    assert shown.count("<li ") == 2 + 9  # cross-attention: target and source
-    assert shown.count('name="head"') == 11
-    assert "▁Two <small>1</small>" in shown
-    assert "1 of 2" in shown
-    assert "<img" not in shown.replace("&lt;img", "")
+    page = shown(attention_page(pairs), tmp_path).split("<script")[0]
+    assert page.count("<li ") == 2 + 9  # cross-attention: target and source
+    assert page.count('name="head"') == 11
+    assert "▁Two <small>1</small>" in page
+    assert "1 of 2" in page
+    assert "<img" not in page.replace("&lt;img", "")
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_matrix_that_goes_on_at_the_right_shows_it(tmp_path):
+    show = "document.querySelector('[value=matrix]').click(); document.body.dataset.seen = $('picture').className"
+    for length, seen in ((97, "more"), (3, "")):
+        page = shown(attention_page([pair_of(["x"] * length, ["y"] * 5)]), tmp_path, show)
+        assert f'data-seen="{seen}"' in page

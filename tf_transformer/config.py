@@ -2,13 +2,15 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-DTYPES = ("float32", "bfloat16", "float16", "int8")  # that weights can be stored and multiplied in
+from tf_transformer.type_names import Dtype
+from tf_transformer.values import BadInput as BadInput
+from tf_transformer.values import Count, Rate, between, check_fields, checked
 
-
-class BadInput(ValueError):
-    """Invalid input from a user. The message says in one line what was expected and what arrived."""
+Layers = Annotated[int, between(1, 10_000)]  # each is made at once
+Stored = Annotated[int, between(0, 2**63 - 1)]  # bytes
+DTYPES = get_args(Dtype)
 
 
 @dataclass(frozen=True)
@@ -30,46 +32,60 @@ class TransformerConfig:
         attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
             away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
         vocab_size: V, shared by source and target, control symbols included.
+
+    Raises:
+        BadInput: a value is out of range.
     """
 
-    num_layers: int = 6
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
-    d_k: int | None = None
-    d_v: int | None = None
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    label_smoothing: float = 0.1
-    positions: str = "sinusoidal"
-    max_length: int = 1024
-    attention_window: int | None = None
-    vocab_size: int = 37_000
+    num_layers: Layers = 6
+    d_model: Count = 512
+    d_ff: Count = 2048
+    num_heads: Count = 8
+    d_k: Count | None = None
+    d_v: Count | None = None
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.0
+    label_smoothing: Rate = 0.1
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_length: Count = 1024
+    attention_window: Count | None = None
+    vocab_size: Count = 37_000
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "d_ff", "num_heads", "max_length", "vocab_size"):
-            _require(self, name, getattr(self, name) > 0, "a positive number")
-        for name in ("d_k", "d_v", "attention_window"):
-            size = getattr(self, name)
-            _require(self, name, size is None or size > 0, "a positive number or None")
+        check_fields(self)
         for name in ("d_k", "d_v"):
             if getattr(self, name) is None and self.d_model % self.num_heads:
                 raise BadInput(
                     f"{name}=None means d_model / num_heads, but d_model={self.d_model} is not a multiple "
                     f"of num_heads={self.num_heads}; give {name} a number"
                 )
-        for name in ("dropout", "attention_dropout", "label_smoothing"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "a rate in [0, 1)")
-        _require(self, "positions", self.positions in ("sinusoidal", "learned"), '"sinusoidal" or "learned"')
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    @property
+    def matrix_weights(self) -> int:
+        """The number of weights in the model's matrices; biases and norms are not counted."""
+        d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
+        attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
+        rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
+        return self.d_model * (rows + self.num_layers * (3 * attention + 2 * feed_forward))
 
-def _require(config: TransformerConfig, name: str, holds: bool, expected: str) -> None:
-    if not holds:
-        raise BadInput(f"{name}: expected {expected}, got {getattr(config, name)!r}")
+    @checked
+    def check_stored(self, size: Stored) -> None:
+        """Check, before anything takes memory, that a model's weights fit into the `size` bytes that are stored of it.
+
+        Raises:
+            BadInput: they do not, even with one byte each.
+        """
+        if self.matrix_weights > size:
+            sizes = ", ".join(
+                f"{name}={getattr(self, name)}" for name in ("vocab_size", "d_model", "d_ff", "num_layers")
+            )
+            raise BadInput(
+                f"expected the sizes of a model of at most {size:,} bytes, since no more are there, got {sizes}"
+            )
 
 
 BASE = TransformerConfig()

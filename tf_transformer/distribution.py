@@ -16,9 +16,12 @@ def strategy(devices: str | None = None) -> tf.distribute.Strategy:
     Args:
         devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, to try
             things. `None` means one device. If the environment has TF_CONFIG, `None` means that this worker trains
-            together with the others that TF_CONFIG names, each on all of its GPUs.
+            together with the others that TF_CONFIG names, a chief among them or not, each on all of its GPUs.
+
+    Raises:
+        BadInput: there are no such devices, or TF_CONFIG is no JSON or another kind of cluster.
     """
-    if len(json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}).get("worker", [])) > 1:
+    if _machines() > 1:
         if devices:
             raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -38,6 +41,27 @@ def strategy(devices: str | None = None) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(names)
 
 
+def _machines() -> int:
+    """How many machines TF_CONFIG names; without it one."""
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        given = json.loads(text)
+        machines = {job: list(hosts) for job, hosts in dict(given.get("cluster", {})).items() if hosts}
+        task = dict(given.get("task", {}))
+        job, index = task.get("type", "none"), int(task.get("index", 0))
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        form = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+        raise BadInput(f"TF_CONFIG: expected JSON like {form}, got {text[:99]!r}") from error
+    if set(machines) - {"chief", "worker"}:
+        raise BadInput(f"TF_CONFIG: expected a cluster of a chief and workers alone, got {', '.join(machines)}")
+    names = [host for hosts in machines.values() for host in hosts]
+    if not all(isinstance(name, str) and ":" in name for name in names) or len(machines.get("chief", ())) > 1:
+        raise BadInput(f"TF_CONFIG: expected machines as host:port, and at most one chief, got {text[:99]!r}")
+    if len(names) > 1 and not (job in machines and 0 <= index < len(machines[job])):
+        raise BadInput(f"TF_CONFIG: expected a task that is one of the cluster's machines, got {job} {index}")
+    return max(1, len(names))
+
+
 def is_a_worker(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process trains together with others."""
     resolver = strategy.cluster_resolver
@@ -45,8 +69,13 @@ def is_a_worker(strategy: tf.distribute.Strategy) -> bool:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process writes the files: true, except in workers after the first."""
-    return not is_a_worker(strategy) or strategy.cluster_resolver.task_id == 0
+    """Whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
+    if not is_a_worker(strategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().jobs:
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
@@ -59,6 +88,12 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
 @tf.function
 def _meet() -> Any:
     return over_replicas(tf.constant(0.0))
+
+
+def replica() -> Any:
+    """The number of the replica that calls this, from 0 to those of all machines less 1; 0 where there is only one."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else context.replica_id_in_sync_group
 
 
 def over_replicas(values: Tensor) -> Any:

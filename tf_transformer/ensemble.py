@@ -86,6 +86,11 @@ class Ensemble(keras.Model):
         """As `Transformer.astype`."""
         return Ensemble([model.astype(dtype) for model in self.models])
 
+    def merged(self) -> "Ensemble":
+        """As `Transformer.merged`."""
+        models = [model.merged() for model in self.models]
+        return self if models == self.models else Ensemble(models)
+
 
 def _log_mean(logits: Tensor) -> Any:
     """The logarithm of the mean probabilities: a list of logits [..., V] to [..., V]."""

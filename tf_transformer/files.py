@@ -1,26 +1,109 @@
-"""Files and folders that appear whole or not at all, and that are on disk when they appear."""
+"""Paths as users give them; the lines of texts; files and folders that appear whole or not at all, and that are on disk
+when they appear."""
 
+import codecs
 import contextlib
+import glob
 import gzip
 import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.values import BadInput, shown
 
-def open_text(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
-    """Open a plain or .gz file for reading bytes."""
-    return gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")
+
+def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
+    """A path as a user gives it: a first `~` is the home folder, as in a shell.
+
+    Args:
+        path: the path.
+        option: its name, for the message.
+
+    Raises:
+        BadInput: it is empty, as that of a shell's variable without a value; or not UTF-8, which TensorFlow wants; or
+            something else.
+    """
+    name = f"{option}: " if option else ""
+    if not isinstance(path, str | os.PathLike):
+        raise BadInput(f"{name}expected a path, got {shown(path)}")
+    if not os.fspath(path):
+        raise BadInput(f"{name}expected a path, got an empty one")
+    if re.search("[\ud800-\udfff]", os.fspath(path)):  # bytes that Python could not decode
+        raise BadInput(f"{name}expected a path in UTF-8, got {os.fspath(path)!a}")
+    return Path(os.path.expanduser(path))
+
+
+def matching(pattern: str | os.PathLike[str]) -> list[str]:
+    """The files of a pattern such as "text/*.en", by name. What exists under a name with brackets goes by this name."""
+    path = user_path(pattern)
+    literal = next((part for part in (path, *path.parents) if part.exists()), path)
+    rest = path.relative_to(literal)
+    if rest == Path():
+        return [str(path)] if path.exists() else []
+    found = glob.glob(os.path.join(glob.escape(str(literal)), rest), recursive=True)
+    return sorted(str(Path(name)) for name in found)
+
+
+@contextlib.contextmanager
+def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+    """Open a plain or .gz file for reading bytes.
+
+    Raises:
+        BadInput: in the block, the .gz is damaged.
+        OSError: the file cannot be read.
+    """
+    path = user_path(path)
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
+
+
+def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The lines of a plain or .gz file, as `lines_in` has them."""
+    with open_text(path) as file:
+        yield from lines_in(file)
+
+
+def lines_in(file: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of an open text. A line ends with a newline, perhaps after a carriage return, or with the file; other
+    characters, such as a carriage return inside, belong to it. A byte order mark at the start does not."""
+    for number, line in enumerate(file):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        yield line if number else line.removeprefix(codecs.BOM_UTF8)
+
+
+def encoded(text: str | bytes) -> bytes:
+    """A string in UTF-8. A surrogate without its other half, which UTF-8 lacks, becomes invalid bytes: white space."""
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+
+
+def one_line(text: str) -> str:
+    """A text that a model made as one line of a file: its byte pieces can spell a newline."""
+    return re.sub(r"[\r\n]+", " ", text)
 
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file <path>.tmp to write. It becomes `path` at the end of the block, and stays as it is if the block raises."""
+    """A file <path>.tmp to write. It becomes `path` at the end of the block, and stays as it is if the block raises.
+
+    Where `path` is a symbolic link, this holds for what it points to. A pipe or a device is written to directly.
+    """
+    path = user_path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     temporary = Path(f"{path}.tmp")
     yield temporary
     flush(temporary)
@@ -29,8 +112,21 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
     """Write a text file in UTF-8. On failure the written part stays in <path>.tmp."""
+    texts = [text] if isinstance(text, str) else text
+    if _is_standard_output(user_path(path)):  # perhaps a file that has text already: `--output /dev/stdout >> log`
+        sys.stdout.flush()
+        with open(1, "w", encoding="utf-8", newline="\n", closefd=False) as file:
+            file.writelines(texts)
+        return
     with new_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines([text] if isinstance(text, str) else text)
+        file.writelines(texts)
+
+
+def _is_standard_output(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:  # one of them does not exist
+        return False
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -48,7 +144,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         FileExistsError: `path` exists, at the start of the block or at its end.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.exists():
         raise FileExistsError(f"expected a new folder to save into, but {path} exists")
     path.parent.mkdir(parents=True, exist_ok=True)

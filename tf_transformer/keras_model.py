@@ -1,6 +1,7 @@
 """A model of token ids as Keras's users know a model: class weights in `fit`, `export`, `quantize`."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,9 +23,23 @@ class KerasModel(KeepsQuantized, Model):
     """The base of `Transformer`: the methods of `keras.Model` that a model of token ids needs in another form.
 
     Its inputs are source and target ids, ([B, S], [B, T]); its labels are ids [B, T].
+
+    Attributes:
+        after_fit: while `fit` runs, what is to be done at its end, even if it raises; Keras tells callbacks only of an
+            end without an error.
     """
 
     config: TransformerConfig
+    after_fit: contextlib.ExitStack
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras, after a check of the inputs: inside `call`, Keras would surround a message with its own lines.
+
+        Raises:
+            BadInput: they are no pair of ids.
+        """
+        check_pair(inputs)
+        return super().__call__(inputs, *args, **kwargs)
 
     def fit(
         self,
@@ -47,6 +62,10 @@ class KerasModel(KeepsQuantized, Model):
             BadInput: an id or weight is invalid; `sample_weight` or `validation_split` is given, too; the data are of
                 another kind.
         """
+        with contextlib.ExitStack() as self.after_fit:
+            return self._fit(x, y, *args, class_weight=class_weight, **kwargs)
+
+    def _fit(self, x: Tensor, y: Tensor, *args: Any, class_weight: dict[int, float] | None, **kwargs: Any) -> Any:
         if class_weight is None:
             return super().fit(x, y, *args, **kwargs)
         table = _weight_of_ids(class_weight, self.config.vocab_size)
@@ -104,6 +123,9 @@ class KerasModel(KeepsQuantized, Model):
                     layer.quantize(mode, config=config)
         super().quantize(mode, config=config, **kwargs)
 
+    def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return layer_call  # its layers are computed again one by one; the whole model at once would save nothing
+
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
@@ -132,6 +154,38 @@ class _Weighted(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self.batches.on_epoch_end()
+
+
+def check_pair(inputs: Any) -> None:
+    """Check that a model's inputs are source and target ids, ([B, S], [B, T]).
+
+    Raises:
+        BadInput: they are not.
+    """
+    if got := _no_pair(inputs):
+        raise BadInput(f"inputs: expected (source, target), arrays of ids [B, S] and [B, T]; got {got}")
+
+
+def _no_pair(inputs: Any) -> str:
+    """What the inputs are instead of a pair of ids; "" if they are one."""
+    if isinstance(inputs, dict):
+        return f"a dict of {', '.join(map(str, inputs))}"
+    if not isinstance(inputs, tuple | list):
+        return f"one {type(inputs).__name__}"
+    if len(inputs) != 2:
+        return f"{len(inputs)} parts"
+    if any(hasattr(ids, "row_splits") for ids in inputs):
+        return "a ragged tensor, for which write ids.to_tensor(); it pads with 0"
+    if not all(hasattr(ids, "shape") and hasattr(ids, "dtype") for ids in inputs):
+        return " and ".join(type(ids).__name__ for ids in inputs)
+    dtypes = [getattr(ids.dtype, "name", str(ids.dtype)) for ids in inputs]
+    if any("int" not in dtype and "float" not in dtype for dtype in dtypes):
+        return f"dtypes {' and '.join(dtypes)}"
+    if any(getattr(ids.shape, "rank", 2) is None for ids in inputs):  # TensorFlow knows it later
+        return ""
+    source, target = (tuple(ids.shape) for ids in inputs)
+    alike = len(source) == len(target) == 2 and (None in (source[0], target[0]) or source[0] == target[0])
+    return "" if alike else f"shapes {source} and {target}"
 
 
 def _weight_of_ids(class_weight: dict[int, float], V: int) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
+from tf_transformer.files import user_path
 from tf_transformer.interop import hub
 from tf_transformer.interop.families import (
     FAMILIES,
@@ -18,19 +19,23 @@ from tf_transformer.interop.families import (
 )
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
+from tf_transformer.reading import check_h5, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.publish import is_saved_model, read_export
+from tf_transformer.serving.publish import find_saved_model, read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
 from tf_transformer.type_names import Folders
+from tf_transformer.values import Count, checked
 
 
-def load(path: Folders, average_last: int | None = None, **search: Any) -> Translator | Parser:
+@checked
+def load(path: Folders, average_last: Count | None = None, **search: Any) -> Translator | Parser:
     """Load a run, a SavedModel or a pretrained checkpoint as a `Translator` or a `Parser`.
 
     Args:
-        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a SavedModel or a checkpoint.
+        path: a run's folder, or a list of several for an `Ensemble`; or the folder of a checkpoint, of a SavedModel, or
+            of a SavedModel's versions, which means the newest.
         average_last: checkpoints to average (section 6.1); `None` means the number in the run's recipe.
         search: options of `Translator`, for example beam_size.
 
@@ -38,8 +43,8 @@ def load(path: Folders, average_last: int | None = None, **search: Any) -> Trans
         BadInput: the folder holds something else, or a run without checkpoints.
     """
     folders = _folders(path)
-    if is_saved_model(folders[0]):
-        translator = from_saved_model(folders[0], **search)
+    if saved := find_saved_model(folders[0]):
+        translator = from_saved_model(saved, **search)
         return Parser(translator) if translator.tokenizer.symbols else translator
     if family := family_of_folder(folders[0]):
         return from_pretrained(folders[0], family=family.name, **search)
@@ -50,7 +55,8 @@ def load(path: Folders, average_last: int | None = None, **search: Any) -> Trans
     return from_run(path, average_last, **search)
 
 
-def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator:
+@checked
+def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translator:
     """Load a run of trainers.translation, in float32.
 
     Args:
@@ -68,8 +74,13 @@ def from_run(path: Folders, average_last: int = 5, **options: Any) -> Translator
         settings = run.settings()
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        models.append(build_model(config_of(settings["model"]), "float32"))
-        average_weights(models[-1], weights)
+        with reading(run.path, "checkpoints of the model in config.json"):
+            config = config_of(settings["model"])
+            for file in weights:
+                check_h5(file)
+                config.check_stored(file.stat().st_size)
+            models.append(build_model(config, "float32"))
+            average_weights(models[-1], weights)
         tokenizer = load_tokenizer(run.path / "tokenizer.model")
         tokenizers[tokenizer.fingerprint] = tokenizer
     if len(tokenizers) > 1:
@@ -84,28 +95,28 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
     A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
 
     Args:
-        path: <name>/<integer version>.
+        path: <name>/<integer version>; or <name>, which means the newest version.
         options: of `Translator`.
 
     Raises:
         BadInput: the folder holds something else.
     """
     facts, tokenizer, weights = read_export(path)
-    try:
+    with reading(path, "an export that this version can read"):
         own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
         config, models = config_of(facts["config"]), list[Transformer]()
         while weights or not models:
+            config.check_stored(sum(weight.nbytes for weight in weights))
             models.append(build_model(config, facts["dtype"]))
             size = len(models[-1].weights)
             models[-1].set_weights(weights[:size])
             weights = weights[size:]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: expected an export that this version can read, got another: {error}") from error
     options = stored | {"export_options": {name: facts[name] for name in hub.FACTS if name in facts}} | options
     return Translator(_together(models), tokenizer_of(tokenizer), **options)
 
 
+@checked
 def from_pretrained(
     name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
 ) -> Translator:
@@ -137,7 +148,7 @@ def from_pretrained(
 
 
 def _folders(path: Folders) -> list[Path]:
-    return [Path(path)] if isinstance(path, str | os.PathLike) else [Path(folder) for folder in path]
+    return [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

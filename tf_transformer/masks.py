@@ -5,6 +5,7 @@ from typing import Any
 from keras import ops
 
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import Count, checked
 
 PAD_ID = 0
 
@@ -26,7 +27,8 @@ def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
     return ops.expand_dims(ops.arange(queries if keys is None else keys) <= own, 0)
 
 
-def near_mask(length: Tensor, window: int) -> Any:
+@checked
+def near_mask(length: Tensor, window: Count) -> Any:
     """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
     place = ops.arange(length)
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)

@@ -1,13 +1,15 @@
 """The Transformer: Figure 1 as a whole (section 3)."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
-from tf_transformer.config import TransformerConfig
+from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.keras_model import KerasModel
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
-from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
+from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Shape, Tensor
 
@@ -26,6 +28,22 @@ class Attention(NamedTuple):
     source: list[str]  # S tokens as the encoder reads them, the end symbol last
     target: list[str]  # T tokens as the decoder writes them, one a row of its weights
     scores: AttentionScores
+
+
+def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
+    """Check that weights have no NaN and no infinity, so that nobody gets a model that knows nothing.
+
+    Args:
+        weights: the variables.
+        where: what has them, for the message.
+
+    Raises:
+        BadInput: one has; the message names the first.
+    """
+    for weight in weights:
+        if not (finite := np.isfinite(keras.ops.convert_to_numpy(weight))).all():
+            count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
+            raise BadInput(f"{where}{weight.path}: expected finite weights, got NaN or infinity in {count}")
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -188,6 +206,7 @@ class Transformer(KerasModel):
 
     def astype(self, dtype: str) -> "Transformer":
         """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8".
+        What LoRA has learned is part of them.
 
         Raises:
             BadInput: the backend cannot multiply 8-bit integers here.
@@ -198,6 +217,10 @@ class Transformer(KerasModel):
         model.build()
         copy_weights(model, self)
         return model
+
+    def merged(self) -> "Transformer":
+        """This model; if it has adapters of LoRA, one without, whose weights include their products."""
+        return self.astype(self.dtype_policy.name) if has_adapters(self) else self
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"config": self.config.to_dict()}

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer.config import BadInput
 from tf_transformer.distribution import is_a_worker, over_replicas
 from tf_transformer.masks import PAD_ID
 from tf_transformer.type_names import Tensor
@@ -128,4 +129,6 @@ class Model(keras.Model):
 
 
 def _count(labels: Tensor) -> Any:
+    if isinstance(labels, tf.RaggedTensor):
+        raise BadInput("labels: expected an array of ids [B, T], got a ragged tensor; write labels.to_tensor()")
     return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from tf_transformer.config import TransformerConfig
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 Tensor: TypeAlias = Any  # of the backend; or an array, a number or nested lists that become one
 Shape: TypeAlias = Any  # sizes, None where one is not fixed; for several tensors a tuple of such
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # that weights are stored and multiplied in
+VocabularyKind: TypeAlias = Literal["bpe", "unigram"]
 Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of a run, or of several
 
 
@@ -50,3 +52,5 @@ class TextDecoder(Protocol):
     ) -> tuple[Any, list["DecoderCache"]]: ...
 
     def astype(self, dtype: str) -> "TextDecoder": ...
+
+    def merged(self) -> "TextDecoder": ...

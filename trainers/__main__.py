@@ -23,6 +23,11 @@ PROGRAMS = {
 
 
 def main() -> None:
+    run_program(run)
+
+
+def run() -> None:
+    """The program that the command line names."""
     command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
     parser = argparse.ArgumentParser(
         command,
@@ -36,7 +41,7 @@ def main() -> None:
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]
     package = "tf_transformer.serving" if name == "check" else __package__
-    run_program(importlib.import_module(f"{package}.{name}").main)
+    importlib.import_module(f"{package}.{name}").main()
 
 
 if __name__ == "__main__":

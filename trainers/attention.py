@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .command import load_tensorflow, options, run_program
+from tf_transformer.files import lines_in
+
+from .command import as_path, load_tensorflow, options, run_program
 
 PAGE = Path("attention.html")
 
@@ -27,8 +29,8 @@ def main(argv: list[str] | None = None) -> None:
         metavar="TEXT",
         help="a translation or tree to use instead of the model's; once for each sentence",
     )
-    add("--html", type=Path, metavar="FILE", help=f"file of the page ({PAGE} without --png)")
-    add("--png", type=Path, metavar="FILE", help="file of a figure; several sentences make FILE-1, FILE-2, ...")
+    add("--html", type=as_path, metavar="FILE", help=f"file of the page ({PAGE} without --png)")
+    add("--png", type=as_path, metavar="FILE", help="file of a figure; several sentences make FILE-1, FILE-2, ...")
     add(
         "--kind",
         default="cross",
@@ -47,10 +49,10 @@ def main(argv: list[str] | None = None) -> None:
             "--kind, --layer and --head: expected --png FILE with them; the page shows all kinds, layers and heads"
         )
     page = args.html or (None if args.png else PAGE)
-    sentences = args.sentences or sys.stdin.read().splitlines()
+    sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_tensorflow()
     import tf_transformer as tt
-    from tf_transformer.serving.publish import check_saved_model
+    from tf_transformer.serving.publish import saved_model_of
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
@@ -58,9 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    if args.model:
-        check_saved_model(args.model)
-    model = tt.load(args.model or args.run)
+    model = tt.load(saved_model_of(args.model) if args.model else args.run)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"wrote {name}, {len(content):,} bytes")
 
 
-def png(pair: Any, kind: str, layer: int | None, heads: list[int] | None) -> bytes:
+def png(pair: Any, kind: Any, layer: int | None, heads: list[int] | None) -> bytes:
     """A figure of one layer's heads, counted from 1; `None` means the last layer, all heads."""
     from tf_transformer.config import BadInput
     from tf_transformer.evaluation.visualize import attention_figure

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import io
 import os
+import re
 import sys
 import time
 import warnings
@@ -10,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.config import BadInput
+from tf_transformer.files import user_path
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -26,6 +30,21 @@ def options(
     return argparse.ArgumentParser(prog, f"{prog} [options]", text, epilog, formatter_class=formatter)
 
 
+def as_path(text: str) -> Path:
+    """The type of an option that is a path."""
+    try:
+        return user_path(text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def model_name(text: str) -> str:
+    """The type of an option that is a model's name: that of a folder, and a part of a server's addresses."""
+    if not re.fullmatch(r"[^/\\:]+", text) or text in (".", "..") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected the name of a folder, without slashes and colons, got {text!r}")
+    return text
+
+
 def add_tfds_options(add: Callable[..., Any]) -> None:
     """Add the options of a corpus of TensorFlow Datasets; `add` is the parser's add_argument."""
     add("--tfds", metavar="NAME", help="a corpus of TensorFlow Datasets instead of --train, e.g. wmt14_translate/de-en")
@@ -35,7 +54,7 @@ def add_tfds_options(add: Callable[..., Any]) -> None:
 
 def add_training_options(add: Callable[..., Any]) -> None:
     """Add the options of every program that trains: a `Recipe`'s fields under their names, and some more."""
-    add("--run", type=Path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
+    add("--run", type=as_path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
     add("--steps", type=int, metavar="N", help="training steps (the preset's)")
     add("--epochs", type=int, metavar="N", help="passes over the training text, instead of --steps")
     add(
@@ -59,7 +78,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--clip-norm", type=float, metavar="NORM", help="largest norm of a gradient (no limit)")
     add("--on-nan", metavar="DO", help="if a loss or gradient is not finite: stop, or skip the update (stop)")
     add("--jit-compile", metavar="WHEN", help="compile steps by XLA: on, off, or auto, which is on with one GPU (auto)")
-    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text (1)")
+    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text: any number (1)")
     add(
         "--dry-run",
         nargs="?",
@@ -67,7 +86,12 @@ def add_training_options(add: Callable[..., Any]) -> None:
         metavar="NxTFLOPS",
         help="estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)",
     )
-    add("--export", type=Path, metavar="DIR", help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)")
+    add(
+        "--export",
+        type=as_path,
+        metavar="DIR",
+        help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)",
+    )
 
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
@@ -120,7 +144,8 @@ def saved_model(folder: str | Path, batch_size: int = 32) -> Callable[..., Any]:
     import tf_transformer as tt
     from tf_transformer.extras import import_extra
 
-    if not (Path(folder) / "model.tflite").is_file():
+    folder = user_path(folder)
+    if not (folder / "model.tflite").is_file():
         load_tensorflow()
         return tt.SavedTranslator(folder, batch_size)
     import_extra("ai_edge_litert", "litert", "a LiteRT export")
@@ -142,20 +167,39 @@ def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 
 
 
 def run_program(main: Callable[[], None]) -> None:
-    """Run a program: bad input is one line and exit status 2, Ctrl-C is 130."""
+    """Run a program: bad input is one line and exit status 2, Ctrl-C is 130.
+
+    A program whose reader has gone, such as `head`, ends quietly. Both streams take every character.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it is closed: `<&-`; no other file may take its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow turns it on only with AVX-512
     try:
-        main()
+        try:
+            main()
+        finally:
+            try:
+                sys.stdout.flush()
+            except OSError:  # Python tries again at its exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                raise
+    except BrokenPipeError:
+        sys.exit(141)  # the shell's status for a process that SIGPIPE ended
     except KeyboardInterrupt:
         print("\nstopped; start it again with the same options to go on", file=sys.stderr)
         sys.exit(130)
+    except (BadInput, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         load_tensorflow()  # quietly, if the program did not
         import tensorflow as tf
 
-        from tf_transformer.config import BadInput
         from tf_transformer.runs.callbacks import Stopped
 
         if isinstance(error, Stopped):
@@ -168,7 +212,4 @@ def run_program(main: Callable[[], None]) -> None:
             print("start all workers again with the same options to go on from the last checkpoint", file=sys.stderr)
             sys.stderr.flush()
             os._exit(3)  # at once: a normal exit waits for the other workers
-        if not isinstance(error, BadInput | OSError):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        raise

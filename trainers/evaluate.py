@@ -3,9 +3,7 @@
 Paired bootstrap compares each further translation with the first one.
 """
 
-from pathlib import Path
-
-from .command import in_chunks, load_tensorflow, options, run_program, saved_model
+from .command import as_path, in_chunks, load_tensorflow, options, run_program, saved_model
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -15,7 +13,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
     add("--model", nargs="+", default=[], metavar="DIR", help="SavedModels to translate --source with")
     add("--source", help="the text to translate, with --model")
-    add("--output", metavar="FILE", help="where to write the translations of one model")
+    add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
     add("--samples", type=int, default=1_000, metavar="N", help="bootstrap samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
     if not (args.model or args.translations):
@@ -24,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --source with --model")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
-    if args.output and not Path(args.output).parent.is_dir():
+    if args.output and not args.output.parent.is_dir():
         parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
     if args.samples <= 0:
         parser.error(f"--samples: expected a positive number, got {args.samples}")
@@ -39,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
         systems[name] = list(in_chunks(saved_model(name), source))
         if args.output:
-            tt.files.write_text(args.output, "".join(f"{text}\n" for text in systems[name]))
+            tt.files.write_text(args.output, (f"{tt.files.one_line(text)}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)
     print(f"{len(references):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
     for name in systems:

@@ -5,13 +5,12 @@ Several runs become an ensemble, the mean of their probabilities. A run of a par
 watches the folder never sees it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tf_transformer.interop.formats import FORMATS
 
-from .command import add_search_options, chosen, load_tensorflow, options, run_program
+from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -19,12 +18,12 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     runs = "the run's folder, e.g. runs/demo; several folders make an ensemble"
-    what.add_argument("--run", nargs="+", type=Path, metavar="DIR", help=runs)
+    what.add_argument("--run", nargs="+", type=as_path, metavar="DIR", help=runs)
     pretrained = "a pretrained checkpoint instead: its folder, or its name on the Hugging Face hub"
     what.add_argument("--pretrained", metavar="NAME", help=pretrained)
     add("--revision", metavar="REV", help="a commit, tag or branch of the hub's model (its main branch)")
-    add("--name", required=True, help="the model's name on the server")
-    add("--base", type=Path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
+    add("--name", type=model_name, required=True, help="the model's name on the server")
+    add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
     add("--version", type=int, metavar="N", help="version number (the next one)")
     add("--average-last", type=int, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
     formats = ", ".join(f"{name}, {format.title}" for name, format in FORMATS.items())
@@ -39,8 +38,6 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("version", "average_last"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
-    if Path(args.name).name != args.name:
-        parser.error(f"--name: expected a name without slashes, got {args.name!r}")
     if args.pretrained and args.average_last:
         parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
     if args.revision and not args.pretrained:
@@ -54,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
+    from tf_transformer.reading import read_json
     from tf_transformer.serving import publish as serving
 
     from .publishing import measured, read_dev, scores_of, search_of
@@ -84,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
 
     facts: dict[str, Any] = {}
     if "facts" in format.takes:
-        facts = {"step": json.loads((run.checkpoints()[-1] / "state.json").read_text())["step"]} if run else {}
+        facts = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
         if dev:
             by_dtype = {"float32": float32, args.dtype: float32.astype(args.dtype)}
             facts |= scores_of(settings["kind"], dev, by_dtype)

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
-    root = args.export or Path("savedmodels") / folder.name
+    root = args.export or Path("savedmodels") / folder.absolute().resolve().name
     if tt.distribution.is_chief(strategy):
         next_version(root)
     if args.wsj:

@@ -7,10 +7,9 @@ What is there already is kept: a program that was stopped goes on when started a
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from .command import add_tfds_options, load_tensorflow, options, run_program
+from .command import add_tfds_options, as_path, load_tensorflow, options, run_program
 from .pipelines import Pipelines, add_pipeline_options, split_options
 
 
@@ -21,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     add_tfds_options(add)
     add("--parquet", metavar="GLOB", help="Parquet files instead, e.g. 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="their columns (source target)")
-    add("--to", type=Path, required=True, metavar="DIR", help="where the records go")
+    add("--to", type=as_path, required=True, metavar="DIR", help="where the records go")
     add("--vocab-size", type=int, metavar="N", help="of the shared vocabulary (37,000)")
     add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
     sample = "sentences to learn the vocabulary from (1,000,000)"
@@ -95,12 +94,15 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
 def source_of(args: argparse.Namespace) -> Any:
     """Where the pairs come from."""
     from tf_transformer.corpora import sources
+    from tf_transformer.files import user_path
 
     if args.tfds:
         return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
     if args.parquet:
-        return sources.ParquetSource(str(Path(args.parquet).absolute()), tuple(args.columns or ("source", "target")))
-    source, target = (str(Path(file).absolute()) for file in args.train)
+        return sources.ParquetSource(
+            str(user_path(args.parquet).absolute()), tuple(args.columns or ("source", "target"))
+        )
+    source, target = (str(user_path(file).absolute()) for file in args.train)
     return sources.TextSource(source, target, args.skip_bad_lines)
 
 

@@ -1,20 +1,21 @@
 """The work of the training programs before and after training: plans, averages, SavedModels."""
 
 import dataclasses
+import io
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
 from tf_transformer.evaluation import costs
-from tf_transformer.files import write_json
+from tf_transformer.files import encoded, lines_in, one_line, write_json
 from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
+from tf_transformer.reading import check_kinds, read_json, reading
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.runs.trainer import Trainer
@@ -25,10 +26,21 @@ from tf_transformer.text.translator import Translator
 
 from .command import chosen
 
-CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}  # the class that scores a kind of run
+CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}
 
 
-def plan_of(given: dict[str, Any], kind: str) -> tuple[TransformerConfig, Recipe]:
+def corpus_of(kind: str) -> Any:
+    """The class of corpora that scores a kind of run.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if kind not in CORPORA:
+        raise BadInput(f"kind: expected a run of {' or '.join(CORPORA)}, got {kind!r}")
+    return CORPORA[kind]
+
+
+def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
     """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
     start = given.get("start")
     recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
@@ -60,7 +72,7 @@ def is_complete(trainer: Trainer) -> bool:
     metrics = trainer.run.path / "metrics.json"
     if trainer.began < trainer.steps or not metrics.exists():
         return False
-    print(f"this run is complete; {metrics}:\n{metrics.read_text()}")
+    print(f"this run is complete; {metrics}:\n{json.dumps(read_json(metrics), indent=2)}")
     print(f"Give more --steps to train on, or another --run to start anew (this one did {trainer.began:,}).")
     return True
 
@@ -99,25 +111,31 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
         the folder of the version.
     """
     print("writing the SavedModel, and checking that it can be served", flush=True)
-    state = json.loads((run.checkpoints()[-1] / "state.json").read_text())
+    state = read_json(run.checkpoints()[-1] / "state.json")
     export.describe(step=state["step"])
     saved = serving.publish(lambda path: serving.save_export(export, path, checked=True), root)
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
-    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
-    answer = subprocess.run(command, input="\n".join(examples) + "\n", capture_output=True, text=True, encoding="utf-8")
-    if answer.returncode:
-        sys.exit(f"the SavedModel did not answer:\n{answer.stderr}")
-    for source, output in zip(examples, answer.stdout.splitlines(), strict=True):
+    for source, output in zip(examples, answers(saved, examples), strict=True):
         print(f"  {source}\n    -> {output}")
     return saved
+
+
+def answers(saved: Path, texts: list[str]) -> list[str]:
+    """A SavedModel's answers to texts, in a fresh process."""
+    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
+    lines = b"".join(encoded(one_line(text)) + b"\n" for text in texts)
+    process = subprocess.run(command, input=lines, capture_output=True)
+    if process.returncode:
+        sys.exit(f"the SavedModel did not answer:\n{process.stderr.decode('utf-8', 'replace')}")
+    return [line.decode() for line in lines_in(io.BytesIO(process.stdout))]
 
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(search, {"beam_size": math.inf}):
+    if wrong := problem(search, {"beam_size": SEARCH_OPTIONS["beam_size"].python}):
         raise BadInput(wrong)
     return search
 
@@ -125,7 +143,7 @@ def search_of(given: dict[str, Any]) -> dict[str, Any]:
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     """The dev text of a run: the given files, or the toy corpus's; `None` if there is neither."""
     if files:
-        return CORPORA[settings["kind"]].read(files)
+        return corpus_of(settings["kind"]).read(files)
     if settings["corpus"].get("train") == "grammar":
         return ToyCorpus().dev
     return None
@@ -137,9 +155,9 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
     Returns:
         the last dtype's score, as facts of an export.
     """
-    metric, facts = CORPORA[kind].metric, dict[str, Any]()
+    metric, facts = corpus_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
-        score = CORPORA[kind].scores(translator(dev[0]), dev[1])[metric]
+        score = corpus_of(kind).scores(translator(dev[0]), dev[1])[metric]
         print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}", flush=True)
         facts = facts_of(metric, score)
     return facts
@@ -152,10 +170,13 @@ def facts_of(metric: str, score: Any) -> dict[str, Any]:
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     """The score measured at the end of training, if it belongs to these weights and not to an ensemble."""
-    file, metric = run.path / "metrics.json", CORPORA[run.settings()["kind"]].metric
-    metrics = json.loads(file.read_text()) if file.is_file() else {}
-    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters):
-        return {}
+    file, metric = run.path / "metrics.json", corpus_of(run.settings()["kind"]).metric
+    metrics = read_json(file) if file.is_file() else {}
     names = (metric.lower(), f"{metric.lower()}_signature")
+    known = metrics.get("steps"), metrics.get("parameters"), f"test_{names[0]}" in metrics
+    if known != (step, parameters, True):
+        return {}
+    with reading(file, "the scores of a run"):
+        check_kinds(metrics, {f"test_{names[0]}": (int, float), f"test_{names[1]}": str})
     print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

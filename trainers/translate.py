@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.files import lines_in, lines_of, one_line, write_text
+
 from .command import add_search_options, chosen, in_chunks, options, run_program, saved_model
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
-    parser.add_argument("model", help="the folder of a SavedModel or a LiteRT export, e.g. savedmodels/demo/1")
+    what = "a SavedModel or a LiteRT export, e.g. savedmodels/demo/1; of savedmodels/demo the newest"
+    parser.add_argument("model", help=what)
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
     parser.add_argument(
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
@@ -31,6 +34,8 @@ def main(argv: list[str] | None = None) -> None:
     search = add_search_options(bulk.add_argument, ("max_length", "n_best"), fixed)
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(own)
+    if args.output == "":
+        parser.error("--output: expected a path, got an empty one")
     if args.batch_size < 1:
         parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
     if args.input is None:
@@ -49,19 +54,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
-    import tf_transformer as tt
-
     translator = saved_model(args.model, args.batch_size)
-    if args.source == "-":
-        lines = sys.stdin.buffer.read().split(b"\n")
-    else:
-        with tt.files.open_text(args.source) as file:
-            lines = file.read().split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    translated = (f"{translation}\n" for translation in in_chunks(translator, lines))
+    lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
+    translated = (f"{one_line(translation)}\n" for translation in in_chunks(translator, lines))
     if args.output:
-        tt.files.write_text(args.output, translated)
+        write_text(args.output, translated)
     else:
         sys.stdout.buffer.writelines(line.encode() for line in translated)
 
@@ -69,11 +66,12 @@ def translate_file(args: argparse.Namespace) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
     """Translate many files into shards, on Apache Beam; those that are there are kept. `search` names its options."""
     import tf_transformer as tt
+    from tf_transformer.serving.publish import saved_model_of
 
     given = vars(args)
     threads = None if args.runner else threads_of_a_worker(args.workers)
     method = tt.beam.TranslationSettings(
-        str(Path(args.model).absolute()),
+        str(saved_model_of(args.model).absolute()),
         threads=threads,
         options=chosen(given, [name for name in search if name != "n_best"]),
         **chosen(given, ("n_best", "batch_bytes")),

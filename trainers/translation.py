@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.files import user_path
+
 from .command import (
     add_search_options,
     add_tfds_options,
     add_training_options,
+    as_path,
     load_tensorflow,
     options,
     run_program,
@@ -26,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
-    add("--prepared", type=Path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
+    add("--prepared", type=as_path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
     add_tfds_options(add)
     add_training_options(add)
     add_search_options(add)
@@ -56,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
-    start: Any = args.start and (tt.load if Path(args.start).is_dir() else tt.Translator.from_pretrained)(args.start)
+    start: Any = args.start and (tt.load if user_path(args.start).is_dir() else tt.Translator.from_pretrained)(
+        args.start
+    )
     if start and not isinstance(start, tt.Translator):
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
@@ -68,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
-    root = args.export or Path("savedmodels") / folder.name
+    root = args.export or Path("savedmodels") / folder.absolute().resolve().name
     if tt.distribution.is_chief(strategy):
         next_version(root)
     corpus: tt.Corpus

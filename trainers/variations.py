@@ -5,7 +5,6 @@ Each row trains in RUN/ROW; a complete row is not trained again.
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import tf_transformer as tt
     from tf_transformer.evaluation import table3
+    from tf_transformer.reading import read_json, reading
     from tf_transformer.runs.recipe import recipe_of
 
     from .publishing import averaged, changed, is_complete, search_of
@@ -65,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
             measurements |= {"dev_perplexity": round(last["val_perplexity"], 3), "steps": last["step"]}
             tt.files.write_json(metrics, measurements | {"parameters": tt.costs.parameters(config)})
         if trainer.writes:
-            lines.append(table3.line_of(row, args.scale, json.loads(metrics.read_text())))
+            with reading(metrics, "the scores of a row"):
+                lines.append(table3.line_of(row, args.scale, read_json(metrics)))
             table3.write(lines, folder)
     print(f"\n{table3.as_markdown(lines)}\nwritten: {folder / 'table3.csv'}, table3.md, table3.png")
 

@@ -13,7 +13,7 @@ from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
 from tf_transformer.corpora.corpus import lists_of
 from tf_transformer.corpora.text_files import check_text_pairs
-from tf_transformer.files import write_text
+from tf_transformer.files import one_line, write_text
 from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
 from trainers.command import in_chunks
@@ -128,5 +128,5 @@ def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: di
     one.run.lock()
     for file, side in zip(translations_of(one.run.path), sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
-        write_text(file, (f"{text}\n" for text in in_chunks(translator, side)))
+        write_text(file, (f"{one_line(text)}\n" for text in in_chunks(translator, side)))
     one.run.unlock()

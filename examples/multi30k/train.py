@@ -6,7 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
+from trainers.command import (
+    add_search_options,
+    add_training_options,
+    as_path,
+    chosen,
+    load_tensorflow,
+    options,
+    run_program,
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--bidirectional-steps", type=int, metavar="N", help="learn both directions in the first N steps (6000)")
     add("--word-dropout", type=float, metavar="P", help="share of the words hidden after these steps (0.1)")
     teachers = "train teachers in these runs, for the bidirectional steps; learn from their translations"
-    add("--teachers", nargs="+", default=[], type=Path, metavar="DIR", help=teachers)
+    add("--teachers", nargs="+", default=[], type=as_path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="P", help="P_drop while learning from teachers (0.1)")
     ensemble = "train the teachers to the end, each taught by the next, and translate with all"
     add("--ensemble", action="store_true", help=ensemble)

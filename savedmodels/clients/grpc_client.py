@@ -6,45 +6,84 @@ options take the model's defaults.
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
+import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
 
 
-def model_of(name: str, version: int | str | None = None) -> model_pb2.ModelSpec:
-    """A model's name, and the number or label of a version; `None` means the newest."""
-    model = model_pb2.ModelSpec(name=name)
-    if version and str(version).isdigit():
-        model.version.value = int(version)
-    elif version:
-        model.version_label = version
-    return model
+class Client:
+    """A model of a server.
+
+    Args:
+        channel: to the server.
+        name: of the model.
+        version: a number or a label; `None` means the newest.
+        timeout: the deadline of each answer, in seconds after its request.
+    """
+
+    def __init__(self, channel: grpc.Channel, name: str, version: int | str | None = None, timeout: float = 30) -> None:
+        self.stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        self.model = model_pb2.ModelSpec(name=name)
+        if version and str(version).isdigit():
+            self.model.version.value = int(version)
+        elif version:
+            self.model.version_label = version
+        self.timeout = timeout
+
+    def predict(self, signature: str, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
+        """Inputs and outputs are arrays by name; the server computes and sends only the `outputs`, if there are any."""
+        request = predict_pb2.PredictRequest(model_spec=self.model, output_filter=outputs)
+        request.model_spec.signature_name = signature
+        for name, value in inputs.items():
+            request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+        answer = self.stub.Predict(request, timeout=self.timeout).outputs
+        return {name: tf.make_ndarray(tensor) for name, tensor in answer.items()}
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The options of `translate` as [1], by the model's defaults where nothing else is given.
+
+        Raises:
+            LookupError: the model has no such option.
+            TypeError: a value is of another dtype.
+        """
+        request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=self.model)
+        request.metadata_field.append("signature_def")
+        found = get_model_metadata_pb2.SignatureDefMap()
+        self.stub.GetModelMetadata(request, timeout=self.timeout).metadata["signature_def"].Unpack(found)
+        if "translate" not in found.signature_def:
+            raise LookupError("expected a translator's model, got one without the signature translate")
+        dtypes = {key: info.dtype for key, info in found.signature_def["translate"].inputs.items() if key != "text"}
+        names = sorted(dtypes)
+        if unknown := given.keys() - dtypes.keys():
+            raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
+        defaults = self.predict("model_info", {"key": np.array(names, object)})["value"]
+        values: dict[str, Any] = {**dict(zip(names, map(json.loads, defaults), strict=True)), **given}
+        return {name: tf.make_ndarray(tf.make_tensor_proto([values[name]], dtypes[name])) for name in names}
 
 
-def tensors_of(options: Mapping[str, Any], stub: Any, model: model_pb2.ModelSpec, timeout: float) -> dict[str, Any]:
-    """Options of `translate` as tensors [1]; the server says their names and dtypes."""
-    request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=model, metadata_field=["signature_def"])
-    found = get_model_metadata_pb2.SignatureDefMap()
-    stub.GetModelMetadata(request, timeout=timeout).metadata["signature_def"].Unpack(found)
-    dtypes = {key: info.dtype for key, info in found.signature_def["translate"].inputs.items() if key != "text"}
-    if unknown := options.keys() - dtypes.keys():
-        raise LookupError(f"--option: expected one of {', '.join(sorted(dtypes))}; got {', '.join(sorted(unknown))}")
-    return {key: tf.make_tensor_proto([value], dtypes[key]) for key, value in options.items()}
+def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray]) -> list[list[tuple[float, str]]]:
+    """Scores and translations of each text, best first, by one request."""
+    # Each row has every option, as a server with batching wants it.
+    rows = {name: value.repeat(len(texts)) for name, value in options.items()}
+    rows["text"] = np.array([text.encode() for text in texts], object)
+    found = client.predict("translate", rows, ["translations", "scores"])
+    return [
+        [(score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]  # -1e9: not used
+        for row in zip(found["scores"], found["translations"], strict=True)
+    ]
 
 
-def translate_request(model: model_pb2.ModelSpec, text: str, options: Mapping[str, Any]) -> predict_pb2.PredictRequest:
-    """A request for one text; a server with batching merges such requests by itself."""
-    request = predict_pb2.PredictRequest(model_spec=model)
-    request.model_spec.signature_name = "translate"
-    request.inputs["text"].CopyFrom(tf.make_tensor_proto([text], tf.string))
-    for key, tensor in options.items():
-        request.inputs[key].CopyFrom(tensor)
-    request.output_filter.extend(["translations", "scores"])  # the server computes and sends nothing else
-    return request
+def lines() -> list[str]:
+    """The lines of standard input, in UTF-8."""
+    sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
+    return [line.rstrip("\r\n") for line in sys.stdin]
 
 
 def option(text: str) -> tuple[str, Any]:
@@ -62,28 +101,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
     what = "an option of the search, such as beam_size=2; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
-    parser.add_argument("--timeout", type=float, default=30, help="deadline of an answer in seconds (30)")
+    parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
+    parser.add_argument("--timeout", type=float, default=30, help="deadline of each request in seconds (30)")
     args = parser.parse_args(argv)
+    for name in ("n_best", "batch_size", "timeout"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
-    texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
-    with grpc.insecure_channel(args.host) as channel:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        model = model_of(args.name, args.version)
-        options = tensors_of(dict(args.option), stub, model, args.timeout) if args.option else {}
-        requests = [translate_request(model, text, options) for text in texts]
-        answers = [stub.Predict.future(request, timeout=args.timeout) for request in requests]  # all at once
-        for i, answer in enumerate(answers):
-            outputs = answer.result().outputs
-            scores, translations = (tf.make_ndarray(outputs[key])[0] for key in ("scores", "translations"))
-            for score, translation in zip(scores[: args.n_best], translations, strict=False):
-                if score > -1e8:  # -1e9 is a place that is not used
-                    print(i, f"{score:.4f}", translation.decode(), sep="\t")
+    done, said = 0, time.monotonic()
+    try:
+        texts = args.texts or lines()
+        with grpc.insecure_channel(args.host) as channel:
+            client = Client(channel, args.name, args.version, args.timeout)
+            options = client.options(dict(args.option))
+            while done < len(texts):
+                batch = texts[done : done + args.batch_size]
+                for i, translations in enumerate(translate(client, batch, options), done):
+                    for score, translation in translations[: args.n_best]:
+                        print(i, f"{score:.4f}", translation.replace("\n", " "), sep="\t")
+                sys.stdout.flush()
+                done += len(batch)
+                if time.monotonic() - said > 10:
+                    said = time.monotonic()
+                    print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
+    except grpc.RpcError as error:
+        late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        advice = "; raise --timeout or lower --batch-size" if late else ""
+        counts = f"{done:,} of {len(texts):,} texts were translated"
+        sys.exit(f"error: {error.code().name}: {error.details()}; {counts}{advice}")
+    except (LookupError, TypeError, UnicodeError) as error:  # an unknown option, a value of another dtype, other bytes
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
-    except grpc.RpcError as error:
-        sys.exit(f"error: {error.code().name}: {error.details()}")
-    except (LookupError, TypeError) as error:  # an unknown option, or a value of another dtype
-        sys.exit(f"error: {error}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -6,13 +6,14 @@ number, score and translation, best first.
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 BUSY = (429, 503)  # the queue is full, or no version is ready: try again
@@ -70,6 +71,34 @@ class Client:
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
 
+def translated(
+    client: Client, texts: list[str], options: dict[str, Any], first: int, n_best: int | None
+) -> Iterator[str]:
+    """Lines to print for texts: translations, or with options numbers from `first`, scores and translations."""
+    if not options:
+        yield from (answer["translation"].replace("\n", " ") for answer in client.predict(texts))
+        return
+    answers = client.predict([{"text": text} | options for text in texts], "translate")
+    for i, answer in enumerate(answers, first):
+        pairs = zip(answer["scores"], answer["translations"], strict=True)
+        for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # -1e9: not used
+            yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
+
+
+def reason(error: OSError) -> str:
+    """Why there is no answer."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return f"no answer: {getattr(error, 'reason', error)}"
+    said = error.read().decode(errors="replace")
+    return f"HTTP {error.code}: {json.loads(said)['error'] if said.startswith('{') else said}"
+
+
+def lines() -> list[str]:
+    """The lines of standard input, in UTF-8."""
+    sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
+    return [line.rstrip("\r\n") for line in sys.stdin]
+
+
 def option(text: str) -> tuple[str, Any]:
     """NAME=VALUE as name and number."""
     name, _, value = text.partition("=")
@@ -88,30 +117,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")
     args = parser.parse_args(argv)
+    for name in ("n_best", "batch_size", "timeout"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
-    client = Client(args.host, args.name, args.version, args.timeout)
-    texts = args.texts or [line.rstrip("\n") for line in sys.stdin]
-    options = client.options() | dict(args.option) if args.option or args.n_best else {}
-    for start in range(0, len(texts), args.batch_size):
-        batch = texts[start : start + args.batch_size]
-        if not options:
-            for answer in client.predict(batch):
-                print(answer["translation"])
-            continue
-        answers = client.predict([{"text": text} | options for text in batch], "translate")
-        for i, answer in enumerate(answers, start):
-            found = zip(answer["scores"], answer["translations"], strict=True)
-            for score, translation in [pair for pair in found if pair[0] > -1e8][: args.n_best]:  # -1e9: not used
-                print(i, f"{score:.4f}", translation, sep="\t")
+    done, said = 0, time.monotonic()
+    try:
+        texts = args.texts or lines()
+        client = Client(args.host, args.name, args.version, args.timeout)
+        options = client.options() | dict(args.option) if args.option or args.n_best else {}
+        while done < len(texts):
+            batch = texts[done : done + args.batch_size]
+            print(*translated(client, batch, options, done, args.n_best), sep="\n", flush=True)
+            done += len(batch)
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
+    except (urllib.error.URLError, TimeoutError) as error:
+        sys.exit(f"error: {reason(error)}; {done:,} of {len(texts):,} texts were translated")
+    except (LookupError, UnicodeError) as error:  # a parser's model, other bytes
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")
-        sys.exit(f"error: HTTP {error.code}: {json.loads(said)['error'] if said.startswith('{') else said}")
-    except LookupError as error:
-        sys.exit(f"error: {error}")
-    except (urllib.error.URLError, TimeoutError) as error:
-        sys.exit(f"error: no answer: {getattr(error, 'reason', error)}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from trainers.command import load_tensorflow, quiet_stderr, run_program
+from trainers.command import load_tensorflow, model_name, quiet_stderr, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="NAME/VERSION of a SavedModel, or NAME for its newest version")
-    parser.add_argument("--name", help="the model's name in requests (the folder's NAME)")
+    parser.add_argument("--name", type=model_name, help="the model's name in requests (the folder's NAME)")
     parser.add_argument(
         "--port", type=int, default=8501, help="port of the page and the REST API; 0 is any free port (8501)"
     )

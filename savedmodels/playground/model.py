@@ -12,7 +12,8 @@ import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tf_transformer.config import BadInput
-from tf_transformer.serving.publish import check_saved_model, is_saved_model
+from tf_transformer.serving.check import plainly_named
+from tf_transformer.serving.publish import is_version, saved_model_of
 
 DEFAULT_SIGNATURE = "serving_default"
 # Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.
@@ -35,12 +36,8 @@ class ServingError(Exception):
 
 def find_version(folder: str | os.PathLike[str]) -> Path:
     """The folder NAME/VERSION of a SavedModel: `folder` itself, or its subfolder with the greatest integer."""
-    folder = Path(folder).resolve()
-    versions = [path for path in folder.glob("*") if path.name.isdigit() and is_saved_model(path)]
-    if versions:
-        return max(versions, key=lambda path: int(path.name))
-    check_saved_model(folder)
-    if not folder.name.isdigit():
+    folder = saved_model_of(folder).resolve()
+    if not is_version(folder.name):
         raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
     return folder
 
@@ -59,7 +56,8 @@ class ServedModel:
         self.version = int(folder.name)
         saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
         self.signatures = dict(saved.meta_graphs[0].signature_def)
-        self._loaded = tf.saved_model.load(str(folder))
+        with plainly_named(folder) as plain:
+            self._loaded = tf.saved_model.load(str(plain))
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
         """Raise NOT_FOUND unless a request names this model."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apache_beam as beam
 import portalocker
@@ -20,7 +20,9 @@ from apache_beam.ml.inference.base import RunInference
 from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings, is_litert
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
-from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.files import checksum, matching, new_file, user_path, write_json
+from tf_transformer.reading import read_json, reading
+from tf_transformer.values import Count, check_fields
 
 SHARD_LINES = 10_000
 
@@ -53,13 +55,16 @@ class BulkJob:
     inputs: tuple[str, ...]
     prefix: str
     method: TranslationSettings
-    lines: int = SHARD_LINES
-    ending: str = ".txt"
+    lines: Count = SHARD_LINES
+    ending: Literal[".txt", ".jsonl", ".txt.gz", ".jsonl.gz"] = ".txt"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def folder(self) -> Path:
         """<prefix>.work: the settings, a lock, and what was unpacked, until the work is done."""
-        return Path(f"{self.prefix}.work")
+        return user_path(f"{self.prefix}.work")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[list[Shard]]:
@@ -70,10 +75,7 @@ class BulkJob:
                 another model or of other settings.
         """
         paths = self._paths()
-        if not is_litert(self.method.path):
-            from tf_transformer.serving.publish import check_saved_model  # which loads TensorFlow
-
-            check_saved_model(self.method.path)
+        _model_folder(self.method.path)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -85,7 +87,7 @@ class BulkJob:
             self._check_settings(paths)
             plain = [unpacked(path, self.folder / "inputs") for path in paths]
             ranges = line_ranges([path.absolute() for path in plain], self.lines)
-            prefix = Path(self.prefix).absolute()
+            prefix = user_path(self.prefix).absolute()
             yield [
                 Shard(lines, f"{prefix}-{i:05d}-of-{len(ranges):05d}{self.ending}") for i, lines in enumerate(ranges)
             ]
@@ -94,10 +96,10 @@ class BulkJob:
     def _paths(self) -> list[str]:
         found = []
         for pattern in self.inputs:
-            matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-            if not matching:
+            files = matching(pattern)
+            if not files:
                 raise BadInput(f"expected text files, found none at {pattern}")
-            found += matching
+            found += files
         for path in found:
             if os.path.isdir(path):
                 raise BadInput(f"expected text files, got the folder {path}")
@@ -109,19 +111,21 @@ class BulkJob:
         method = {name: value for name, value in asdict(self.method).items() if name in ("n_best", "options")}
         settings = {
             "inputs": [{"path": path, "sha256": checksum(path)} for path in paths],
-            "model": {"path": self.method.path, "sha256": _checksum_of_model(self.method.path)},
+            "model": {"path": self.method.path, "sha256": _checksum_of_model(_model_folder(self.method.path))},
             "settings": {**method, "lines": self.lines, "ending": self.ending},
         }
-        there = sorted(glob.glob(f"{glob.escape(self.prefix)}-*-of-*"))
+        there = sorted(glob.glob(f"{glob.escape(str(user_path(self.prefix)))}-*-of-*"))
         if not there:
             write_json(file, settings)
             return
         if not file.exists():
             raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
-        found = json.loads(file.read_text())
+        found = read_json(file)
+        with reading(file, "the settings of the output that is there"):
+            before = {name: (_contents(found[name]), _described(found[name])) for name in settings}
         for name, of in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
-            if _contents(found[name]) != _contents(settings[name]):
-                was, now = _described(found[name]), _described(settings[name])
+            if before[name][0] != _contents(settings[name]):
+                was, now = before[name][1], _described(settings[name])
                 raise BadInput(f"{self.prefix}: it has output of {of}: {was}; not of {now}. Give another --output")
 
 
@@ -140,10 +144,19 @@ def _described(value: Any) -> str:
     return json.dumps(value)
 
 
-def _checksum_of_model(path: str) -> str:
+def _model_folder(path: str) -> Path:
+    """The folder of a SavedModel, of its newest version if there are several; or of a LiteRT export."""
+    if is_litert(path):
+        return user_path(path)
+    from tf_transformer.serving.publish import saved_model_of  # which loads TensorFlow
+
+    return saved_model_of(path)
+
+
+def _checksum_of_model(path: Path) -> str:
     """One of the graph and the weights; of all files of a LiteRT export."""
-    own = [Path(path) / "saved_model.pb", *sorted(Path(path).glob("variables/*"))]
-    files = sorted(Path(path).iterdir()) if is_litert(path) else own
+    own = [path / "saved_model.pb", *sorted(path.glob("variables/*"))]
+    files = sorted(path.iterdir()) if is_litert(str(path)) else own
     return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
 
 

@@ -1,12 +1,12 @@
 """A SavedModel, a translator's or a parser's, or a LiteRT export, on the elements of a Beam pipeline."""
 
+import contextlib
 import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
@@ -14,8 +14,11 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import encoded, one_line, user_path
+from tf_transformer.serving.check import plainly_named
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import Count, between, check_fields, checked
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -74,20 +77,19 @@ class TranslationSettings:
     """
 
     path: str
-    n_best: int = 1
-    batch_bytes: int = 8_192
-    threads: int | None = None
+    n_best: Count = 1
+    batch_bytes: Count = 8_192
+    threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if unknown := [name for name in self.options if name not in _OPTIONS]:
             raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
         if wrong := problem({**self.options, "n_best": self.n_best}):
             raise BadInput(wrong)
-        for name in ("batch_bytes", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{name}: expected a positive number, got {value}")
+        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", own)
 
 
 class Translate(beam.PTransform[Any, Any]):
@@ -110,6 +112,7 @@ class Translate(beam.PTransform[Any, Any]):
         BadInput: a value is out of range.
     """
 
+    @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
         self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)
@@ -127,7 +130,7 @@ class Model(Protocol):
 
 def is_litert(path: str) -> bool:
     """Whether a folder holds a LiteRT export."""
-    return (Path(path) / "model.tflite").is_file()
+    return "://" not in path and (user_path(path) / "model.tflite").is_file()
 
 
 class LiteRTModel:
@@ -165,7 +168,7 @@ class LiteRTModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of long texts: the answer says so
             best = self._model.n_best(text, self._method.n_best, **self._method.options)
-        made = [Hypothesis(_line(one.text), one.score) for one in best]
+        made = [Hypothesis(one_line(one.text), one.score) for one in best]
         counters["tokens"].inc(length)
         milliseconds.update(round((time.monotonic() - began) * 1_000))
         truncated = length > self._model.facts["max_source_length"]
@@ -186,12 +189,13 @@ class SavedModel:
         import tensorflow as tf
 
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
-        from tf_transformer.serving.publish import check_saved_model
+        from tf_transformer.serving.publish import saved_model_of
 
-        if "://" not in method.path:
-            check_saved_model(method.path)
         self._method = method
-        self._model = tf.saved_model.load(method.path)  # owns what the signatures read
+        with contextlib.ExitStack() as stack:
+            local = "://" not in method.path
+            path = stack.enter_context(plainly_named(saved_model_of(method.path))) if local else method.path
+            self._model = tf.saved_model.load(str(path))  # owns what the signatures read
         signatures = self._model.signatures
         self._default, self._tokenize = signatures["serving_default"], signatures.get("tokenize")
         self._translate = None
@@ -216,11 +220,11 @@ class SavedModel:
         """The answer to each text, computed in batches of similar length."""
         import tensorflow as tf
 
-        encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in texts]
+        in_utf_8 = [encoded(text) for text in texts]
         rows: list[Any] = [None] * len(texts)
-        for places in batches([len(text) for text in encoded], self._method.batch_bytes):
+        for places in batches([len(text) for text in in_utf_8], self._method.batch_bytes):
             began = time.monotonic()
-            answers = self._answers_of_a_batch([texts[i] for i in places], tf.constant([encoded[i] for i in places]))
+            answers = self._answers_of_a_batch([texts[i] for i in places], tf.constant([in_utf_8[i] for i in places]))
             for i, answer in zip(places, answers, strict=True):
                 rows[i] = answer
             milliseconds.update(round((time.monotonic() - began) * 1_000))
@@ -247,10 +251,8 @@ class SavedModel:
             counters["tokens"].inc(int(lengths.sum()))
             empty = (lengths == 0).tolist()
         for i, source in enumerate(sources):
-            made = [
-                Hypothesis(_line(text.decode("utf-8", "replace")), score)
-                for text, score in zip(found[i], scores[i].tolist(), strict=True)
-            ]
+            lines = [one_line(text.decode("utf-8", "replace")) for text in found[i]]
+            made = [Hypothesis(text, score) for text, score in zip(lines, scores[i].tolist(), strict=True)]
             n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
             n_best = n_best if self._method.n_best > 1 else ()
             yield TranslatedText(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
@@ -271,11 +273,6 @@ def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
-
-
-def _line(text: str) -> str:
-    """A model's text as one line: byte pieces can spell a newline."""
-    return text.replace("\n", " ")
 
 
 def _count(rows: Sequence[TranslatedText]) -> None:

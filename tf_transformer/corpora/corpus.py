@@ -19,7 +19,8 @@ from tf_transformer.evaluation import bleu
 from tf_transformer.files import checksum
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import TextDecoder
+from tf_transformer.type_names import TextDecoder, VocabularyKind
+from tf_transformer.values import Count, Natural, Seed, check_fields, checked
 
 Texts = tuple[list[str], list[str]]  # sources and their references
 Files = Sequence[str | Path]
@@ -38,10 +39,13 @@ class Batching:
     """
 
     tokenizer: Tokenizer
-    batch_tokens: int
-    seed: int
+    batch_tokens: Count
+    seed: Seed
     fixed_shapes: bool = False
     folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Corpus(abc.ABC):
@@ -68,7 +72,7 @@ class Corpus(abc.ABC):
         """Plain values for config.json that tell this training text from another, as `Source.describe`."""
 
     @abc.abstractmethod
-    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+    def learn_tokenizer(self, vocab_size: int, kind: VocabularyKind) -> Tokenizer:
         """The vocabulary of a new run."""
 
     @abc.abstractmethod
@@ -146,6 +150,7 @@ class PairCorpus(Corpus):
         languages: of source and target; `None` if they are not known.
     """
 
+    @checked
     def __init__(
         self, source: Source, dev: Texts, test: Texts | None = None, languages: tuple[str, str] | None = None
     ) -> None:
@@ -162,10 +167,12 @@ class PairCorpus(Corpus):
         """Every sentence of the training text, of both sides."""
         return self.source.sentences()
 
-    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind)
 
-    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+    @checked
+    def batches(self, batching: Batching, first: Natural = 0, lines: bool = False) -> tf.data.Dataset:
         batches = self._in_order(self.ids(batching), batching)
         return data.dataset(lambda: batches.since(first), lines)
 
@@ -209,6 +216,7 @@ class TextCorpus(PairCorpus):
         BadInput: the lines do not match, or one is bad; the message says where.
     """
 
+    @checked
     def __init__(self, train: Files, dev: Files, test: Files | None = None, skip_bad_lines: bool = False):
         source, target = self.train = [str(file) for file in train]
         texts = self.read(dev), self.read(test) if test else None
@@ -232,7 +240,8 @@ class TfdsCorpus(PairCorpus):
         BadInput: there is no such language or split.
     """
 
-    def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | None = None):
+    @checked
+    def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | Path | None = None):
         self.name = name
         train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
         super().__init__(train, lists_of(dev.pairs()), lists_of(test.pairs()), languages)
@@ -275,13 +284,15 @@ class PreparedCorpus(Corpus):
     def describe(self) -> dict[str, Any]:
         return {"train": str(self.records.folder), "sha256": self.records.checksum}
 
-    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         tokenizer = self.records.tokenizer
         if tokenizer.vocab_size != vocab_size:
             raise BadInput(f"vocab_size: expected {tokenizer.vocab_size}, that of the records, got {vocab_size}")
         return tokenizer
 
-    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
+    @checked
+    def batches(self, batching: Batching, first: Natural = 0, lines: bool = False) -> tf.data.Dataset:
         made = self.records.made_of(batching.batch_tokens, batching.seed, batching.fixed_shapes)
         return data.dataset(lambda: made.since(first), lines)
 

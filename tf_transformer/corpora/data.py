@@ -13,13 +13,16 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
-from tf_transformer.corpora.sources import Row, Text, TextSource, encoded
+from tf_transformer.corpora.sources import Row, Text, TextSource
 from tf_transformer.corpora.text_files import Paths, file_pairs
 from tf_transformer.corpora.text_files import check_text_pairs as check_text_pairs
 from tf_transformer.corpora.text_files import read_text_pairs as read_text_pairs
+from tf_transformer.files import encoded
 from tf_transformer.masks import PAD_ID
+from tf_transformer.terminal import say
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import Count, Seed, checked
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 CHUNK = 2_048  # pairs that are tokenized together
@@ -48,15 +51,16 @@ class Summary:
         )
 
 
+@checked
 def text_pairs(
     source: Paths,
     target: Paths,
     tokenizer: Tokenizer,
-    batch_tokens: int = 25_000,
-    max_length: int = MAX_LENGTH,
+    batch_tokens: Count = 25_000,
+    max_length: Count = MAX_LENGTH,
     shuffle: bool = True,
     repeat: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     skip_bad_lines: bool = False,
 ) -> tf.data.Dataset:
     """Check parallel text, and return it as batches of ((source, target_in), target_out).
@@ -83,14 +87,15 @@ def text_pairs(
     return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
 
 
+@checked
 def token_batches(
     pairs: Iterable[tuple[Text, Text]],
     tokenizer: Tokenizer,
-    batch_tokens: int = 25_000,
-    max_length: int = MAX_LENGTH,
+    batch_tokens: Count = 25_000,
+    max_length: Count = MAX_LENGTH,
     shuffle: bool = True,
     repeat: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     pair_ids: PairIds | None = None,
 ) -> tf.data.Dataset:
     """Batches like those of `text_pairs`, from pairs of strings, which are tokenized once.
@@ -128,8 +133,9 @@ def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
     return ((number, encoded(source), encoded(target)) for number, (source, target) in enumerate(pairs, 1))
 
 
+@checked
 def ids_of(
-    rows: Iterable[Row], tokenizer: Tokenizer, max_length: int = MAX_LENGTH, pair_ids: PairIds | None = None
+    rows: Iterable[Row], tokenizer: Tokenizer, max_length: Count = MAX_LENGTH, pair_ids: PairIds | None = None
 ) -> Ids:
     """The ids of pairs, made in parallel and once.
 
@@ -160,7 +166,7 @@ def ids_of(
             read += len(chunk[-1])
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
-                print(f"  tokenized {read:,} pairs, {read / (said - began):,.0f} a second", flush=True)
+                say(f"  tokenized {read:,} pairs, {read / (said - began):,.0f} a second")
             yield chunk
         if failed:
             raise failed[0]
@@ -168,6 +174,7 @@ def ids_of(
     return collected(chunks(), max_length, tokenizer.vocab_size)
 
 
+@checked
 def dataset(batches: Callable[[], Iterator[Batch]], lines: bool = False) -> tf.data.Dataset:
     """Batches as a `tf.data.Dataset` of ((source, target_in), target_out), and the lines [B] if asked."""
 
@@ -180,7 +187,8 @@ def dataset(batches: Callable[[], Iterator[Batch]], lines: bool = False) -> tf.d
     return tf.data.Dataset.from_generator(parts, output_signature=spec).prefetch(16)
 
 
-def for_replicas(batches: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+@checked
+def for_replicas(batches: tf.data.Dataset, replicas: Count) -> tf.data.Dataset:
     """Batches for a `tf.distribute` strategy: each is cut into `replicas` parts with the same number of rows.
 
     Rows of padding, which do not count, make the number of rows a multiple of `replicas`. Every worker makes the same

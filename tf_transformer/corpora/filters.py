@@ -5,13 +5,15 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.values import Kind, check_fields
 
+Ratio = Annotated[float, Kind("a number of at least 1", lambda number: number >= 1)]
 _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u4")])  # 24 bytes a pair
 
 
@@ -35,17 +37,14 @@ class Filters:
 
     duplicates: bool = False
     identical: bool = False
-    max_ratio: float | None = field(default=None, metadata={"parse": float})
+    max_ratio: Ratio | None = field(default=None, metadata={"parse": float})
     languages: tuple[str, str] | None = field(default=None, metadata={"parse": lambda text: tuple(text.split(","))})
 
     def __post_init__(self) -> None:
-        if self.max_ratio is not None and not self.max_ratio >= 1:
-            raise BadInput(f"max-ratio: expected a number of at least 1, got {self.max_ratio}")
-        if self.languages is not None:
-            if len(self.languages) != 2:
-                raise BadInput(f"languages: expected two, as en,de; got {','.join(self.languages)}")
-            if unknown := set(self.languages) - {language for language, _ in _py3langid().rank("a")}:
-                raise BadInput(f"languages: expected codes as en and de, got {', '.join(sorted(unknown))}")
+        check_fields(self)
+        known = {language for language, _ in _py3langid().rank("a")} if self.languages else set()
+        if unknown := set(self.languages or ()) - known:
+            raise BadInput(f"languages: expected codes as en and de, got {', '.join(sorted(unknown))}")
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> "Filters":

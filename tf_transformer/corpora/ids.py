@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_folder
+from tf_transformer.files import checksum, new_folder
 from tf_transformer.masks import PAD_ID
 
 BOS_ID, EOS_ID = 1, 2  # as the tokenizer has them
@@ -102,21 +102,25 @@ class Ids:
         with new_folder(folder) as written:
             for name, array in self._arrays().items():
                 np.save(written / f"{name}.npy", array)
-            (written / "of.json").write_text(json.dumps(key | {"skipped": self.skipped}))
+            sums = {name: checksum(written / f"{name}.npy") for name in self._arrays()}
+            (written / "of.json").write_text(json.dumps(key | {"skipped": self.skipped, "sha256": sums}))
 
     @classmethod
     def load(cls, folder: Path, key: dict[str, Any]) -> "Ids | None":
-        """What `save` kept, read as it is needed; `None` if the folder has ids of something else, or none."""
+        """What `save` kept, read as it is needed; `None` if the folder has ids of something else, damaged ones, or
+        none."""
+        names = ("source", "source_starts", "target", "target_starts", "lines")
         try:
             found = json.loads((folder / "of.json").read_text())
-            skipped = found.pop("skipped")
-            if found != json.loads(json.dumps(key)):
+            skipped, sums = int(found.pop("skipped")), found.pop("sha256")
+            if found != json.loads(json.dumps(key)) or sums != {
+                name: checksum(folder / f"{name}.npy") for name in names
+            }:
                 return None
-            names = ("source", "source_starts", "target", "target_starts", "lines")
             source, source_starts, target, target_starts, lines = (
                 np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names
             )
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
         return cls(Side(source, source_starts), Side(target, target_starts), lines, skipped)
 

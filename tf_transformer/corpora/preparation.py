@@ -21,9 +21,12 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
+from tf_transformer.corpora.records import check_shard
 from tf_transformer.corpora.sources import Part, Source
-from tf_transformer.files import checksum, new_file, write_json
+from tf_transformer.files import checksum, new_file, user_path, write_json
+from tf_transformer.reading import read_json
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.values import Count, check_fields
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()
@@ -50,10 +53,12 @@ class Preparation:
     source: Source
     folder: Path
     filters: Filters = NO_FILTERS
-    max_length: int = MAX_LENGTH
+    max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())  # workers may have another current folder
+        folder = user_path(self.folder, "folder").absolute()  # workers may have another current folder
+        object.__setattr__(self, "folder", folder)
+        check_fields(self)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,10 +108,10 @@ class Preparation:
         manifest |= {"corpus": self.source.describe() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
         manifest["filters"] = self.filters.chosen()
         if (file := self.folder / "records.json").exists():
-            found = json.loads(file.read_text())
+            found = read_json(file)
             for name, value in manifest.items():
-                if found[name] != value:
-                    raise BadInput(f"{self.folder}: holds records of another {name}: {found[name]}, not {value}")
+                if found.get(name) != value:
+                    raise BadInput(f"{self.folder}: holds records of another {name}: {found.get(name)}, not {value}")
         else:
             for facts in self.folder.glob("shard-*.json"):
                 facts.unlink()
@@ -132,9 +137,11 @@ class Preparation:
         path = self.folder / f"shard-{part.number:05d}.tfrecord"
         facts_file = path.with_suffix(".json")
         if facts_file.exists() and path.exists():
-            found: dict[str, Any] = json.loads(facts_file.read_text())
-            if checksum(path) == found["sha256"]:
-                return found
+            with contextlib.suppress(BadInput):  # damaged: it is made again
+                found = read_json(facts_file)
+                check_shard(found, self.max_length)
+                if (found["file"], found["sha256"]) == (path.name, checksum(path)):
+                    return found
         with _whole(path) as temporary:
             facts = self._write(part, drops, temporary)
             facts = {"file": path.name, "sha256": checksum(temporary), "bytes": temporary.stat().st_size} | facts
@@ -152,7 +159,7 @@ class Preparation:
             what is in records.json.
         """
         file = self.folder / "records.json"
-        manifest: dict[str, Any] = json.loads(file.read_text())
+        manifest = read_json(file)
         manifest |= {"complete": True, "shards": sorted(shards, key=lambda shard: (len(shard["file"]), shard["file"]))}
         write_json(file, manifest)
         shutil.rmtree(self.folder / "unpacked", ignore_errors=True)

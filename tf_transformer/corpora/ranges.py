@@ -1,20 +1,21 @@
 """Text files in ranges of lines, for several workers. Only b"\\n" ends a line, as in a binary file."""
 
-import gzip
 import hashlib
 import itertools
 import os
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file
+from tf_transformer.files import new_file, open_text, user_path
+from tf_transformer.values import between, checked
 
+Lines = Annotated[int, between(1, 2**63 - 1)]
 _BLOCK = 1 << 22  # bytes read at a time
 
 
@@ -35,7 +36,8 @@ class LineRange:
     count: int
 
 
-def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int) -> list[LineRange]:
+@checked
+def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: Lines) -> list[LineRange]:
     """The lines of plain files as ranges, in order. A range is of one file; an empty file has none.
 
     Args:
@@ -46,8 +48,6 @@ def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int) -> list[Lin
         BadInput: `lines` is not positive.
         OSError: a file cannot be read.
     """
-    if lines < 1:
-        raise BadInput(f"lines: expected a positive number, got {lines}")
     return [each for path in paths for each in _ranges_of(str(path), lines)]
 
 
@@ -94,7 +94,7 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
         BadInput: the .gz is damaged.
         OSError: there is no room for it.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.suffix != ".gz":
         return path
     modified = path.stat().st_mtime_ns
@@ -105,10 +105,8 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
     plain.parent.mkdir(parents=True, exist_ok=True)
     with new_file(plain) as temporary:
         try:
-            with gzip.open(path, "rb") as packed, open(temporary, "wb") as file:
+            with open_text(path) as packed, open(temporary, "wb") as file:
                 shutil.copyfileobj(packed, file, _BLOCK)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
         except OSError as error:  # a full disk, which names no file
             raise OSError(error.errno, error.strerror, str(plain)) from error
         os.utime(temporary, ns=(modified, modified))

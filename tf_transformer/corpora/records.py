@@ -2,11 +2,11 @@
 
 import collections
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,12 +14,16 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import Summary, dataset
 from tf_transformer.corpora.ids import Batch, Batches, Order, batch_sizes, batches_of, bucket_bounds, collected
-from tf_transformer.files import checksum
+from tf_transformer.files import checksum, user_path
+from tf_transformer.reading import check_kinds, read_json, reading
 from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.values import Count, Natural, Seed, checked
 
 SHARD_LINES = 100_000
 BLOCK_SHARDS = 8  # shards that are shuffled together in memory
 PARSED = 8_192  # records that are parsed together
+MANIFEST = {"complete": bool, "max_length": int, "tokenizer": str, "shards": list}
+SHARD = {"file": str, "bytes": int, "lengths": list, "tokens": list, "skipped": int, "filtered": dict}
 FEATURES = {name: tf.io.RaggedFeature(tf.int64) for name in ("source", "target")} | {
     "line": tf.io.FixedLenFeature((), tf.int64)
 }
@@ -36,13 +40,17 @@ class Records:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         file = self.folder / "records.json"
         if not file.is_file():
             raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")
-        manifest = json.loads(file.read_text())
-        if not manifest["complete"]:
-            raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
+        manifest = read_json(file)
+        with reading(file, "records of tf-transformer prepare"):
+            check_kinds(manifest, MANIFEST)
+            if not manifest["complete"]:
+                raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
+            for shard in manifest["shards"]:
+                check_shard(shard, manifest["max_length"])
         self.tokenizer = Tokenizer.load(self.folder / "tokenizer.model")
         if self.tokenizer.fingerprint != manifest["tokenizer"]:
             raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")
@@ -62,7 +70,8 @@ class Records:
             found.update(shard["filtered"])
         return dict(found)
 
-    def summary(self, batch_tokens: int) -> Summary:
+    @checked
+    def summary(self, batch_tokens: Count) -> Summary:
         """Of an epoch; padding is not counted."""
         pairs = sum(sum(shard["lengths"]) for shard in self.shards)
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
@@ -70,14 +79,16 @@ class Records:
         made = self.made_of(batch_tokens, 0)
         return Summary(len(made), pairs, skipped, source, target, shapes=made.shapes)
 
+    @checked
     def batches(
-        self, batch_tokens: int = 25_000, seed: int = 0, first: int = 0, lines: bool = False
+        self, batch_tokens: Count = 25_000, seed: Seed = 0, first: Natural = 0, lines: bool = False
     ) -> tf.data.Dataset:
         """Endless batches as of `data.text_pairs`, from the one numbered `first` on; with the lines [B] if asked."""
         made = self.made_of(batch_tokens, seed)
         return dataset(lambda: made.since(first), lines)
 
-    def made_of(self, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> "RecordBatches":
+    @checked
+    def made_of(self, batch_tokens: Count, seed: Seed, fixed_shapes: bool = False) -> "RecordBatches":
         """The batches by their numbers."""
         return RecordBatches(self, batch_tokens, seed, fixed_shapes)
 
@@ -100,7 +111,8 @@ class RecordBatches:
         fixed_shapes: as of `ids.Batches`.
     """
 
-    def __init__(self, records: Records, batch_tokens: int, seed: int, fixed_shapes: bool = False) -> None:
+    @checked
+    def __init__(self, records: Records, batch_tokens: Count, seed: Seed, fixed_shapes: bool = False) -> None:
         self.records, self.batch_tokens, self.seed, self.fixed_shapes = records, batch_tokens, seed, fixed_shapes
         bounds = bucket_bounds(records.max_length)
         sizes = batch_sizes(bounds, batch_tokens)
@@ -119,7 +131,8 @@ class RecordBatches:
         """The number of batches in an epoch."""
         return sum(self.counts)
 
-    def since(self, first: int = 0) -> Iterator[Batch]:
+    @checked
+    def since(self, first: Natural = 0) -> Iterator[Batch]:
         """Batches without end, from the one numbered `first` on. The next block is read while one is used."""
         blocks = self._blocks_since(first)
         with ThreadPoolExecutor(1) as reader:
@@ -143,10 +156,37 @@ class RecordBatches:
     def _read(self, block: int, numbers: range) -> tuple[Batches, range]:
         records = self.records
         files = [str(records.folder / records.shards[shard]["file"]) for shard in self.blocks[block]]
-        parsed = tf.data.TFRecordDataset(files).batch(PARSED).map(_parsed, num_parallel_calls=tf.data.AUTOTUNE)
-        ids = collected(parsed.prefetch(4).as_numpy_iterator(), records.max_length + 1, records.tokenizer.vocab_size)
+        size = records.tokenizer.vocab_size
+        with reading(", ".join(files), "the records that tf-transformer prepare wrote"):
+            parsed = tf.data.TFRecordDataset(files).batch(PARSED).map(_parsed, num_parallel_calls=tf.data.AUTOTUNE)
+            ids = collected(parsed.prefetch(4).as_numpy_iterator(), records.max_length + 1, size)
+            lengths = np.sum([records.shards[shard]["lengths"] for shard in self.blocks[block]], axis=0)
+            if not np.array_equal(np.bincount(ids.lengths(), minlength=len(lengths)), lengths):
+                raise ValueError("pairs of other lengths than in records.json")
         order = Order(ids.lengths(), self.batch_tokens, records.max_length, [self.seed, block])
         return Batches(ids, order, self.fixed_shapes), numbers
+
+
+@checked
+def check_shard(shard: dict[str, Any], max_length: Count) -> None:
+    """Check the types of what records.json says of a shard.
+
+    Raises:
+        BadInput: one is another.
+    """
+    if not isinstance(shard, dict) or not shard.keys() >= SHARD.keys():
+        raise BadInput(f"expected {', '.join(SHARD)} of every shard, got others")
+    check_kinds(shard, SHARD)
+    if Path(shard["file"]).name != shard["file"]:
+        raise BadInput(f"expected the name of a file beside it, got {shard['file']!r}")
+    counts = [*shard["lengths"], *shard["tokens"], *shard["filtered"].values()]
+    wrong = len(shard["lengths"]) != max_length + 1 or len(shard["tokens"]) != 2
+    if wrong or any(type(count) is not int or not 0 <= count < 2**48 for count in counts):
+        raise BadInput(f"expected counts of pairs and tokens, those of lengths up to {max_length}, got others")
+    if (pairs := sum(shard["lengths"])) > shard["bytes"]:
+        raise BadInput(
+            f"{shard['file']}: expected at most {shard['bytes']:,} pairs, since it has so many bytes, got {pairs:,}"
+        )
 
 
 def _parsed(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -6,7 +6,6 @@ A corpus trains on any of them, and `tf-transformer prepare` makes records of an
 import abc
 import codecs
 import dataclasses
-import glob
 import hashlib
 import itertools
 import os
@@ -14,14 +13,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 from tf_transformer.corpora.text_files import checksum_of_text, line_problem, unequal
 from tf_transformer.extras import import_extra
-from tf_transformer.text.tokenizer import lines_of, sentences
+from tf_transformer.files import encoded, lines_of, matching, user_path
+from tf_transformer.reading import reading
+from tf_transformer.text.tokenizer import sentences
+from tf_transformer.values import Natural, between, check_fields, checked
 
+MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
+Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
+PairsOfPart = Annotated[int, between(1, 2**63 - 1)]
 Text = str | bytes
 Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
@@ -38,10 +43,13 @@ class Part:
         where: what the source needs to find them.
     """
 
-    number: int
-    first: int
-    count: int
+    number: Natural
+    first: Pairs
+    count: Pairs
     where: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Source(abc.ABC):
@@ -120,7 +128,8 @@ class Source(abc.ABC):
             if good := self._checked(part.first + place, pair):
                 yield place, *good
 
-    def sample(self, parts: list[Part], pairs: int) -> Iterator[str]:
+    @checked
+    def sample(self, parts: list[Part], pairs: Pairs) -> Iterator[str]:
         """Texts of both sides to learn a vocabulary from: the first of every part, about `pairs` in all."""
         each = -(-pairs // len(parts))
         for part in parts:
@@ -145,6 +154,9 @@ class MemorySource(Source):
     source: Sequence[str]
     target: Sequence[str]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def describe(self) -> dict[str, Any]:
         text = "\n".join(map("\t".join, self.pairs()))
         return {"sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}
@@ -163,9 +175,14 @@ class TextSource(Source):
     A .gz cannot be read from the middle: it is unpacked beside the records, until they are finished.
     """
 
-    source: str
-    target: str
+    source: str | Path
+    target: str | Path
     skip_bad_lines: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for side in ("source", "target"):
+            object.__setattr__(self, side, str(user_path(getattr(self, side), side)))
 
     def describe(self) -> dict[str, Any]:
         files = (self.source, self.target)
@@ -181,7 +198,8 @@ class TextSource(Source):
     def sentences(self) -> Iterator[str]:
         return sentences([self.source, self.target])
 
-    def parts(self, pairs: int, folder: Path) -> list[Part]:
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
         for file in (self.source, self.target):
             if not Path(file).is_file():
                 raise FileNotFoundError(f"expected a text file, found none at {file}")
@@ -218,7 +236,10 @@ class TfdsSource(Source):
     name: str
     split: str = "train"
     languages: tuple[str, str] = ("en", "de")
-    data_dir: str | None = None
+    data_dir: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def describe(self) -> dict[str, Any]:
         return {"tfds": self.name, "split": self.split, "languages": list(self.languages)}
@@ -226,7 +247,8 @@ class TfdsSource(Source):
     def pairs(self) -> Iterator[Pair]:
         return self._pairs(self.split)
 
-    def parts(self, pairs: int, folder: Path) -> list[Part]:
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
         return even_parts(self._builder().info.splits[self.split].num_examples, pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
@@ -240,7 +262,7 @@ class TfdsSource(Source):
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
 
-        builder = tfds.builder(self.name, data_dir=self.data_dir)
+        builder = tfds.builder(self.name, data_dir=self.data_dir and str(user_path(self.data_dir)))
         if missing := set(self.languages) - set(builder.info.features):
             known = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
@@ -264,6 +286,9 @@ class ParquetSource(Source):
     pattern: str
     columns: tuple[str, str]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def describe(self) -> dict[str, Any]:
         files = self._files()
         sizes = sum(os.path.getsize(file) for file in files)
@@ -273,7 +298,8 @@ class ParquetSource(Source):
         (whole,) = self.parts(sys.maxsize, Path())
         return self.read(whole)
 
-    def parts(self, pairs: int, folder: Path) -> list[Part]:
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
         groups = []  # (file, row group, number of its first row, rows)
         count = 0
         for path in self._files():
@@ -285,10 +311,13 @@ class ParquetSource(Source):
                 kind = file.schema.column(known.index(name)).physical_type
                 if kind != "BYTE_ARRAY":
                     raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                groups.append((path, group, count, rows))
-                count += rows
+            with reading(path, "a Parquet file"):
+                for group in range(file.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    groups.append((path, group, count, rows))
+                    count += rows
+                if not 0 <= count <= MOST_ROWS_OF_A_BYTE * sum(map(os.path.getsize, self._files())):
+                    raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
         parts = []
         for part in even_parts(count, pairs):
             end = part.first + part.count
@@ -299,39 +328,35 @@ class ParquetSource(Source):
     def read(self, part: Part) -> Iterator[Pair]:
         for path, group, first, rows in part.where:
             start, stop = max(part.first - first, 0), min(part.first + part.count - first, rows)
-            table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
-            while any(name not in table.column_names for name in self.columns):
-                table = table.flatten()  # fields of columns become columns
-            source, target = (table.column(name).to_pylist() for name in self.columns)
+            with reading(path, "a Parquet file"):
+                table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
+                while any(name not in table.column_names for name in self.columns):
+                    table = table.flatten()  # fields of columns become columns
+                source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
-                yield encoded(pair[0]), encoded(pair[1])
+                yield encoded(pair[0] or b""), encoded(pair[1] or b"")
 
     def _files(self) -> list[str]:
-        files = sorted(glob.glob(self.pattern))
+        files = matching(self.pattern)
         if not files:
             raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
         return files
 
 
 def _parquet(path: str) -> Any:
-    pyarrow = import_extra("pyarrow", "parquet", "reading Parquet files")
+    import_extra("pyarrow", "parquet", "reading Parquet files")
     from pyarrow import parquet
 
-    try:
+    with reading(path, "a Parquet file"):
         return parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise BadInput(f"{path}: expected a Parquet file, got something else: {error}") from error
-
-
-def encoded(text: Text | None) -> bytes:
-    return text if isinstance(text, bytes) else (text or "").encode("utf-8", "surrogatepass")
 
 
 def decoded(text: Text) -> str:
     return text if isinstance(text, str) else text.decode("utf-8", "replace")
 
 
-def even_parts(count: int, pairs: int) -> list[Part]:
+@checked
+def even_parts(count: Pairs, pairs: PairsOfPart) -> list[Part]:
     """Parts of `pairs` pairs of `count`; the last one may have fewer.
 
     Raises:

@@ -3,11 +3,12 @@
 import hashlib
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import open_text
-from tf_transformer.text.tokenizer import lines_of, sentences
+from tf_transformer.files import lines_of, open_text, user_path
+from tf_transformer.values import checked
 
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
@@ -15,6 +16,7 @@ EMPTY = "an empty line"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
 
 
+@checked
 def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
     """Read parallel text once and return its number of lines.
 
@@ -30,7 +32,10 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
     """
     total = 0
     for pair in file_pairs(source, target):
-        counts = [_check_lines(path, skip_bad_lines, empty_lines) for path in pair]
+        for path in pair:
+            if user_path(path).is_fifo():
+                raise BadInput(f"{path}: expected a file, which can be read again, got a pipe")
+        counts = [sum(1 for _ in _checked_lines(path, skip_bad_lines, empty_lines)) for path in pair]
         if counts[0] != counts[1]:
             raise BadInput(unequal(*pair, *counts))
         total += counts[0]
@@ -39,17 +44,22 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
     return total
 
 
-def unequal(source: str, target: str, lines: int, others: int) -> str:
+def unequal(source: Any, target: Any, lines: int, others: int) -> str:
     """The error message for two files with these numbers of lines."""
     return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
 
 
+@checked
 def read_text_pairs(
     source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Check two parallel text files as `check_text_pairs` does, and return the lines of each."""
-    check_text_pairs(source, target, empty_lines=empty_lines)
-    return list(sentences([source])), list(sentences([target]))
+    """Read two parallel text files once, check them as `check_text_pairs` does, and return the lines of each."""
+    sides = [[line.decode() for line in _checked_lines(str(path), False, empty_lines)] for path in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise BadInput(unequal(str(source), str(target), *map(len, sides)))
+    if not sides[0]:
+        raise BadInput(f"expected sentences, got an empty file: {source}")
+    return sides[0], sides[1]
 
 
 def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
@@ -64,18 +74,18 @@ def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def _check_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> int:
+def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> Iterator[bytes]:
     number = 0
     try:
         for number, line in enumerate(lines_of(path), 1):
             problem = None if skip_bad_lines else line_problem(line)
             if problem and not (empty_lines and problem == EMPTY):
                 raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
+            yield line
     except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(f"expected a text file, found none at {path}") from error
-    except (EOFError, OSError) as error:  # a damaged .gz
+    except OSError as error:
         raise BadInput(f"{path}: cannot be read after line {number:,}: {error}") from error
-    return number
 
 
 def line_problem(line: bytes) -> str | None:
@@ -91,7 +101,7 @@ def line_problem(line: bytes) -> str | None:
     return None
 
 
-def checksum_of_text(path: str) -> str:
+def checksum_of_text(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a text file's contents, of a .gz unpacked."""
     with open_text(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

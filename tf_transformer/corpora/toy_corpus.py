@@ -10,13 +10,15 @@ import os
 from pathlib import Path
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import write_text
+from tf_transformer.files import user_path, write_text
+from tf_transformer.values import Natural, checked
 
 FILE = Path(__file__).with_name("toy_corpus.tsv.gz")  # a pair a line: those of train, then of dev, then of test
 SIZES = {"train": 25_000, "dev": 500, "test": 500}
 
 
-def corpus(train: int = 25_000, dev: int = 500, test: int = 500) -> dict[str, list[tuple[str, str]]]:
+@checked
+def corpus(train: Natural = 25_000, dev: Natural = 500, test: Natural = 500) -> dict[str, list[tuple[str, str]]]:
     """The first (English, German) pairs of each split, {"train": [...], "dev": [...], "test": [...]}.
 
     Raises:
@@ -26,20 +28,22 @@ def corpus(train: int = 25_000, dev: int = 500, test: int = 500) -> dict[str, li
     pairs, splits, first = [(en, de) for en, de in (line.split("\t") for line in lines)], {}, 0
     for (split, size), count in zip(SIZES.items(), (train, dev, test), strict=True):
         if not 0 <= count <= size:
-            raise BadInput(f"expected 0 to {size:,} pairs of {split}, got {count:,}")
+            raise BadInput(f"{split}: expected 0 to {size:,} pairs, got {count:,}")
         splits[split] = pairs[first : first + count]
         first += size
     return splits
 
 
+@checked
 def write_corpus(
-    directory: str | os.PathLike[str], train: int = 25_000, dev: int = 500, test: int = 500
+    directory: str | os.PathLike[str], train: Natural = 25_000, dev: Natural = 500, test: Natural = 500
 ) -> dict[str, tuple[Path, Path]]:
     """Write corpus(...) as train.en, train.de, dev.en, ... (UTF-8, a sentence a line), and return their paths."""
     splits, paths = corpus(train, dev, test), {}
-    Path(directory).mkdir(parents=True, exist_ok=True)
+    directory = user_path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     for split, pairs in splits.items():
-        paths[split] = Path(directory, f"{split}.en"), Path(directory, f"{split}.de")
+        paths[split] = directory / f"{split}.en", directory / f"{split}.de"
         for side, path in enumerate(paths[split]):
             write_text(path, (pair[side] + "\n" for pair in pairs))
     return paths

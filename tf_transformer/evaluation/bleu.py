@@ -1,14 +1,25 @@
-"""Scores of translations, all through sacreBLEU (Post 2018)."""
+"""Scores of translations, all through sacreBLEU (Post 2018).
+
+Translations and references are lists of strings of the same length, at least 1; all else is `BadInput`.
+"""
 
 import importlib.util
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+from tf_transformer.config import BadInput
+from tf_transformer.values import between, checked
+
+Samples = Annotated[int, between(1, 100_000)]  # memory grows with them
+
+# Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts, which write no spaces between words.
+WITHOUT_SPACES = "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]"
 
 
 class Score(NamedTuple):
@@ -21,7 +32,12 @@ class Score(NamedTuple):
 
 
 def bleu(translations: list[str], references: list[str]) -> Score:
-    """Cased BLEU on detokenised text, 0 to 100. Tokenised by 13a, or as a script without spaces needs it."""
+    """Cased BLEU on detokenised text, 0 to 100.
+
+    Tokenised by 13a. Chinese references are tokenised by zh; Japanese by ja-mecab, if MeCab is installed; Korean, and
+    scripts without spaces such as Thai, Lao, Burmese and Khmer, by char. Single words in another script decide nothing.
+    """
+    check(translations, references)
     return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
 
 
@@ -30,11 +46,13 @@ def paper_bleu(translations: list[str], references: list[str]) -> Score:
 
     On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses; this function uses 13a.
     """
+    check(translations, references)
     return _score(_paper_metric(), translations, references)
 
 
 def chrf(translations: list[str], references: list[str]) -> Score:
     """chrF2 (Popovic 2015): 0 to 100."""
+    check(translations, references)
     return _score(CHRF(), translations, references)
 
 
@@ -50,7 +68,10 @@ def flavours(references: list[str]) -> dict[str, Metric]:
     return metrics | {"chrF": CHRF()}
 
 
-def compare(systems: dict[str, list[str]], references: list[str], samples: int = 1_000) -> dict[str, dict[str, Score]]:
+@checked
+def compare(
+    systems: dict[str, list[str]], references: list[str], samples: Samples = 1_000
+) -> dict[str, dict[str, Score]]:
     """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
 
     Args:
@@ -61,6 +82,8 @@ def compare(systems: dict[str, list[str]], references: list[str], samples: int =
     Returns:
         Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
     """
+    for translations in systems.values():
+        check(translations, references)
     scores = {}
     for flavour, metric in flavours(references).items():
         signatures, results = PairedTest(list(systems.items()), {flavour: metric}, [references], "bs", samples)()
@@ -68,6 +91,23 @@ def compare(systems: dict[str, list[str]], references: list[str], samples: int =
         found: Any = zip(systems, results[kind], strict=True)
         scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
     return scores
+
+
+def check(translations: list[str], references: list[str]) -> None:
+    """Check that these can be scored.
+
+    Raises:
+        BadInput: they are no lists of strings, of unequal length, or empty.
+    """
+    for name, texts in (("translations", translations), ("references", references)):
+        if isinstance(texts, str):
+            raise BadInput(f"{name}: expected a list of strings, got one string")
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
+    if not 0 < len(translations) == len(references):
+        count = f"got {len(translations):,} translations and {len(references):,} references"
+        raise BadInput(f"expected as many translations as references, and at least one; {count}")
 
 
 class _CompoundsSplit(Tokenizer13a):
@@ -86,12 +126,15 @@ def _paper_metric() -> BLEU:
 
 
 def _tokenizers(references: list[str]) -> list[str]:
-    """Names of tokenizers for a text, the usual one first. Japanese, Chinese and Korean are known by their scripts."""
-    text = "".join(references)
-    kana, han, hangul = (
-        len(re.findall(script, text)) > len(text) / 10
-        for script in ("[\u3040-\u30ff]", "[\u4e00-\u9fff]", "[\uac00-\ud7af]")
-    )
+    """Names of tokenizers for a text, the usual one first. A language that needs its own is known by its script."""
+    text = "".join("".join(references).split())
+
+    def share(script: str) -> float:
+        return len(re.findall(script, text)) / max(len(text), 1)
+
+    if share(WITHOUT_SPACES) > 0.5:
+        return ["char"]
+    kana, han, hangul = (share(script) > 0.1 for script in ("[\u3040-\u30ff]", "[\u4e00-\u9fff]", "[\uac00-\ud7af]"))
     if kana:
         return ["ja-mecab", "char"] if importlib.util.find_spec("MeCab") else ["char"]
     return ["zh", "char"] if han else ["char"] if hangul else ["13a"]

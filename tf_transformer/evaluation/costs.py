@@ -7,13 +7,16 @@ import re
 from dataclasses import dataclass
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.terminal import say
+from tf_transformer.values import Amount, Count, Natural, check_fields, checked
 
 TRAININGS = {"base": (12, 100_000), "big": (3.5 * 24, 300_000)}  # hours on 8 P100, and steps (section 5.2)
 P100 = 9.5  # TFLOP/s, sustained, as the paper estimates it (footnote 5)
 LENGTH = 32  # assumed tokens a sentence; WMT 2014 has about as many
 
 
-def training_cost(hours: float, devices: int, tflops: float) -> float:
+@checked
+def training_cost(hours: Amount, devices: Count, tflops: Amount) -> float:
     """Floating point operations by the paper's method: time x devices x sustained TFLOP/s."""
     return hours * 3600 * devices * tflops * 1e12
 
@@ -45,7 +48,8 @@ def _feed_forward(config: TransformerConfig) -> int:
     return 2 * config.d_model * config.d_ff
 
 
-def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
+@checked
+def forward_flops(config: TransformerConfig, source: Natural, target: Natural) -> int:
     """Floating point operations of a forward pass of one sentence pair: the products alone, two a weight.
 
     Args:
@@ -60,12 +64,16 @@ def forward_flops(config: TransformerConfig, source: int, target: int) -> int:
     return 2 * (config.num_layers * (encoder + decoder) + target * config.d_model * config.vocab_size)
 
 
-def training_flops(config: TransformerConfig, pairs: float, source: int = LENGTH, target: int = LENGTH) -> float:
+@checked
+def training_flops(
+    config: TransformerConfig, pairs: Amount, source: Natural = LENGTH, target: Natural = LENGTH
+) -> float:
     """Floating point operations of training on N pairs; the backward pass takes twice as many as the forward pass."""
     return 3.0 * pairs * forward_flops(config, source, target)
 
 
-def activations(config: TransformerConfig, source: int, target: int) -> int:
+@checked
+def activations(config: TransformerConfig, source: Natural, target: Natural) -> int:
     """The least count of numbers that the forward pass of a sentence pair keeps for the backward pass."""
     d, heads = config.d_model, 2 * _heads(config)  # query, key, value, and what is joined
     scores = config.num_heads * (1 + bool(config.attention_dropout))
@@ -85,12 +93,16 @@ class Training:
         parts: N, if a replica computes a batch in N parts.
     """
 
-    steps: int
-    batch_tokens: int
+    steps: Count
+    batch_tokens: Count
     half: bool = False
-    parts: int = 1
+    parts: Count = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
+@checked
 def plan(config: TransformerConfig, training: Training, devices: str) -> str:
     """Estimate time and memory of a training, as text.
 
@@ -128,10 +140,10 @@ PAPER = {name: training_cost(hours, 8, P100) for name, (hours, _) in TRAININGS.i
 
 
 def main() -> None:
-    print("training cost (Table 2)      paper's method    counted    share")
+    say("training cost (Table 2)      paper's method    counted    share")
     for name, (_, steps) in TRAININGS.items():
         cost, counted = PAPER[name], training_flops(PRESETS[name], steps * 25_000 / LENGTH)
-        print(f"Transformer ({name})".ljust(29) + f"{cost:14.1e} {counted:10.1e} {counted / cost:8.0%}")
+        say(f"Transformer ({name})".ljust(29) + f"{cost:14.1e} {counted:10.1e} {counted / cost:8.0%}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.extras import import_extra
 from tf_transformer.files import write_text
+from tf_transformer.terminal import say
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),
@@ -123,7 +124,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     try:
         import_extra("matplotlib", "pictures", "no picture, which").use("Agg")
     except BadInput as error:
-        print(error)
+        say(str(error))
         return
     import matplotlib.pyplot as plt
 

@@ -8,7 +8,7 @@ the decoder writes; its self-attention reads the tokens before that one.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import keras
 import numpy as np
@@ -16,8 +16,11 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
 from tf_transformer.model import AttentionScores
+from tf_transformer.values import between, checked
 
-KINDS = {
+Layer = Annotated[int, between(-10_000, 9_999)]
+Kind = Literal["encoder", "decoder", "cross"]
+KINDS: dict[str, str] = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
     "cross": "cross-attention",
@@ -54,7 +57,13 @@ def attention_page(pairs: Iterable[Pair]) -> str:
     return Path(__file__).with_name("attention.html").read_text(encoding="utf-8").replace(MARKER, text)
 
 
-def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: Iterable[int] | None = None) -> Any:
+@checked
+def attention_figure(
+    pair: Pair,
+    kind: Kind = "cross",
+    layer: Layer = -1,
+    heads: Iterable[int] | None = None,
+) -> Any:
     """A `matplotlib.figure.Figure` with one matrix a head: rows attend to columns. It grows with the tokens.
 
     Args:
@@ -67,8 +76,6 @@ def attention_figure(pair: Pair, kind: str = "cross", layer: int = -1, heads: It
         BadInput: there is no such kind, layer or head; the weights do not fit the tokens; matplotlib is missing.
     """
     Figure = import_extra("matplotlib.figure", "pictures", "a figure").Figure
-    if kind not in KINDS:
-        raise BadInput(f"kind of attention: expected one of {', '.join(KINDS)}; got {kind!r}")
     rows, columns, layers = _parts(pair)[kind]
     if not -len(layers) <= layer < len(layers):
         raise BadInput(f"layer: expected one of {len(layers)}, 0 to {len(layers) - 1}, got {layer}")

@@ -10,7 +10,7 @@ counts the end symbol. `max_decoding_length=256` holds for every sentence; here 
 """
 
 import os
-from typing import Any
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
@@ -30,17 +30,20 @@ from tf_transformer.layers import (
     PositionalEmbedding,
 )
 from tf_transformer.layers.int8 import is_int8
-from tf_transformer.model import Transformer
+from tf_transformer.model import Transformer, check_finite
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import checked
 
-QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
+Quantization = Literal["int8", "int16", "float16", "bfloat16"]
+QUANTIZATIONS = get_args(Quantization)
 RULED_OUT = -1e4  # a logit; finite in 16 bits, too
 MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
 
 
-def save(translator: Translator, path: str | os.PathLike[str], quantization: str | None = None) -> None:
+@checked
+def save(translator: Translator, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
     The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,
@@ -62,8 +65,8 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: str
         quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
 
     Raises:
-        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8, or computes what
-            CTranslate2 cannot; or CTranslate2 is not installed.
+        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8 or weights that are
+            not finite, or computes what CTranslate2 cannot; or CTranslate2 is not installed.
         FileExistsError: path exists.
     """
     if isinstance(translator.model, Ensemble):
@@ -71,8 +74,7 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: str
         raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
     if is_int8(translator.model):
         raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise BadInput(f"quantization: expected one of {', '.join(QUANTIZATIONS)} or None; got {quantization!r}")
+    check_finite(translator.model.weights)
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
     tokenizer = translator.tokenizer
     vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
@@ -92,7 +94,8 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: str
             (folder / name).write_bytes(content)
 
 
-def transformer_spec(model: Any, dtype: str = "float32") -> Any:
+@checked
+def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float32") -> Any:
     """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without a vocabulary.
 
     Args:

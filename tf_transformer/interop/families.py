@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.files import user_path
 from tf_transformer.interop.family import Family
 from tf_transformer.interop.marian import family as marian
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
+from tf_transformer.reading import made_of, read_bytes
 from tf_transformer.text.tokenizer import Tokenizer
 
 PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer)
@@ -37,7 +39,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
     """The configuration with these fields, the inverse of `to_dict`; of the family that has the fewest others.
 
     Raises:
-        BadInput: no family has these fields, or a value is out of range.
+        BadInput: no family has these fields, or a value has another type or is out of range.
     """
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in FAMILIES}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
@@ -45,7 +47,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
         known = set().union(*fields.values())
         wrong = ", ".join(map(str, values.keys() - known)) or "those of several families"
         raise BadInput(f"expected the fields of a model's configuration, got also {wrong}")
-    return min(fitting, key=lambda config: len(fields[config]))(**values)
+    return made_of(min(fitting, key=lambda config: len(fields[config])), dict(values))
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
@@ -74,8 +76,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         FileNotFoundError: there is no file.
         BadInput: it holds something else.
     """
-    path = Path(path)
-    return _kind_of(path.read_bytes() if path.is_file() else b"").load(path)
+    path = user_path(path)
+    return _kind_of(read_bytes(path) if path.is_file() else b"").load(path)
 
 
 def _kind_of(model: bytes) -> type[Tokenizer]:

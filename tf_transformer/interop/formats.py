@@ -6,9 +6,11 @@ A format is a `Format` in `FORMATS`; `Translator.save`, `trainers.export` and it
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from tf_transformer import values
 from tf_transformer.config import DTYPES, BadInput
+from tf_transformer.type_names import Dtype
 
 
 class Save(Protocol):
@@ -23,7 +25,7 @@ class Save(Protocol):
     """
 
     def __call__(
-        self, model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+        self, model: Any, path: str | os.PathLike[str], dtype: Any = None, checked: bool = False, **options: Any
     ) -> None: ...
 
 
@@ -61,20 +63,27 @@ class Format:
         return f"{self.title}: expected none of {', '.join(lacking)}, which it cannot hold" if lacking else ""
 
 
+@values.checked
 def _save_savedmodel(
-    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+    model: Any, path: str | os.PathLike[str], dtype: Dtype | None = None, checked: bool = False, **options: Any
 ) -> None:
     from tf_transformer.serving.publish import save_export
 
     save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
+@values.checked
 def _save_ctranslate2(
-    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+    model: Any,
+    path: str | os.PathLike[str],
+    dtype: Dtype | Literal["int16"] | None = None,
+    checked: bool = False,
+    **options: Any,
 ) -> None:
     from tf_transformer.interop import ctranslate2
 
-    ctranslate2.save(model, path, None if dtype == "float32" else dtype, **options)
+    quantization: Any = None if dtype == "float32" else dtype
+    ctranslate2.save(model, path, quantization, **options)
 
 
 def _save_litert(

@@ -1,14 +1,18 @@
 """Finds a pretrained checkpoint, in a folder or on the Hugging Face hub, and reads where it comes from."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import user_path
+from tf_transformer.reading import parse_yaml, read_json
 
-WEIGHTS = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")  # one of them is enough
+INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
+WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # one of them is enough
+PARTS = {INDEX: ["model-*.safetensors"]}
+HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
 FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "README.md")
 
@@ -26,8 +30,9 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
     Raises:
         BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
     """
-    if Path(name).is_dir():
-        return Path(name)
+    path = user_path(name)
+    if path.is_dir():
+        return path
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
         raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {str(name)!r}")
     purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
@@ -35,7 +40,7 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
     model = f"{owner}/{name}" if owner and "/" not in str(name) else str(name)
     try:
         for weights in WEIGHTS:
-            patterns = [*OTHERS, weights]
+            patterns = [*OTHERS, weights, *PARTS.get(weights, [])]
             folder = Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
             if (folder / weights).is_file():
                 return folder
@@ -59,7 +64,7 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
         name: the name that the user gave.
         folder: the checkpoint's folder.
     """
-    path = Path(name)
+    path = user_path(name)
     facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
     if folder.parent.name == "snapshots":  # of the hub's cache
         facts["commit"] = folder.name
@@ -70,10 +75,7 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
     if head.get("license"):
         facts["license"] = str(head["license"])
     file = folder / "tokenizer_config.json"
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise BadInput(f"{file}: cannot be read: {error}") from error
+    settings = read_json(file) if file.is_file() else {}
     for side in ("source", "target"):
         if settings.get(f"{side}_lang"):
             facts[f"{side}_language"] = str(settings[f"{side}_lang"])
@@ -82,13 +84,18 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
 
 def _front_matter(file: Path) -> dict[str, Any]:
     """The YAML between the first two lines "---" of a README.md; {} if there is none."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
-    if not found:
+    if not file.is_file():
         return {}
-    yaml = import_extra("yaml", "hub", f"{file}: reading it")
+    with open(file, "rb") as readme:
+        first, *lines = readme.read(HEAD_BYTES).split(b"\n")
+    ends = [number for number, line in enumerate(lines) if line.rstrip() == b"---"]
+    if first.rstrip() != b"---" or not ends:
+        return {}
+    text = b"\n".join(lines[: ends[0]]).decode(errors="replace")
     try:
-        settings = yaml.load(found[1], yaml.BaseLoader)  # strings alone: "no" is Norwegian, not False
-    except yaml.YAMLError:
+        settings = parse_yaml(text.encode(), f"{file}: reading it")  # strings alone: "no" is Norwegian, not False
+    except BadInput:
+        raise
+    except ValueError:
         return {}  # a person wrote it; a mistake there must not keep the model from loading
     return settings if isinstance(settings, dict) else {}

@@ -11,8 +11,10 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, Rate, checked
 
 SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 
@@ -66,6 +68,7 @@ def attention(
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
 
+@checked
 def restricted_attention(
     query: Tensor,
     key: Tensor,
@@ -73,7 +76,7 @@ def restricted_attention(
     mask: Tensor = None,
     dropout: Callable[[Any], Any] | None = None,
     *,
-    window: int,
+    window: Count,
     causal: bool = False,
 ) -> tuple[Any, Any]:
     """Restricted self-attention (section 4, Table 1): each position attends to those at most window // 2 away.
@@ -143,7 +146,7 @@ def masked_attention(
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(KeepsQuantized):
+class MultiHeadAttention(KeepsQuantized, Rematerialized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from the same sequence, as everywhere in the paper. The projections have no biases.
@@ -162,8 +165,14 @@ class MultiHeadAttention(KeepsQuantized):
         ((2, 5, 32), (2, 4, 5, 7))
     """
 
+    @checked
     def __init__(
-        self, num_heads: int = 8, d_k: int | None = None, d_v: int | None = None, dropout: float = 0.0, **kwargs: Any
+        self,
+        num_heads: Count = 8,
+        d_k: Count | None = None,
+        d_v: Count | None = None,
+        dropout: Rate = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads

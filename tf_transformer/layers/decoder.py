@@ -7,9 +7,11 @@ from keras import ops
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, causal_mask, last_allowed
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, Rate, checked
 
 
 class DecoderCache(NamedTuple):
@@ -20,7 +22,7 @@ class DecoderCache(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class DecoderLayer(KeepsQuantized):
+class DecoderLayer(KeepsQuantized, Rematerialized):
     """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm.
 
     Args:
@@ -40,15 +42,16 @@ class DecoderLayer(KeepsQuantized):
         (2, 5, 32)
     """
 
+    @checked
     def __init__(
         self,
-        num_heads: int = 8,
-        d_ff: int = 2048,
-        d_k: int | None = None,
-        d_v: int | None = None,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-        attention_window: int | None = None,
+        num_heads: Count = 8,
+        d_ff: Count = 2048,
+        d_k: Count | None = None,
+        d_v: Count | None = None,
+        dropout: Rate = 0.1,
+        attention_dropout: Rate = 0.0,
+        attention_window: Count | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -5,14 +5,16 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class Dropout(keras.layers.Dropout):
+class Dropout(Rematerialized, keras.layers.Dropout):
     """Dropout that draws 16 random bits per component; the rate is rounded to a multiple of 2^-16.
 
-    Keras's layer draws a float per component, which takes two to four times as long on a CPU.
+    Keras's layer draws a float per component, which takes two to four times as long on a CPU. And its replicas of a
+    `tf.distribute` strategy drop the same components, each of its own rows; these draw their own numbers.
     """
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:
@@ -20,9 +22,27 @@ class Dropout(keras.layers.Dropout):
             return ops.zeros_like(inputs)  # Keras 3.12 refuses rate 1 on TensorFlow
         dropped = round(self.rate * 2**16)
         width = inputs.shape[-1]
-        if not training or not 0 < dropped < 2**16 or width is None or width % 2:
+        if not training or self.rate == 0 or self.noise_shape:
             return super().call(inputs, training)
+        seed = _OfReplica(self.seed_generator)
+        if not 0 < dropped < 2**16 or width is None or width % 2:
+            return keras.random.dropout(inputs, self.rate, seed=seed)
         shape = (*ops.shape(inputs)[:-1], width // 2)
-        pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=self.seed_generator)
+        pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)
         kept = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)
         return inputs * (kept * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
+
+
+class _OfReplica(keras.random.SeedGenerator):
+    """The seeds of another generator, whose state is one for all replicas, made different in each."""
+
+    def __init__(self, generator: keras.random.SeedGenerator) -> None:  # without a state of its own
+        self.generator = generator
+
+    def next(self, ordered: bool = True) -> Any:
+        seed = self.generator.next(ordered)
+        if keras.backend.backend() != "tensorflow":
+            return seed
+        from tf_transformer.distribution import replica
+
+        return seed + ops.cast([replica(), 0], seed.dtype)

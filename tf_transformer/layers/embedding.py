@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -11,11 +11,14 @@ from keras import ops
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, Rate, checked
 
 
-def sinusoids(positions: Tensor, d_model: int) -> Any:
+@checked
+def sinusoids(positions: Tensor, d_model: Count) -> Any:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
 
     Args:
@@ -46,7 +49,7 @@ def _angles(positions: Tensor, frequencies: Tensor) -> Any:
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(keras.layers.ReversibleEmbedding):
+class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
 
     Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.
@@ -68,17 +71,16 @@ class PositionalEmbedding(keras.layers.ReversibleEmbedding):
         [[True, True, True, False]]
     """
 
+    @checked
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int = 512,
-        positions: str = "sinusoidal",
-        max_length: int = 1024,
-        dropout: float = 0.1,
+        vocab_size: Count,
+        d_model: Count = 512,
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        max_length: Count = 1024,
+        dropout: Rate = 0.1,
         **kwargs: Any,
     ) -> None:
-        if positions not in ("sinusoidal", "learned"):
-            raise ValueError(f'positions: expected "sinusoidal" or "learned", got {positions!r}')
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
         super().__init__(vocab_size, d_model, embeddings_initializer=initializer, **kwargs)  # ids of any dtype, no cast
         self.vocab_size = vocab_size

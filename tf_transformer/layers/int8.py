@@ -10,6 +10,7 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 import functools
 import math
 import posixpath
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -97,6 +98,7 @@ def is_scale(variable: keras.Variable) -> bool:
 
 def copy_weights(model: keras.Model, source: keras.Model) -> None:
     """Copy the weights of `source` into a built model of the same configuration, converted to the model's dtype.
+    Adapters of LoRA are added to the matrices that they adapt.
 
     Raises:
         BadInput: `source` has 8-bit weights, ours or Keras's own, whose rounding cannot be undone.
@@ -105,15 +107,43 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
     if has_8_bits and not (is_int8(source) and is_int8(model)):
         dtype = model.dtype_policy.name
         raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
-    values = _by_name(source)
+    values, adapters = _by_name(source), _adapters(source)
     for name, variable in _by_name(model).items():
         if name not in values:
             continue  # largest magnitudes, which come with their matrix
         value = np.asarray(ops.convert_to_numpy(values[name]))
+        if (adapter := adapters.get(id(values[name]))) is not None:
+            value = value + adapter
         if variable.dtype == "int8" and value.dtype != "int8":
             value, largest = quantized(value.astype("float32"), axis=0 if name.endswith("kernel") else 1)
             values[f"{name}_max"] = largest
         variable.assign(value)
+
+
+def has_adapters(model: keras.Model) -> bool:
+    """Whether a model has adapters of LoRA."""
+    return any(_lora(model))
+
+
+def wake_adapters(model: keras.Model) -> None:
+    """Draw the first factor of each adapter anew, after a file was loaded. Keras adds an adapter's product to the
+    matrix in a file, and loading leaves both factors 0, from where neither learns."""
+    for _, a, _, _ in _lora(model):
+        a.assign(keras.initializers.HeUniform()(a.shape))
+
+
+def _adapters(model: keras.Model) -> dict[int, np.ndarray]:
+    """What LoRA adds to a model's matrices, by the id of their variables."""
+    return {id(matrix): scale * ops.convert_to_numpy(ops.matmul(a, b)) for matrix, a, b, scale in _lora(model)}
+
+
+def _lora(model: keras.Model) -> Iterator[tuple[keras.Variable, keras.Variable, keras.Variable, float]]:
+    """Each adapter of a model: the matrix, the two factors, and the scale of their product."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
+            a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
+            yield getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
 
 
 def _by_name(model: keras.Model) -> dict[str, keras.Variable]:

@@ -5,11 +5,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class LayerNormalization(keras.layers.LayerNormalization):
+class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
     """Keras's layer, over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:

@@ -9,11 +9,13 @@ from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 from tf_transformer.layers.quantization import KeepsQuantized
+from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(KeepsQuantized):
+class FeedForward(KeepsQuantized, Rematerialized):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
@@ -26,7 +28,8 @@ class FeedForward(KeepsQuantized):
         (2, 5, 32)
     """
 
-    def __init__(self, d_ff: int = 2048, activation: Any = "relu", **kwargs: Any) -> None:
+    @checked
+    def __init__(self, d_ff: Count = 2048, activation: Any = "relu", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.d_ff = d_ff
         self.activation = activation
@@ -49,7 +52,7 @@ class FeedForward(KeepsQuantized):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class AddAndNorm(keras.layers.Layer):
+class AddAndNorm(Rematerialized):
     """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
 
     It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d].
@@ -65,7 +68,8 @@ class AddAndNorm(keras.layers.Layer):
         (2, 5, 32)
     """
 
-    def __init__(self, dropout: float = 0.1, epsilon: float = 1e-6, **kwargs: Any) -> None:
+    @checked
+    def __init__(self, dropout: Rate = 0.1, epsilon: Positive = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dropout = dropout
         self.epsilon = epsilon

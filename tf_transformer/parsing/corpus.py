@@ -1,7 +1,7 @@
 """Treebanks as a corpus to train a parser on (section 6.3)."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 
@@ -13,8 +13,11 @@ from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import TextDecoder
+from tf_transformer.type_names import TextDecoder, VocabularyKind
+from tf_transformer.values import Count, Kind, checked
 
+# A list of gold trees is as many times as long as the ratio is small.
+Ratio = Annotated[float, Kind("a number from 0.001 to 1,000", lambda number: 0.001 <= number <= 1_000)]
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
 
@@ -36,6 +39,7 @@ class TreebankCorpus(PairCorpus):
     max_length = MAX_LENGTH
     source: MemorySource
 
+    @checked
     def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
         self.tags = tags
         self._settings: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
@@ -45,6 +49,7 @@ class TreebankCorpus(PairCorpus):
         super().__init__(_linearised(self.trees, tags), _texts(self.dev_trees), _texts(self.test_trees))
 
     @classmethod
+    @checked
     def wsj(cls, folder: str | Path, tags: bool = True) -> "TreebankCorpus":
         """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
         train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
@@ -52,7 +57,8 @@ class TreebankCorpus(PairCorpus):
         corpus._settings["train"] = str(folder)
         return corpus
 
-    def add(self, extra: Files, ratio: float = 1.0) -> None:
+    @checked
+    def add(self, extra: Files, ratio: Ratio = 1.0) -> None:
         """Also train on trees that another parser made, `ratio` of them for each gold tree."""
         self._settings |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
@@ -61,7 +67,8 @@ class TreebankCorpus(PairCorpus):
     def describe(self) -> dict[str, Any]:
         return self._settings | super().describe()
 
-    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         symbols = sorted({symbol for line in self.source.target for symbol in line.split()})
         return Tokenizer.learn_from(self.source.source, vocab_size, kind, symbols=symbols)
 
@@ -98,7 +105,8 @@ def words_of(tree: Any) -> str:
     return " ".join(treebank.words_of(tree))
 
 
-def mixed(gold: list[Any], extra: list[Any], ratio: float) -> list[Any]:
+@checked
+def mixed(gold: list[Any], extra: list[Any], ratio: Ratio) -> list[Any]:
     """Gold trees, repeated as needed, and `ratio` times as many other trees."""
     times = max(1, round(len(extra) / (ratio * len(gold))))
     return gold * times + extra[: round(ratio * len(gold) * times)]

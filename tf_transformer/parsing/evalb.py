@@ -114,8 +114,16 @@ def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
 
 
 def total(gold: "Iterable[Tree]", test: "Iterable[Tree]") -> Score:
-    """The sum over sentences."""
-    return sum((score(*pair) for pair in zip(gold, test, strict=True)), Score())
+    """The sum over sentences.
+
+    Raises:
+        BadInput: there are more trees on one side, or none.
+    """
+    gold, test = list(gold), list(test)
+    if not 0 < len(test) == len(gold):
+        count = f"got {len(test):,} trees and {len(gold):,} gold trees"
+        raise BadInput(f"expected as many trees as gold trees, and at least one; {count}")
+    return sum(map(score, gold, test), Score())
 
 
 def _percent(part: int, whole: int) -> float:

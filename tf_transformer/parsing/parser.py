@@ -23,9 +23,10 @@ from tf_transformer.text.batching import by_batch, check_length
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
-from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, valid_text
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
 from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import Folders, Tensor
+from tf_transformer.type_names import Dtype, Folders, Tensor
+from tf_transformer.values import Count, checked
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
@@ -98,6 +99,7 @@ class Parser(SetOnce):
         translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
 
+    @checked
     def __init__(self, translator: Translator) -> None:
         for name, option in SEARCH_OPTIONS.items():
             if not option.parser and translator.options.get(name, option.default) != option.default:
@@ -114,7 +116,8 @@ class Parser(SetOnce):
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
 
     @classmethod
-    def from_run(cls, path: Folders, average_last: int = 5, **options: Any) -> "Parser":
+    @checked
+    def from_run(cls, path: Folders, average_last: Count = 5, **options: Any) -> "Parser":
         """Load a parser's run; see `Translator.from_run`. By default length_penalty (α) and extra_length are
         section 6.3's, and the search is exact."""
         options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
@@ -124,7 +127,8 @@ class Parser(SetOnce):
         """Another parser, with some arguments of this one's translator changed: `parser.replace(beam_size=1)`."""
         return Parser(self.translator.replace(**changes))
 
-    def astype(self, dtype: str) -> "Parser":
+    @checked
+    def astype(self, dtype: Dtype) -> "Parser":
         """As `Translator.astype`."""
         return Parser(self.translator.astype(dtype))
 
@@ -178,7 +182,7 @@ class Parser(SetOnce):
         Raises:
             BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
-        read, problem = self._problem(tf.constant([source]))
+        read, problem = self._problem(text_tensor([source]))
         if read.truncated[0]:
             raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
         check_length("sentence", int(read.length[0]), self.translator.max_source_length)
@@ -250,10 +254,12 @@ class Parser(SetOnce):
         tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
         return tf.where(source.count > 0, tree, "")
 
+    @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.publish.save_export` does."""
         save_export(self.export(**facts), path, checked)
 
     def export(self, **facts: Any) -> ParserExport:
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
-        return ParserExport(self, **facts)
+        model = self.translator.model.merged()
+        return ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)

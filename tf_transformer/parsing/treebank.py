@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import lines_of, user_path
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -26,13 +27,13 @@ BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{"
 
 
 def read_trees(paths: Any) -> "list[Tree]":
-    """Read the trees of one or several files in the normal form; a tree may span lines.
+    """Read the trees of one or several files, plain or .gz, in the normal form; a tree may span lines.
 
     Raises:
         FileNotFoundError: a file is missing.
         BadInput: a file is not UTF-8, or a part of it is no tree; the message says where.
     """
-    return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(Path(path))]
+    return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(user_path(path))]
 
 
 def _read(path: Path) -> "Iterator[Tree]":
@@ -40,24 +41,25 @@ def _read(path: Path) -> "Iterator[Tree]":
         raise FileNotFoundError(f"expected a file of bracketed trees, found none at {path}")
     depth, first = 0, 1
     lines: list[str] = []
-    with open(path, encoding="utf-8-sig") as file:  # without a byte order mark
-        try:
-            for number, line in enumerate(file, 1):
-                if not lines and not line.strip():
-                    continue
-                first = first if lines else number
-                lines.append(line)
-                depth += line.count("(") - line.count(")")
-                if depth <= 0:
-                    tree = read_tree("".join(lines))
-                    lines, depth = [], 0
-                    if len(tree):
-                        yield tree
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from error
-        except (ValueError, RecursionError) as error:
-            what = " ".join(str(error).split())
-            raise BadInput(f"{path}, line {first:,}: expected a bracketed tree, got something else: {what}") from error
+    try:
+        for number, line in enumerate((line.decode() for line in lines_of(path)), 1):
+            if not lines and not line.strip():
+                continue
+            first = first if lines else number
+            lines.append(line)
+            depth += line.count("(") - line.count(")")
+            if depth <= 0:
+                tree = read_tree("\n".join(lines))
+                lines, depth = [], 0
+                if len(tree):
+                    yield tree
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from error
+    except BadInput:
+        raise  # a damaged .gz
+    except (ValueError, RecursionError) as error:
+        what = " ".join(str(error).split())
+        raise BadInput(f"{path}, line {first:,}: expected a bracketed tree, got something else: {what}") from error
     if lines:
         raise BadInput(
             f"{path}, line {first:,}: expected a bracketed tree, got one without its last {depth:,} brackets"
@@ -72,7 +74,7 @@ def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
         sections: numbers from 0 to 24.
     """
     wanted = {f"{section:02}" for section in sections}
-    files = sorted(path for path in Path(folder).rglob("wsj_*.mrg") if path.name[4:6] in wanted)
+    files = sorted(path for path in user_path(folder).rglob("wsj_*.mrg") if path.name[4:6] in wanted)
     missing = wanted - {path.name[4:6] for path in files}
     if missing:
         raise FileNotFoundError(
@@ -83,16 +85,24 @@ def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
 
 
 def read_tree(text: str) -> "Tree":
-    """Read a tree from a text, in the normal form.
+    """Read a tree from a text, in the normal form. A word may stand in brackets of its own, as in (PRP (She)).
 
     Raises:
-        ValueError: the text is no tree.
+        ValueError: the text is no tree, or has a constituent without words.
         BadInput: nltk is not installed.
     """
     import_extra("nltk", "parsing", "a tree")
     from nltk import Tree
 
-    return normalised(Tree.fromstring(text))
+    tree = Tree.fromstring(text)
+    for node in tree.subtrees():
+        empty = [child for child in node if isinstance(child, Tree) and not len(child)]
+        if not empty:
+            continue
+        if len(node) > 1 or node.label() in ROOTS or not empty[0].label():
+            raise ValueError(f"no word in ({empty[0].label()})")
+        node[0] = empty[0].label()  # a word in brackets of its own
+    return normalised(tree)
 
 
 def as_line(tree: "Tree") -> str:

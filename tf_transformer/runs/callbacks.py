@@ -24,7 +24,10 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.files import encoded
 from tf_transformer.runs.run import Run
+from tf_transformer.terminal import say
+from tf_transformer.values import Amount, Count, Natural, check_fields, checked
 
 if TYPE_CHECKING:
     from tf_transformer.text.tokenizer import Tokenizer
@@ -55,12 +58,13 @@ class Checkpoints(keras.callbacks.Callback):
         alone: whether this process trains by itself. One of several workers stops only where the others do.
     """
 
+    @checked
     def __init__(
         self,
         run: Run | str | Path,
         tokenizer: "Tokenizer | None" = None,
-        steps: int | None = None,
-        until: int | None = None,
+        steps: Count | None = None,
+        until: Count | None = None,
         alone: bool = True,
     ):
         super().__init__()
@@ -68,7 +72,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.tokenizer = tokenizer
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
-        self._begin_at(newest[1] if newest else {"step": 0, "seconds": 0.0, "target_tokens": 0})
+        self._begin_at(newest[1] if newest else {"step": 0})
         self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
         self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
@@ -76,8 +80,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _begin_at(self, state: dict[str, Any]) -> None:
         self.step: int = state["step"]
-        self.tokens: int = state["target_tokens"]
-        self.seconds: float = state["seconds"]
+        self.tokens: int = state.get("target_tokens", 0)
+        self.seconds: float = state.get("seconds", 0.0)
         self.stopped_of = state.get("stopped_of", 0)  # all steps of a training that another callback stopped before
         self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
 
@@ -98,6 +102,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
+        if hasattr(self.model, "after_fit"):
+            self.model.after_fit.callback(self._unlock)
         if self._restored is not self.model:
             self._begin()
             self._load(self.model)
@@ -117,8 +123,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: object = None) -> None:
         self.model._initial_epoch = None
-        if self._locked:
-            self.run.unlock()
+        self._unlock()
         if self.told_to_stop:  # a signal during the last epoch's end counts, too
             raise Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
@@ -147,8 +152,12 @@ class Checkpoints(keras.callbacks.Callback):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if self._locked:  # an exception ended `fit`
-                self.run.unlock()
+            self._unlock()  # an exception ended `fit` of a model of another kind
+
+    def _unlock(self) -> None:
+        if self._locked:
+            self.run.unlock()
+            self._locked = False
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.began = time.perf_counter()
@@ -189,7 +198,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._save(**({"stopped_of": self.steps} if stopped else {}))
         if self.steps and self.steps > self.step:
             minutes = (self.steps - self.step) * self.seconds / self.step / 60
-            print(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
+            say(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
 
     def _save(self, **state: Any) -> None:
         self.before_saving()
@@ -212,7 +221,11 @@ class DevText:
     source: list[str]
     references: list[str]
 
-    def thinned(self, most: int) -> "DevText":
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
+    def thinned(self, most: Count) -> "DevText":
         """At most `most` of the sentences, evenly spread."""
         every = max(1, -(-len(self.source) // most))
         return DevText(self.metric, self.score, self.source[::every], self.references[::every])
@@ -228,7 +241,8 @@ class DevScore(keras.callbacks.Callback):
         logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first.
     """
 
-    def __init__(self, function: Callable[..., Any], dev: DevText, show: int = 2, logs: Path | None = None):
+    @checked
+    def __init__(self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: Path | None = None):
         super().__init__()
         self.function, self.dev, self.show, self.logs = function, dev, show, logs
 
@@ -237,10 +251,10 @@ class DevScore(keras.callbacks.Callback):
         outputs = self.function(source)
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
         step = int(convert_to_numpy(self.model.optimizer.iterations))
-        print(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
+        say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
         shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         for k in shown:
-            print(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
+            say(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
         if self.logs and shown:
             self._draw(self.logs, step, shown, outputs)
 
@@ -250,7 +264,8 @@ class DevScore(keras.callbacks.Callback):
         source, references = self.dev.source, self.dev.references
         lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in shown]
         with tf.summary.create_file_writer(str(logs / "outputs")).as_default(step):
-            tf.summary.text("outputs", "\n".join(["| source | output | reference |", "|---|---|---|", *lines]))
+            table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
+            tf.summary.text("outputs", encoded(table))
             if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
                 scores = self.function.attention_scores(source[shown[0]], outputs[shown[0]])
                 heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
@@ -264,7 +279,8 @@ class PlainLines(keras.callbacks.Callback):
         seconds: from one line to the next.
     """
 
-    def __init__(self, seconds: float = 30.0):
+    @checked
+    def __init__(self, seconds: Amount = 30.0):
         super().__init__()
         self.seconds = seconds
 
@@ -284,7 +300,7 @@ class PlainLines(keras.callbacks.Callback):
             f"{name} {float(value):,.0f}" if abs(value) >= 1_000 else f"{name} {float(value):.4g}"
             for name, value in logs.items()
         )
-        print(f"{what}: {', '.join(values)}", flush=True)
+        say(f"{what}: {', '.join(values)}")
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -300,7 +316,8 @@ class StopOnNonFinite(keras.callbacks.Callback):
         skip: go on, since the model's `skip_not_finite` leaves the updates out.
     """
 
-    def __init__(self, batches: Callable[..., Any], first: int, skip: bool = False):
+    @checked
+    def __init__(self, batches: Callable[..., Any], first: Natural, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 
@@ -342,11 +359,9 @@ class StopOnNonFinite(keras.callbacks.Callback):
         if not self.skip:
             raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
         for number in numbers[:3]:  # their lines take a while to find
-            print(f"\n  {self._describe(number)}; this update was left out")
+            say(f"\n  {self._describe(number)}; this update was left out")
         if numbers[3:]:
-            print(
-                f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}"
-            )
+            say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
         *_, lines = next(iter(self.batches(number - 1, lines=True)))

@@ -1,11 +1,13 @@
 """How a run is trained: all settings in one place, and the recipe of each preset."""
 
 import dataclasses
-import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from tf_transformer.config import PRESETS, BadInput
+from tf_transformer.type_names import VocabularyKind
+from tf_transformer.values import Count, Natural, Positive, Seed, between, check_fields, checked
 
+Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)
 CHANGEABLE = (
     "steps",
@@ -34,60 +36,50 @@ class Recipe:
         eval_every: steps between checkpoints; `None` means a twentieth of all steps, and at most 1,500.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
-        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1).
+        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1), which reads texts in a normal form
+            (docs/reference/vocabulary.md).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32; `None` means float32.
         parts: compute a batch in this many parts, one after the other: the same update, less memory.
         clip_norm: the largest norm of a gradient; larger ones are scaled down to it; `None` means no limit.
         on_nan: what to do when a loss or a gradient is not finite: "stop", or "skip" the update.
         jit_compile: whether XLA compiles the training step, once for each shape of batches: "on", "off", or "auto" for
             Keras's choice, which is on with one GPU.
-        seed: of weights, dropout and the order of the text.
+        seed: of weights, dropout and the order of the text: any whole number. One below 0, or beyond 32 bits,
+            becomes one of 32 bits.
 
     Raises:
         BadInput: a value is out of range.
     """
 
-    steps: int | None = None
-    epochs: int | None = None
-    batch_tokens: int = 25_000
-    warmup_steps: int = 4_000
-    factor: float = 1.0
-    learning_rate: float | None = None
-    cooldown_steps: int = 0
-    eval_every: int | None = None
-    average_last: int = 5
-    dev_sentences: int = 500
-    tokenizer: str = "bpe"
-    mixed_precision: str | None = None
-    parts: int = 1
-    clip_norm: float | None = None
-    on_nan: str = "stop"
-    jit_compile: str = "auto"
-    seed: int = 1
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_tokens: Count = 25_000
+    warmup_steps: Count = 4_000
+    factor: Positive = 1.0
+    learning_rate: Positive | None = None
+    cooldown_steps: Natural = 0
+    eval_every: Count | None = None
+    average_last: Count = 5
+    dev_sentences: Count = 500
+    tokenizer: VocabularyKind = "bpe"
+    mixed_precision: Literal["bfloat16", "float16"] | None = None
+    parts: Parts = 1
+    clip_norm: Positive | None = None
+    on_nan: Literal["stop", "skip"] = "stop"
+    jit_compile: Literal["auto", "on", "off"] = "auto"
+    seed: Seed = 1
 
     def __post_init__(self) -> None:
-        counts = ("steps", "epochs", "batch_tokens", "warmup_steps", "eval_every", "average_last", "dev_sentences")
-        for name in (*counts, "parts", "factor", "learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            self._require(name, value is None or 0 < value < math.inf, "a positive number")
-        self._require("cooldown_steps", self.cooldown_steps >= 0, "0 or more")
-        self._require("tokenizer", self.tokenizer in ("bpe", "unigram"), "bpe or unigram")
-        self._require("mixed_precision", self.mixed_precision in (None, "bfloat16", "float16"), "bfloat16 or float16")
-        self._require("on_nan", self.on_nan in ("stop", "skip"), "stop or skip")
-        self._require("jit_compile", self.jit_compile in ("auto", "on", "off"), "auto, on or off")
-        self._require("seed", 0 <= self.seed < 2**32, f"0 to {2**32 - 1}")
+        check_fields(self)
         if self.steps and self.epochs:
             raise BadInput(f"expected steps or epochs, got {self.steps:,} steps and {self.epochs:,} epochs")
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise BadInput(f"{name}: expected {expected}, got {getattr(self, name)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
         return dataclasses.asdict(self)
 
-    def interval(self, steps: int) -> int:
+    @checked
+    def interval(self, steps: Count) -> int:
         """Steps from one checkpoint to the next, about `eval_every`, so that the last one is at the end."""
         every = self.eval_every or min(1_500, -(-steps // 20))
         return -(-steps // max(1, round(steps / every)))
@@ -109,7 +101,8 @@ RECIPES = {
 }
 
 
-def recipe_of(preset: str, kind: str) -> Recipe:
+@checked
+def recipe_of(preset: str, kind: Literal["translation", "parsing"]) -> Recipe:
     """The recipe of a preset, to translate or to parse. Rows of Table 3 are trained as `base`.
 
     Args:

@@ -16,14 +16,22 @@ import numpy as np
 import portalocker
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, flush, write_json, write_text
-from tf_transformer.runs.recipe import CHANGEABLE
+from tf_transformer.files import checksum, flush, user_path, write_json, write_text
+from tf_transformer.layers.int8 import wake_adapters
+from tf_transformer.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
+from tf_transformer.runs.recipe import CHANGEABLE, Recipe
+from tf_transformer.terminal import say
+from tf_transformer.values import Count, Natural, checked
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
 IDS = "ids"  # the training text, tokenized
+SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
+NUMBER = (int, float)
+STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
+STATE |= {"stopped_of": int, "half_done": dict}
 CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
@@ -54,8 +62,9 @@ class Run:
 
     _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
 
-    def __init__(self, path: str | os.PathLike[str], keep: int = 5, writes: bool = True):
-        self.path = Path(path)
+    @checked
+    def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
+        self.path = user_path(path)
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
@@ -91,14 +100,14 @@ class Run:
         file = self.path / "config.json"
         if not file.is_file():
             raise BadInput(f"{self.path}: expected a run's folder, found no config.json in it")
-        try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{file}: expected JSON, got something else: {error}") from error
-        if not isinstance(settings, dict) or not {"version", "kind", "model", "recipe", "corpus"} <= set(settings):
+        settings = read_json(file)
+        if not settings.keys() >= {"version", *SETTINGS}:
             raise BadInput(f"{file}: expected a run's configuration, got something else")
         if settings["version"] != VERSION:
             raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
+        with reading(file, "a run's configuration"):
+            check_kinds(settings, SETTINGS | {"start": dict})
+            made_of(Recipe, settings["recipe"])
         return settings
 
     def begin(self, settings: dict[str, Any]) -> None:
@@ -127,12 +136,12 @@ class Run:
         if self.path.resolve() in self._locks or not self.writes:
             return False
         self.path.mkdir(parents=True, exist_ok=True)
-        file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the lock is held)
+        file = open(self.path / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (open as long as the lock is held)
         try:
             portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
         except portalocker.LockException as error:
             file.seek(0)
-            owner = file.read() or "another process"
+            owner = file.read(99) or "another process"
             file.close()
             raise BadInput(f"{self.path}: expected a run that nothing else trains; {owner} is training it") from error
         file.truncate(0)
@@ -150,7 +159,8 @@ class Run:
         """The checkpoints' folders, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
-    def weights(self, last: int) -> list[Path]:
+    @checked
+    def weights(self, last: Count) -> list[Path]:
         """The weight files of the last checkpoints, for `average_weights`.
 
         Raises:
@@ -164,7 +174,8 @@ class Run:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
 
-    def save(self, model: keras.Model, step: int, **state: Any) -> Path:
+    @checked
+    def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
         """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
 
         Args:
@@ -213,7 +224,7 @@ class Run:
             try:
                 return folder, _whole(folder)
             except BadInput as error:
-                print(f"{error}; trying the one before")
+                say(f"{error}; trying the one before")
         return None
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:
@@ -222,13 +233,16 @@ class Run:
         if not newest:
             return None
         folder, state = newest
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(folder / "model.weights.h5")
-        seeds = _seeds(model)
-        if seeds and state["seeds"]:  # there are none without dropout
-            for seed, value in zip(seeds, state["seeds"], strict=True):
-                seed.assign(value)
-        self.history = state["history"]
+        with reading(folder, "a checkpoint of this model"):
+            model.optimizer.build(model.trainable_variables)
+            check_h5(folder / "model.weights.h5")
+            model.load_weights(folder / "model.weights.h5")
+            wake_adapters(model)
+            seeds = _seeds(model)
+            if seeds and state["seeds"]:  # there are none without dropout
+                for seed, value in zip(seeds, state["seeds"], strict=True):
+                    seed.assign(np.asarray(value, seed.dtype))  # a list of many axes would end TensorFlow
+            self.history = [dict(row) for row in state["history"]]
         if self.writes:
             self._write_history()
         return state
@@ -245,8 +259,11 @@ class Run:
 def _whole(folder: Path) -> dict[str, Any]:
     """The contents of a checkpoint's state.json, if the checkpoint is undamaged."""
     try:
-        state = json.loads((folder / "state.json").read_text())
-        if state["sha256"] != checksum(folder / "model.weights.h5"):
+        state = read_json(folder / "state.json")
+        check_kinds({"step": None} | state, STATE)
+        if half_done := state.get("half_done"):
+            check_kinds({"seconds": None, "metrics": None} | half_done, {"seconds": NUMBER, "metrics": list})
+        if state["sha256"] != checksum(check_file(folder / "model.weights.h5")):
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{folder}: expected a whole checkpoint, got a damaged one ({error})") from error

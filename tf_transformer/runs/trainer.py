@@ -21,7 +21,9 @@ from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run
+from tf_transformer.terminal import say
 from tf_transformer.text.translator import Translator
+from tf_transformer.values import Count, check_fields, checked
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
@@ -71,6 +73,7 @@ class Trainer:
     start: Translator | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.start:
             self._check_start(self.start)
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
@@ -113,7 +116,8 @@ class Trainer:
             got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
             raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
 
-    def fit(self, until: int | None = None) -> list[dict[str, Any]]:
+    @checked
+    def fit(self, until: Count | None = None) -> list[dict[str, Any]]:
         """Train, from the run's last checkpoint if there is one.
 
         SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
@@ -131,11 +135,12 @@ class Trainer:
             BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
                 `until` is not positive.
         """
-        if until is not None and until < 1:
-            raise BadInput(f"until: expected a positive number, got {until}")
         try:
             batching, steps, dev_steps = self._begin()
             self._train(batching, steps, dev_steps, until)
+        except BaseException:
+            self._model = None if self.optimizer is None else self._model  # it may have trained beyond a checkpoint
+            raise
         finally:
             self.run.unlock()
         return self.run.history
@@ -161,11 +166,11 @@ class Trainer:
             tokenizer = load_tokenizer(run.path / "tokenizer.model")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         summary = self.corpus.summary(batching)
-        print(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+        say(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
         if not summary.pairs:
             raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
         dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
-        print(f"dev text: {dev_summary}")
+        say(f"dev text: {dev_summary}")
         if not dev_summary.pairs:
             raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
         if self.writes:
@@ -193,17 +198,17 @@ class Trainer:
         if self._model is None:
             self._model = self.make_model(steps)
         model = self._model
-        print(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
         if model.jit_compile:
             batching = dataclasses.replace(batching, fixed_shapes=True)
-            print(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
+            say(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
         if stopped:
-            print(
+            say(
                 f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
                 f"to go on, call fit(until={steps}) or ask for more steps"
             )
         elif checkpoints.step:
-            print(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
             start = build_model(self.config, "float32")
             start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
@@ -214,7 +219,7 @@ class Trainer:
             return self.corpus.batches(batching, first, lines)
 
         while checkpoints.step < until and not stopped:
-            print(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+            say(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
             checkpoints.before_saving = wrong.check
@@ -236,7 +241,7 @@ class Trainer:
                     if stop.number:
                         raise
             if model.stop_training and checkpoints.step < steps:
-                print(f"stopped at step {checkpoints.step:,} by a callback")
+                say(f"stopped at step {checkpoints.step:,} by a callback")
                 break
         distribution.wait_for_all(self._strategy)  # for the chief to save
 
@@ -247,7 +252,7 @@ class Trainer:
         logs = self.run.path / "logs"
         board = keras.callbacks.TensorBoard(str(logs), write_graph=False)
         if not ON_TENSORFLOW:
-            print("no dev scores, since the search needs the TensorFlow backend: score the run there")
+            say("no dev scores, since the search needs the TensorFlow backend: score the run there")
             return [board]
         dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         decoder = self.corpus.decoder(model, batching.tokenizer)

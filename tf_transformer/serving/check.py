@@ -10,6 +10,8 @@ without TensorFlow.
 
 import argparse
 import collections
+import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -17,6 +19,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +50,26 @@ def check(path: str | Path) -> list[Finding]:
     Raises:
         FileNotFoundError: there is neither.
     """
-    path = Path(path).absolute()
+    path = Path(os.path.expanduser(path)).absolute()
     if (path / "model.tflite").is_file():
         return list(_run("litert_probe.py", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
-    return [*_read(path), *_call(path)]
+    with plainly_named(path) as plain:
+        return [*_read(path), *_call(plain)]
+
+
+@contextlib.contextmanager
+def plainly_named(folder: Path) -> Iterator[Path]:
+    """A folder under a name without brackets, stars and question marks, by a link if need be: TensorFlow takes names of
+    variables' files for patterns."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as above:
+        link = Path(above) / "1"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        yield link
 
 
 def failures(findings: list[Finding]) -> list[Finding]:
@@ -128,15 +145,16 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
         anonymous if len(anonymous) > 1 else (),
         "WARN",
     )
-    reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
     places, size = collections.defaultdict(list), 0
-    for name in reader.get_variable_to_shape_map():
-        value = np.asarray(reader.get_tensor(name))
-        if value.dtype != object:
-            size += value.nbytes
-            content = value.tobytes()
-            if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:  # zeros may repeat
-                places[hashlib.sha256(content).hexdigest(), value.shape].append(name)
+    with plainly_named(path) as plain:
+        reader = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+        for name in reader.get_variable_to_shape_map():
+            value = np.asarray(reader.get_tensor(name))
+            if value.dtype != object:
+                size += value.nbytes
+                content = value.tobytes()
+                if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:  # zeros may repeat
+                    places[hashlib.sha256(content).hexdigest(), value.shape].append(name)
     yield _finding("weights are stored once", {" = ".join(sorted(same)) for same in places.values() if len(same) > 1})
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     index = (path / "variables" / "variables.index").stat().st_size

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import is_scale
+from tf_transformer.model import check_finite
 from tf_transformer.text.search import penalty
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.type_names import Tensor, TextDecoder
+from tf_transformer.values import BadInput, Fact, checked, convert, number
 from tf_transformer.version import __version__
 
 CONTRACT = "1"
@@ -60,6 +61,9 @@ class Root(tf.Module):
         signatures: besides `model_info`.
         warm: by name, the signatures to warm up before the server is ready, with their options.
         facts: further answers of `model_info`.
+
+    Raises:
+        BadInput: a weight is not finite.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Root(tf.Module):
         **facts: Any,
     ) -> None:
         super().__init__()
+        check_finite(model.weights)
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
@@ -101,8 +106,15 @@ class Root(tf.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **facts: Any) -> None:
-        """Add answers to `model_info`."""
-        facts = {name: "inf" if value == math.inf else value for name, value in facts.items()}  # JSON has no infinity
+        """Add answers to `model_info`.
+
+        Raises:
+            BadInput: one is neither text nor a number.
+        """
+        facts = {
+            name: "inf" if number(value) == math.inf else convert(name, value, Fact)  # JSON has no infinity
+            for name, value in facts.items()
+        }
         self.facts = {**self.facts, **facts}
         values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
@@ -125,15 +137,16 @@ class Export(Root):
         facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu.
 
     Raises:
-        BadInput: an option is out of range.
+        BadInput: an option is out of range, or a weight is not finite.
     """
 
+    @checked
     def __init__(
         self,
         translator: TextModel,
-        n_best: int = SEARCH_OPTIONS["n_best"].default,
-        max_beam_size: int = SEARCH_OPTIONS["beam_size"].highest,
-        max_length: int = SEARCH_OPTIONS["max_length"].default,
+        n_best: Beams = SEARCH_OPTIONS["n_best"].default,
+        max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
+        max_length: Length = SEARCH_OPTIONS["max_length"].default,
         **facts: Any,
     ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
@@ -204,14 +217,15 @@ class Export(Root):
             }
 
         def score(source: Tensor, target: Tensor) -> Any:
-            source_ids, *_ = translator.source(tf.ensure_shape(source, [None]))
-            target_ids, *_ = translator.with_end(tokenizer.tokenize_target(tf.ensure_shape(target, [None])))
+            source_ids, _, cut = translator.source(tf.ensure_shape(source, [None]))
+            target = tokenizer.tokenize_target(tf.ensure_shape(target, [None]))
+            target_ids, _, target_cut = translator.with_end(target)
             log_probs, _ = force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
             scores = log_prob / penalty(length, defaults["length_penalty"])
-            return {"log_prob": log_prob, "score": scores, "length": length - 1}
+            return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
         def tokenize(text: Tensor) -> Any:
             ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))

@@ -3,27 +3,33 @@
 import datetime
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer import values
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_folder
-from tf_transformer.serving.check import check, failures
+from tf_transformer.files import new_folder, user_path
+from tf_transformer.reading import read_bytes, read_json, reading
+from tf_transformer.serving.check import check, failures, plainly_named
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.wire import field
 
+Version = Annotated[int, values.between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
 QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
 
 
-def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: int | None = None) -> Path:
+@values.checked
+def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: Version | None = None) -> Path:
     """Save a model as a version of it.
 
     The next version is the first free number when the folder gets its name. A SavedModel contains its version, so if
@@ -42,7 +48,7 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
         FileExistsError: the version exists.
     """
     while True:
-        path = next_version(root) if version is None else Path(root) / str(version)
+        path = next_version(root) if version is None else user_path(root) / str(version)
         try:
             save(path)
             return path
@@ -51,6 +57,7 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
                 raise
 
 
+@values.checked
 def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
     """Write the folder of a SavedModel, whole or not at all:
 
@@ -66,10 +73,12 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         checked: run the checks of `tf_transformer.serving.check` on the result.
 
     Raises:
-        BadInput: a check failed; nothing is left behind.
+        BadInput: the path has no version, or a check failed; nothing is left behind.
         FileExistsError: path exists.
     """
-    path = Path(path)
+    path = user_path(path)
+    if not is_version(path.name):
+        raise BadInput(f"path: expected a folder <name>/<integer version>, since a server finds no other, got {path}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
     with new_folder(path) as folder:
@@ -90,19 +99,31 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def is_saved_model(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a SavedModel."""
-    return (Path(path) / "saved_model.pb").is_file()
+def is_version(name: str) -> bool:
+    """Whether a folder of this name is a version for a server: an integer of 64 bits."""
+    return bool(re.fullmatch("[0-9]{1,18}", name))
 
 
-def check_saved_model(path: str | os.PathLike[str]) -> None:
-    """Check that a folder holds a SavedModel.
+def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of a SavedModel: `path` itself, or the newest of the versions in it; `None` if there is none."""
+    path = user_path(path)
+    folders = [path, *sorted(_versions(path), key=lambda folder: int(folder.name), reverse=True)]
+    return next((folder for folder in folders if (folder / "saved_model.pb").is_file()), None)
+
+
+def saved_model_of(path: str | os.PathLike[str]) -> Path:
+    """As `find_saved_model`.
 
     Raises:
-        BadInput: it holds none.
+        BadInput: there is none.
     """
-    if not is_saved_model(path):
-        raise BadInput(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+    if found := find_saved_model(path):
+        return found
+    raise BadInput(f"expected the folder of a SavedModel or of its versions, found no saved_model.pb in {path}")
+
+
+def _versions(path: Path) -> list[Path]:
+    return [folder for folder in path.iterdir() if is_version(folder.name)] if path.is_dir() else []
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
@@ -114,22 +135,23 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
     Raises:
         BadInput: the folder holds something else.
     """
-    check_saved_model(path)
-    path = Path(path)
+    path = saved_model_of(path)
     described = path / "assets.extra" / "tf_transformer.json"
     if not described.is_file():
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
-    try:
-        facts = json.loads(described.read_text())
-        tokenizer = described.with_name("tokenizer.model").read_bytes()
+    facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
+    with reading(path, "a whole SavedModel of this package"):
         if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
             raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
-        stored = tf.train.load_checkpoint(str(path / "variables" / "variables"))
-        names = [name for name in stored.get_variable_to_shape_map() if name.startswith("weights/")]
-        names.sort(key=lambda name: int(name.split("/")[1]))
+    with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+        shapes = {
+            name: shape for name, shape in stored.get_variable_to_shape_map().items() if name.startswith("weights/")
+        }
+        if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
+            raise ValueError("weights that are no larger than their file, got larger ones")
+        names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         return facts, tokenizer, [stored.get_tensor(name) for name in names]
-    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError) as error:
-        raise BadInput(f"{path}: expected a whole SavedModel of this package, got something else: {error}") from error
 
 
 def next_version(path: str | os.PathLike[str]) -> Path:
@@ -138,12 +160,11 @@ def next_version(path: str | os.PathLike[str]) -> Path:
     Raises:
         BadInput: the folder could not be written.
     """
-    path = Path(path)
+    path = user_path(path)
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise BadInput(f"{path}: expected a folder to write models to; {there} is none that can be written to")
-    used = [int(folder.name) for folder in path.iterdir() if folder.name.isdigit()] if path.is_dir() else []
-    return path / str(max(used, default=0) + 1)
+    return path / str(max((int(folder.name) for folder in _versions(path)), default=0) + 1)
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

@@ -6,8 +6,10 @@ from typing import overload
 
 import tensorflow as tf
 
-from tf_transformer.serving.publish import check_saved_model
+from tf_transformer.serving.check import plainly_named
+from tf_transformer.serving.publish import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
+from tf_transformer.values import Count, checked
 
 
 class SavedTranslator:
@@ -16,15 +18,16 @@ class SavedTranslator:
     SavedTranslator("savedmodels/demo/1")(["Hello world."]) gives ["Hallo Welt."]; a parser's SavedModel gives trees.
 
     Args:
-        path: the folder that holds saved_model.pb.
+        path: the folder that holds saved_model.pb, or that of its versions, which means the newest.
         batch_size: sentences a batch; they are sorted by length first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], batch_size: int = 32) -> None:
+    @checked
+    def __init__(self, path: str | os.PathLike[str], batch_size: Count = 32) -> None:
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 
-        check_saved_model(path)
-        self._model = tf.saved_model.load(str(path))
+        with plainly_named(saved_model_of(path)) as plain:
+            self._model = tf.saved_model.load(str(plain))
         self.batch_size = batch_size
 
     @overload  # a string is an iterable of strings, too

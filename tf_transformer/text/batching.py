@@ -7,10 +7,15 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.text.sampling import seeds_of
+from tf_transformer.text.tokenizer import text_tensor
 
 
 def by_batch(
-    function: Callable[..., Sequence[Any]], columns: Sequence[Sequence[str | bytes]], batch_size: int
+    function: Callable[..., Sequence[Any]],
+    columns: Sequence[Sequence[str | bytes]],
+    batch_size: int,
+    seed: int | None = None,
 ) -> list[tuple[Any, ...]]:
     """Call `function`, columns of strings [B] -> tensors [B, ...], on batches of similar length.
 
@@ -18,6 +23,7 @@ def by_batch(
         function: see above.
         columns: lists of equal length.
         batch_size: B, of the last batch less.
+        seed: for a further column, a seed of each row, as `sampling.seeds_of` makes them; `None` for none.
 
     Returns:
         the values of each row, as lists and numbers, in the order of the rows.
@@ -30,10 +36,12 @@ def by_batch(
             if not isinstance(text, str | bytes):
                 raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
     rows: list[tuple[Any, ...]] = [()] * len(columns[0])
+    seeds = None if seed is None else seeds_of(seed, len(rows))
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
     for start in range(0, len(rows), batch_size):
         places = by_length[start : start + batch_size]
-        batch = [tf.constant([column[i] for i in places], tf.string) for column in columns]
+        batch = [text_tensor([column[i] for i in places]) for column in columns]
+        batch += [] if seeds is None else [tf.constant(seeds[places])]
         parts = [part.numpy().tolist() for part in function(*batch)]
         for i, row in zip(places, zip(*parts, strict=True), strict=True):
             rows[i] = row

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, log_sum_exp, restricted, top_k
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import Count, checked
 
 STEPS = 16  # a full cache gets slots for this many more steps
 ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
@@ -85,11 +86,12 @@ def penalty(length: Tensor, exponent: Tensor) -> Any:
     return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** exponent
 
 
+@checked
 def beam_search(
     problem: SearchProblem,
     *,
-    n_best: int = 1,
-    exact_n: int | tf.Tensor | None = None,
+    n_best: Beams = 1,
+    exact_n: Count | tf.Tensor | None = None,
     allowed: Callable[..., tf.Tensor] | None = None,
     **options: Any,
 ) -> Hypotheses:
@@ -179,7 +181,8 @@ def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     }
 
 
-def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., tf.Tensor]:
+@checked
+def begins_with(prefix: Tensor, vocab_size: Count) -> Callable[..., tf.Tensor]:
     """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
 
     Args:

@@ -4,12 +4,15 @@ It needs neither Keras nor TensorFlow, so that a program can read it before its 
 """
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from tf_transformer.config import BadInput
+from tf_transformer.values import BadInput, between, number, shown, whole
+
+Beams = Annotated[int, between(1, 1_024)]  # in Python; arrays grow with them
+LONGEST = 10_000  # symbols of an output; beyond that, no limit would be a search without an end
+Length = Annotated[int, between(1, LONGEST)]
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,14 @@ class SearchOption:
         dtype: "int32" or "float32".
         default: the value if none is given.
         lowest: the lowest value.
-        highest: the highest value in a request or a program. Python has no limit, and an export may set another.
+        highest: the highest value in a request or a program; an export may set another.
         doc: a description in one line.
         translator: whether `Translator` takes it and has it as an attribute.
         request: whether a request may give it, for all rows or for each; otherwise the export fixes it.
         parser: whether a `Parser` takes it, whose outputs a grammar restricts.
         search: whether `beam_search` takes it, for all rows or for each.
+        python: the highest value in Python.
+        limit: a whole number above it means no limit, and becomes it.
     """
 
     name: str
@@ -39,10 +44,16 @@ class SearchOption:
     request: bool = True
     parser: bool = True
     search: bool = True
+    python: float = math.inf
+    limit: int = 2**30
 
     def cast(self, value: Any) -> int | float:
-        """A value as Python's own number."""
-        return float(value) if self.dtype == "float32" else int(value)
+        """A value as Python's own number. An export's file has infinity as text."""
+        if self.dtype == "float32":
+            found = number(value)
+            return float(value) if found is None else found
+        count = whole(value)
+        return min(int(value) if count is None else count, self.limit)
 
     def range(self) -> str:
         """Its lowest and highest value in words."""
@@ -50,19 +61,22 @@ class SearchOption:
 
     def problem(self, value: Any) -> str:
         """An error message for a value, in one line; "" if the value is valid."""
-        is_number = isinstance(value, numbers.Real)
-        if not is_number or not self.lowest <= value <= self.highest:
+        found = number(value)
+        if found is None or not self.lowest <= found <= self.highest:
             expected = self.range()
-        elif self.dtype == "int32" and value % 1 != 0:
+        elif self.dtype == "int32" and whole(value) is None:
             expected = "a whole number"
         else:
             return ""
-        return f"{self.name}: expected {expected}, got {value!r}"
+        return f"{self.name}: expected {expected}, got {shown(value)}"
 
 
 _TABLE = [
-    SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search"),
-    SearchOption("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
+    SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search", python=1_024),
+    SearchOption(
+        *("length_penalty", "float32", 0.6, 0, 5, "the penalty's exponent, the paper's alpha (section 6.1)"),
+        python=10,
+    ),
     SearchOption(
         "min_length", "int32", 0, 0, 256, "fewest symbols of an output, its end symbol included", parser=False
     ),
@@ -93,6 +107,7 @@ _TABLE = [
         *("extra_length", "int32", 50, 1, math.inf, "most symbols beyond the source's tokens"),
         request=False,
         search=False,
+        limit=LONGEST,
     ),
     SearchOption(
         *("max_source_length", "int32", 256, 1, math.inf, "most source tokens; more are cut"),
@@ -129,6 +144,6 @@ def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := options.keys() - own.keys():
         raise TypeError(f"options of a Translator: expected {', '.join(own)}; got {', '.join(unknown)}")
     values = {name: option.default for name, option in own.items()} | dict(options)
-    if wrong := problem(values, dict.fromkeys(values, math.inf)):
+    if wrong := problem(values, {name: own[name].python for name in values}):
         raise BadInput(wrong)
     return {name: own[name].cast(value) for name, value in values.items()}

@@ -14,9 +14,10 @@ from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search, begins_with
-from tf_transformer.text.search_options import translator_options
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.text.search_options import Beams, translator_options
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
+from tf_transformer.values import checked
 
 FORCED = 256  # target tokens that are scored at once: so many logits over the vocabulary are in memory
 
@@ -94,12 +95,13 @@ class TextModel(SetOnce):
         source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
         return source, length, length > self.max_source_length
 
+    @checked
     def search(
         self,
         source: Tensor,
         source_length: Tensor,
         *,
-        n_best: int = 1,
+        n_best: Beams = 1,
         exact_n: Tensor = None,
         prefix: Tensor = None,
         **options: Any,
@@ -121,12 +123,12 @@ class TextModel(SetOnce):
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seed: Tensor, temperature: Tensor, k: int | None
+        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: int | None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
         problem = self.problem(source, source_length, tf.int32.max)
-        return sample(problem, seed, temperature, k, **{name: self.options[name] for name in RULES})
+        return sample(problem, seeds, temperature, k, **{name: self.options[name] for name in RULES})
 
     def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
         """The problem of a search; the arguments are as in `search`."""
@@ -191,7 +193,7 @@ class TextModel(SetOnce):
         Raises:
             BadInput: there are no tokens, or too many.
         """
-        ids, length, _ = self.source(tf.constant([source]))
+        ids, length, _ = self.source(text_tensor([source]))
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
             found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
@@ -200,7 +202,7 @@ class TextModel(SetOnce):
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
-        ids, *_ = self.source(tf.constant([source]))
+        ids, *_ = self.source(text_tensor([source]))
         return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
 
     def attention_of(self, source: Tensor, output: Tensor) -> Attention:

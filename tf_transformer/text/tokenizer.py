@@ -1,22 +1,23 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
 
-import codecs
 import hashlib
 import io
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file, open_text
+from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
-from tf_transformer.type_names import Tensor
+from tf_transformer.reading import read_bytes
+from tf_transformer.type_names import Tensor, VocabularyKind
+from tf_transformer.values import MOST, Count, between, checked
 
 try:
     import tensorflow_text
@@ -32,41 +33,40 @@ BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
-KINDS = ("bpe", "unigram")
-
-
-def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The lines of a plain or .gz file. A line ends with a newline, perhaps after a carriage return, or with the file;
-    other characters, such as a carriage return inside, belong to it. A byte order mark at the start does not."""
-    with open_text(path) as file:
-        for number, line in enumerate(file):
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            yield line if number else line.removeprefix(codecs.BOM_UTF8)
+NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 
 
 class Tokenizer:
     """A vocabulary shared by source and target: PAD 0, BOS 1, EOS 2, unknown 3, then bytes and pieces.
 
-    Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x as SentencePiece
-    normalises it (NFKC, white space folded). Control symbols written in a text are plain text.
+    Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x in the vocabulary's
+    normal form (docs/reference/vocabulary.md says what it changes). Control symbols written in a text are plain text.
 
     Args:
-        model: a serialized SentencePiece model whose control ids are as above.
+        model: a serialized SentencePiece model whose control ids are as above. One that somebody else has learned may
+            lack the bytes, so that characters outside its pieces become the unknown id, and may have control symbols.
+
+    Raises:
+        BadInput: the bytes are no such model.
     """
 
     def __init__(self, model: bytes) -> None:
-        try:
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+        processor = engine_of(model)
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
         self.model = model
         self.vocab_size: int = processor.vocab_size()
-        symbols = itertools.takewhile(processor.is_control, range(FIRST_ID, self.vocab_size))
-        self.symbols: list[str] = [processor.id_to_piece(id)[1:] for id in symbols]
-        self.first_piece = FIRST_ID + len(self.symbols) + 256  # after the bytes
+        ids_of_pieces = range(FIRST_ID, self.vocab_size)
+        controls = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
+        # Those of `learn_from` begin with a space; others, such as "<2de>", are somebody's own.
+        symbols = itertools.takewhile(lambda name: re.match(" .", name), controls)
+        self.symbols: list[str] = [name[1:] for name in symbols]
+        no_text = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
+        texts = (id for id in ids_of_pieces if not any(is_other(id) for is_other in no_text))
+        self.first_piece: int = next(texts, 0)
+        if not self.first_piece:
+            raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
         self.op = durable_tokenizer(model)
 
     @staticmethod
@@ -75,8 +75,9 @@ class Tokenizer:
         return True
 
     @classmethod
+    @checked
     def learn(
-        cls, files: Iterable[str | os.PathLike[str]], vocab_size: int, kind: str = "bpe", **options: Any
+        cls, files: Iterable[str | os.PathLike[str]], vocab_size: Count, kind: VocabularyKind = "bpe", **options: Any
     ) -> "Tokenizer":
         """Learn a vocabulary from text files, plain or .gz, one sentence a line; `learn_from` has the other arguments.
 
@@ -86,14 +87,16 @@ class Tokenizer:
         return cls.learn_from(sentences(files), vocab_size, kind, **options)
 
     @classmethod
+    @checked
     def learn_from(
         cls,
         sentences: Iterable[str],
-        vocab_size: int,
-        kind: str = "bpe",
-        sample: int = 5_000_000,
-        threads: int = 2,
+        vocab_size: Count,
+        kind: VocabularyKind = "bpe",
+        sample: Annotated[int, between(101, MOST)] = 5_000_000,  # as SentencePiece has it
+        threads: Annotated[int, between(1, 1_024)] = 2,
         symbols: Sequence[str] = (),
+        normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
         """Learn a vocabulary from sentences, read once.
 
@@ -101,22 +104,27 @@ class Tokenizer:
             sentences: of both languages.
             vocab_size: number of ids, the 4 control symbols and 256 bytes included.
             kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
-            sample: the most sentences to learn from, chosen at random; it bounds the memory.
+            sample: the most sentences to learn from, above 100; it bounds the memory. SentencePiece chooses them anew
+                each time.
             threads: for SentencePiece's trainer.
             symbols: control symbols, which no text contains, with the ids from 4 on.
+            normalization: the form in which it reads texts, in SentencePiece's names: "nmt_nfkc" makes "10² m" "102 m"
+                and takes the zero width non-joiner out of Persian words (docs/reference/vocabulary.md lists what
+                changes), "nfkc" keeps the latter, "identity" keeps both.
         """
-        if kind not in KINDS:
-            raise BadInput(f"kind of tokenizer: expected one of {', '.join(KINDS)}; got {kind!r}")
+        if normalization not in NORMALIZATIONS:
+            raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
         least = FIRST_ID + len(symbols) + 256 + 1
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (control symbols, bytes, a piece), got {vocab_size}")
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences),
+                sentence_iterator=(encoded(text).decode("utf-8", "replace") for text in sentences),
                 model_writer=written,
                 vocab_size=vocab_size,
                 model_type=kind,
+                normalization_rule_name=normalization,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 pad_id=PAD_ID,
@@ -136,17 +144,17 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a SentencePiece model file."""
-        path = Path(path)
+        path = user_path(path)
         if not path.is_file():
             raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
         try:
-            return cls(path.read_bytes())
+            return cls(read_bytes(path))
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the SentencePiece model, whole or not at all."""
-        path = Path(path)
+        path = user_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary:
             temporary.write_bytes(self.model)
@@ -194,11 +202,36 @@ class Tokenizer:
         return self.op.string_to_id(pieces)
 
 
+def text_tensor(texts: Tensor) -> tf.Tensor:
+    """A string or a list of strings as a tensor, whatever they contain (`encoded`); tensors stay as they are."""
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, str | bytes | list | tuple):
+        return texts
+    return tf.constant(tf.nest.map_structure(encoded, texts), tf.string)
+
+
 def valid_text(texts: Tensor) -> tf.Tensor:
     """Texts in which each byte that is not UTF-8, and each control character, is a space."""
+    texts = text_tensor(texts)
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
     )
+
+
+def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """SentencePiece's own tokenizer with a serialized model.
+
+    Raises:
+        BadInput: the bytes are none, or one with a piece that is not UTF-8.
+    """
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if not processor.id_to_piece(list(range(processor.vocab_size()))):  # of nothing
+            raise ValueError("no pieces")
+    except (RuntimeError, ValueError) as error:
+        raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+    return processor
 
 
 def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text.SentencepieceTokenizer:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import tensorflow as tf
 
-from tf_transformer.config import DTYPES, BadInput
 from tf_transformer.text.batching import by_batch, warn_of_truncated
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.type_names import Folders, Tensor, TextDecoder
+from tf_transformer.type_names import Dtype, Folders, Tensor, TextDecoder
+from tf_transformer.values import Count, Positive, Seed, checked
 
 if TYPE_CHECKING:
     from tf_transformer.serving.export import Export
@@ -44,19 +44,21 @@ class Translator(TextModel):
             - length_penalty: its exponent, the paper's α (0.6).
             - min_length: the least number of tokens of an output, its end symbol included (0).
             - patience: a search ends when patience * beam_size outputs have finished (2); `math.inf` makes it exact.
-            - extra_length: an output has at most this many tokens more than its source, its end symbol included (50).
+            - extra_length: an output has at most this many tokens more than its source, its end symbol included (50); a
+              number above 10,000 counts as 10,000.
             - max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
 
     Raises:
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
+    @checked
     def __init__(
         self,
         model: TextDecoder,
         tokenizer: Tokenizer,
         *,
-        batch_size: int = 64,
+        batch_size: Count = 64,
         export_options: Mapping[str, Any] | None = None,
         **options: float,
     ) -> None:
@@ -65,7 +67,8 @@ class Translator(TextModel):
         self.export_options: dict[str, Any] = dict(export_options or {})
 
     @classmethod
-    def from_run(cls, path: Folders, average_last: int = 5, **options: Any) -> "Translator":
+    @checked
+    def from_run(cls, path: Folders, average_last: Count = 5, **options: Any) -> "Translator":
         """Load a run of trainers.translation, in float32; `loading.from_run` has the arguments."""
         from tf_transformer import loading
 
@@ -104,7 +107,8 @@ class Translator(TextModel):
         arguments |= {"batch_size": self.batch_size, "export_options": self.export_options}
         return Translator(**(arguments | changes))
 
-    def astype(self, dtype: str) -> "Translator":
+    @checked
+    def astype(self, dtype: Dtype) -> "Translator":
         """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
 
         Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is only
@@ -113,8 +117,6 @@ class Translator(TextModel):
         Raises:
             BadInput: the dtype is unknown, or TensorFlow cannot multiply 8-bit integers here.
         """
-        if dtype not in DTYPES:
-            raise BadInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         return self.replace(model=self.model.astype(dtype))
 
     @overload  # a string is a sequence of strings, too
@@ -129,7 +131,8 @@ class Translator(TextModel):
             return self([texts])[0]
         return [best[0].text if best else "" for best in self.n_best(texts, 1)]
 
-    def n_best(self, texts: Sequence[str], n: int, prefixes: Sequence[str] | None = None) -> list[list[Translation]]:
+    @checked
+    def n_best(self, texts: Sequence[str], n: Count, prefixes: Sequence[str] | None = None) -> list[list[Translation]]:
         """The n best translations of each text, best first; at most beam_size.
 
         Args:
@@ -137,6 +140,7 @@ class Translator(TextModel):
             n: how many.
             prefixes: whole words that the translations of each text begin with; "" means anything.
         """
+        n = min(n, self.beam_size)
 
         def search(text: Tensor, prefix_text: Tensor = None) -> Any:
             source, source_length, truncated = self.source(text)
@@ -149,24 +153,38 @@ class Translator(TextModel):
             for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns)
         ]
 
-    def sample(self, texts: Sequence[str], temperature: float = 1.0, k: int | None = None, seed: int = 0) -> list[str]:
-        """A random translation of each text; see `sampling.sample`."""
-        if temperature <= 0 or (k or 1) < 1:
-            raise BadInput(f"expected a temperature above 0 and k of at least 1, got {temperature} and {k}")
+    @checked
+    def sample(
+        self, texts: Sequence[str], temperature: Positive = 1.0, k: Count | None = None, seed: Seed = 0
+    ) -> list[str]:
+        """A random translation of each text, which depends on the text, its place in the list, and the seed alone.
 
-        def draw(text: Tensor, temperature: Tensor, seed: Tensor) -> Any:
+        Args:
+            texts: sentences; one that comes several times has several translations.
+            temperature: above 1 for more variety, below 1 for less; near 0 it draws the likeliest symbol.
+            k: the number of symbols to choose from, the likeliest; `None` means all.
+            seed: any whole number; equal ones give equal translations.
+        """
+
+        def draw(text: Tensor, seeds: Tensor, temperature: Tensor) -> Any:
             source, source_length, truncated = self.source(text)
-            return truncated, self.drawn(source, source_length, seed, temperature, k)
+            return truncated, self.drawn(source, source_length, seeds, temperature, k)
 
-        options = tf.constant(temperature, tf.float32), tf.constant(seed)
-        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], *options)]
+        heat = tf.constant(temperature, tf.float32)
+        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], heat, seed=seed)]
 
     def _by_batch(
-        self, name: str, function: Callable[..., Any], columns: list[Sequence[str]], *options: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        columns: list[Sequence[str]],
+        *options: Any,
+        seed: int | None = None,
     ) -> list[list[tuple[Any, ...]]]:
         """Call a function on batches of texts of similar length.
 
-        It takes columns of texts [B] and options, and returns which texts are truncated, bool [B], and `Hypotheses`.
+        It takes columns of texts [B], with a seed for all also one of each row [B], and options; it returns which
+        texts are truncated, bool [B], and `Hypotheses`.
 
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
@@ -176,10 +194,12 @@ class Translator(TextModel):
             truncated, found = function(*arguments)
             return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
-        specs = [tf.TensorSpec([None], tf.string)] * len(columns) + [tf.TensorSpec([], o.dtype) for o in options]
+        specs = [tf.TensorSpec([None], tf.string)] * len(columns)
+        specs += [] if seed is None else [tf.TensorSpec([None], tf.uint64)]
+        specs += [tf.TensorSpec([], option.dtype) for option in options]
         traced = self.traced(name, texts_and_more, input_signature=specs)
         columns = [list(column) for column in columns]
-        rows = by_batch(lambda *batch: traced(*batch, *options), columns, self.batch_size)
+        rows = by_batch(lambda *batch: traced(*batch, *options), columns, self.batch_size, seed)
         warn_of_truncated(columns[0], [truncated for truncated, *_ in rows])
         return [
             list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
@@ -199,7 +219,9 @@ class Translator(TextModel):
         format_of(format).save(self, path, **options)
 
     def export(self, **options: Any) -> "Export":
-        """The export that `save` writes; `serving.export.Export` has the options."""
+        """The export that `save` writes; `serving.export.Export` has the options. It has the weights with what LoRA has
+        learned."""
         from tf_transformer.serving.export import Export
 
-        return Export(self, **(self.export_options | options))
+        model = self.model.merged()
+        return Export(self if model is self.model else self.replace(model=model), **(self.export_options | options))

@@ -14,10 +14,10 @@ def load(folder: Path) -> Pretrained:
     Raises:
         BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
-    tokenizer = MarianTokenizer.from_checkpoint(folder)
+    model, tokenizer = load_marian(folder), MarianTokenizer.from_checkpoint(folder)
     options = search_options(folder)
     max_length = options.pop("max_length", None)
-    return Pretrained(load_marian(folder), tokenizer, options, max_length)
+    return Pretrained(model, tokenizer, options, max_length)
 
 
 FAMILY = Family(

@@ -1,8 +1,9 @@
 """Reads a MarianMT checkpoint, written by Hugging Face's `transformers` or by Marian itself (`native`):
 vocabulary, settings, weights."""
 
-import json
+import dataclasses
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,36 +13,44 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
+from tf_transformer.files import user_path
+from tf_transformer.interop.hub import INDEX
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
+from tf_transformer.reading import check_archive, check_file, check_h5, made_of, read_json, reading
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
+MOST_SYMBOLS = 2**24  # of a vocabulary without weights
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 
 
 def load_marian(directory: str | Path) -> MarianTransformer:
     """Load a MarianMT checkpoint from its folder.
 
-    Hugging Face's folders have config.json, vocab.json and one of model.safetensors, tf_model.h5 and pytorch_model.bin.
-    Marian's own folders have decoder.yml, a vocabulary and the weights as .npz.
+    Hugging Face's folders have config.json, vocab.json and one of model.safetensors (or several such files, and
+    model.safetensors.index.json), tf_model.h5 and pytorch_model.bin. Marian's own folders have decoder.yml, a
+    vocabulary and the weights as .npz.
 
     Raises:
         BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
     """
-    directory = Path(directory)
+    directory = user_path(directory)
     file, settings = _read_settings(directory)
-    target = read_vocabulary(directory)
-    source = target if _shared(settings) else read_vocabulary(directory, "source")
+    weights_file, tensors = _read_tensors(directory)
     try:
-        config = _config_of(settings, len(source.rows), len(target.rows))
+        config = _config_of(settings)
+        config.check_stored(sum(tensor.nbytes for tensor in tensors.values()))
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
-    file, tensors = _read_tensors(directory)
-    model = MarianTransformer(config)
+    target = read_vocabulary(directory)
+    source = target if _shared(settings) else read_vocabulary(directory, "source")
+    own = config.source_vocab_size and len(source.rows)
+    model = MarianTransformer(dataclasses.replace(config, vocab_size=len(target.rows), source_vocab_size=own))
     model.build()
     try:
         _assign(model, tensors, source.rows, target.rows)
     except BadInput as error:
-        raise BadInput(f"{file}: {error}") from error
+        raise BadInput(f"{weights_file}: {error}") from error
     return model
 
 
@@ -64,16 +73,18 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
     """
     directory = Path(directory)
     (settings_file, settings), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
-    size = settings.get("vocab_size", 58101)
+    name, most = "vocab_size", _most_symbols(directory)
+    if side == "target" and not _shared(settings) and settings.get("decoder_vocab_size"):
+        name = "decoder_vocab_size"
+    size = settings.get(name, 58101)
+    if type(size) is not int or not 0 < size <= most:
+        raise BadInput(f"{settings_file}: {name}: expected a number up to {most:,}, got {str(size)[:99]!r}")
     pad = settings.get("pad_token_id", 58100)
     first = {"pad_token_id": pad, "decoder_start_token_id": settings.get("decoder_start_token_id", pad)}
     first |= {"eos_token_id": settings.get("eos_token_id", ids.get("</s>")), "<unk>": ids.get("<unk>")}
-    if not _shared(settings):
-        if side == "target":
-            size = settings.get("decoder_vocab_size") or size
-        else:  # the settings are the target's
-            first = {"<pad>": ids.get("<pad>"), "<s>": ids.get("<pad>")}
-            first |= {name: ids.get(name) for name in ("</s>", "<unk>")}
+    if side == "source" and not _shared(settings):  # the settings are the target's
+        first = {"<pad>": ids.get("<pad>"), "<s>": ids.get("<pad>")}
+        first |= {name: ids.get(name) for name in ("</s>", "<unk>")}
     for name, id in (ids | first).items():
         if not isinstance(id, int) or not 0 <= id < size:
             file = settings_file if name in settings else ids_file
@@ -91,13 +102,18 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
 
 def search_options(directory: str | Path) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
-    decoder.yml: beam_size, and max_length, which there counts the start symbol, too."""
+    decoder.yml: beam_size, at most a request's, and max_length, which there counts the start symbol, too."""
     directory = Path(directory)
     _, settings = _read_settings(directory)
     if (directory / "generation_config.json").is_file():
-        settings |= _read_json(directory, "generation_config.json")
-    options = {"beam_size": settings.get("num_beams"), "max_length": (settings.get("max_length") or 0) - 1}
-    return {name: value for name, value in options.items() if isinstance(value, int) and value > 0}
+        settings |= read_json(directory / "generation_config.json")
+    found = {"beam_size": settings.get("num_beams"), "max_length": settings.get("max_length")}
+    options = {name: value for name, value in found.items() if type(value) is int and value > 0}
+    if "beam_size" in options:
+        options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
+    if "max_length" in options:
+        options["max_length"] -= 1
+    return {name: value for name, value in options.items() if value}
 
 
 def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
@@ -106,7 +122,7 @@ def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
         return native.read_settings(directory)
     if not (directory / "config.json").is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor decoder.yml in {directory}")
-    return directory / "config.json", _read_json(directory, "config.json")
+    return directory / "config.json", read_json(directory / "config.json")
 
 
 def _shared(settings: dict[str, Any]) -> bool:
@@ -126,52 +142,66 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     name = "vocab.json"
     if side == "target" and has_two_vocabularies(directory):
         file = directory / "tokenizer_config.json"
-        settings = _read_json(directory, file.name) if file.is_file() else {}
+        settings = read_json(file) if file.is_file() else {}
         if settings.get("separate_vocabs", (directory / "target_vocab.json").is_file()):
             name = "target_vocab.json"
-    return directory / name, _read_json(directory, name)
-
-
-def _read_json(directory: Path, name: str) -> dict[str, Any]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
-    try:
-        settings = json.loads((directory / name).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{directory / name}: cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise BadInput(f"{directory / name}: expected a JSON object, got {type(settings).__name__}")
-    return settings
+    return directory / name, read_json(directory / name)
+
+
+def _most_symbols(directory: Path) -> int:
+    """The most symbols that a vocabulary can have: each has a row in the files of weights, if these are there."""
+    weights = [file for pattern in ("*.safetensors", "*.h5", "*.bin", "*.npz") for file in directory.glob(pattern)]
+    return sum(check_file(file).stat().st_size for file in weights) or MOST_SYMBOLS
 
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """The file of the weights, and the weights by PyTorch's names."""
     if native.is_native(directory):
         return native.read_tensors(directory)
-    readers: dict[str, Callable[..., Any]] = {
-        "model.safetensors": _read_safetensors,
-        "tf_model.h5": _read_h5,
-        "pytorch_model.bin": _read_torch,
-    }
-    for name, read in readers.items():
+    file = _weights_file(directory)
+    with reading(file, "the weights of MarianMT"):
+        return file, READERS[file.name](file)
+
+
+def _weights_file(directory: Path) -> Path:
+    for name in READERS:
         if (directory / name).is_file():
-            try:
-                return directory / name, read(directory / name)
-            except BadInput:
-                raise
-            except Exception as error:  # each of these packages raises its own
-                raise BadInput(f"{directory / name}: cannot be read: {error}") from error
-    raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(readers)} in {directory}")
+            return check_file(directory / name)
+    raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(READERS)} in {directory}")
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     return import_extra("safetensors.numpy", "marian", f"{path}: reading it").load_file(path)
 
 
+def _read_several_safetensors(index: Path) -> dict[str, np.ndarray]:
+    places: dict[str, str] = read_json(index)["weight_map"]
+    tensors: dict[str, np.ndarray] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"expected names of files beside it, got {name}")
+        file = check_file(index.with_name(name))
+        with reading(file, "the weights of MarianMT"):
+            tensors |= _read_safetensors(file)
+    if missing := places.keys() - tensors:
+        raise ValueError(
+            f"expected files with all tensors that it names, found none with {', '.join(sorted(missing)[:3])}"
+        )
+    return {name: tensors[name] for name in places}
+
+
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
     without = "without a model.safetensors beside it, which MarianMTModel.save_pretrained writes"
     torch = import_extra("torch", "torch", f"{path}: reading it {without},")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # before, a file could run code (CVE-2025-32434)
+        raise BadInput(f"{path}: expected PyTorch 2.6 or later to read it safely, got {torch.__version__}")
+    if zipfile.is_zipfile(path):
+        check_archive(path)
     tensors = torch.load(path, map_location="cpu", weights_only=True)
+    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
+        raise ValueError("expected tensors that lie in the file, got one that is larger")
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
 
@@ -181,6 +211,7 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
 
     leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
     tensors = {}
+    check_h5(path)
 
     def take(name: str, item: Any) -> None:
         found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
@@ -194,7 +225,15 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_of(settings: dict[str, Any], source_vocab_size: int, vocab_size: int) -> MarianConfig:
+READERS: dict[str, Callable[..., Any]] = {
+    "model.safetensors": _read_safetensors,
+    INDEX: _read_several_safetensors,
+    "tf_model.h5": _read_h5,
+    "pytorch_model.bin": _read_torch,
+}
+
+
+def _config_of(settings: dict[str, Any]) -> MarianConfig:
     wanted = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
@@ -206,24 +245,26 @@ def _config_of(settings: dict[str, Any], source_vocab_size: int, vocab_size: int
     }
     # Missing values are the defaults of transformers.MarianConfig, which writes only what differs.
     settings = {"activation_function": "gelu"} | settings
-    for name, values in wanted.items():
-        if settings.get(name, values[0] if name != "model_type" else None) not in values:
-            raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {settings.get(name)!r}")
-    return MarianConfig(
-        num_layers=settings.get("encoder_layers", 12),
-        d_model=settings.get("d_model", 1024),
-        d_ff=settings.get("encoder_ffn_dim", 4096),
-        num_heads=settings.get("encoder_attention_heads", 16),
-        dropout=settings.get("dropout", 0.1),
-        attention_dropout=settings.get("attention_dropout", 0.0),
-        vocab_size=vocab_size,
-        num_decoder_layers=settings.get("decoder_layers", 12),
-        num_decoder_heads=settings.get("decoder_attention_heads", 16),
-        decoder_d_ff=settings.get("decoder_ffn_dim", 4096),
-        activation=settings["activation_function"],
-        scale_embedding=settings.get("scale_embedding", False),
-        source_vocab_size=None if _shared(settings) else source_vocab_size,
-    )
+    for name, allowed in wanted.items():
+        if settings.get(name, allowed[0] if name != "model_type" else None) not in allowed:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, allowed))}, got {settings.get(name)!r}")
+    size = settings.get("vocab_size", 58101)
+    values = {
+        "num_layers": settings.get("encoder_layers", 12),
+        "d_model": settings.get("d_model", 1024),
+        "d_ff": settings.get("encoder_ffn_dim", 4096),
+        "num_heads": settings.get("encoder_attention_heads", 16),
+        "dropout": settings.get("dropout", 0.1),
+        "attention_dropout": settings.get("attention_dropout", 0.0),
+        "vocab_size": size if _shared(settings) else settings.get("decoder_vocab_size") or size,
+        "num_decoder_layers": settings.get("decoder_layers", 12),
+        "num_decoder_heads": settings.get("decoder_attention_heads", 16),
+        "decoder_d_ff": settings.get("decoder_ffn_dim", 4096),
+        "activation": settings["activation_function"],
+        "scale_embedding": settings.get("scale_embedding", False),
+        "source_vocab_size": None if _shared(settings) else size,
+    }
+    return made_of(MarianConfig, values)
 
 
 def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_rows: list[int], rows: list[int]) -> None:

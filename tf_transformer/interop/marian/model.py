@@ -10,12 +10,12 @@ symbol is a symbol of its own.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import keras
 from keras import ops
 
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import BadInput, Layers, TransformerConfig
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -28,9 +28,11 @@ from tf_transformer.layers import (
 from tf_transformer.layers.int8 import dense
 from tf_transformer.model import Transformer
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import Count, checked
 
 EPSILON = 1e-5
-ACTIVATIONS = ("swish", "silu", "relu", "gelu")
+Activation = Literal["swish", "silu", "relu", "gelu"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 CONTROLS = 2  # the first ids, padding and start symbol, are never an output
 
 
@@ -47,21 +49,25 @@ class MarianConfig(TransformerConfig):
         source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
     """
 
-    num_decoder_layers: int = 6
-    num_decoder_heads: int = 8
-    decoder_d_ff: int = 2048
-    activation: str = "swish"
+    num_decoder_layers: Layers = 6
+    num_decoder_heads: Count = 8
+    decoder_d_ff: Count = 2048
+    activation: Activation = "swish"
     scale_embedding: bool = True
-    source_vocab_size: int | None = None
+    source_vocab_size: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source_vocab_size is not None and self.source_vocab_size < 1:
-            raise BadInput(f"source_vocab_size: expected a positive number or None, got {self.source_vocab_size}")
-        if self.num_decoder_heads < 1 or self.d_model % self.num_decoder_heads:
+        if self.d_model % self.num_decoder_heads:
             raise BadInput(
                 f"num_decoder_heads: expected a divisor of d_model={self.d_model}, got {self.num_decoder_heads}"
             )
+
+    @property
+    def matrix_weights(self) -> int:
+        encoder, decoder = 4 * self.d_model + 2 * self.d_ff, 8 * self.d_model + 2 * self.decoder_d_ff
+        rows = self.vocab_size + (self.source_vocab_size or 0)
+        return self.d_model * (rows + self.num_layers * encoder + self.num_decoder_layers * decoder)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -111,6 +117,7 @@ class MarianDecoderLayer(_MarianParts, DecoderLayer):
 class MarianSourceEmbedding(PositionalEmbedding):
     """Embeddings and sinusoids, all sines before all cosines."""
 
+    @checked
     def __init__(self, *args: Any, scale: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.scale = scale

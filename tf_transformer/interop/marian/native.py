@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
+from tf_transformer.reading import check_file, parse_yaml, read_bytes, read_npz, reading
 
 DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
@@ -48,6 +48,7 @@ EMBEDDINGS = {
     "encoder_Wemb": "model.encoder.embed_tokens.weight",
     "decoder_Wemb": "model.decoder.embed_tokens.weight",
 }
+NUMBER = re.compile("[0-9]{1,18}")
 KINDS = (("W", "weight"), ("b", "bias"))
 ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
 # The names inside a layer, and the names that `transformers` has for them.
@@ -76,12 +77,14 @@ def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         BadInput: a file is missing or damaged, or an option has a value that is not supported.
     """
-    file, decoder = _weights_file(directory), _read_yaml(directory / DECODER)
+    file, decoder = weights_file(directory), _read_yaml(directory / DECODER)
+    with reading(file, f"the options of a model of Marian in {OPTIONS}"):
+        options = _parsed(read_npz(file, [OPTIONS])[OPTIONS].tobytes().rstrip(b"\0"))
     try:
-        settings = _settings_of(_parsed(_arrays(file, [OPTIONS])[OPTIONS].tobytes().rstrip(b"\0")))
+        settings = _settings_of(options)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
-    if str(decoder.get("beam-size")).isdecimal():
+    if NUMBER.fullmatch(str(decoder.get("beam-size"))):
         settings["num_beams"] = int(decoder["beam-size"])
     return file, settings
 
@@ -117,8 +120,8 @@ def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
     Raises:
         BadInput: it is missing or damaged, or holds no floating-point numbers.
     """
-    file = _weights_file(directory)
-    arrays, tensors = _arrays(file), {}
+    file = weights_file(directory)
+    arrays, tensors = read_npz(file), {}
     del arrays[OPTIONS]
     for name, array in arrays.items():
         if array.dtype.kind != "f":
@@ -149,7 +152,7 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
     def number(name: str, got: Any = None) -> Any:
         got = options.get(name) if got is None else got
-        if not str(got).isdecimal():
+        if not NUMBER.fullmatch(str(got)):
             raise BadInput(f"{name}: expected a number, got {got!r}")
         return int(got)
 
@@ -191,14 +194,15 @@ def _names(decoder: dict[str, Any], key: str) -> list[str]:
     return [str(name).rsplit("/", 1)[-1] for name in names]
 
 
-def _weights_file(directory: Path) -> Path:
+def weights_file(directory: Path) -> Path:
+    """The file of the weights, which decoder.yml names."""
     names = _names(_read_yaml(directory / DECODER), "models")
     if len(names) != 1 or not names[0].endswith(".npz"):
         raise BadInput(
             f"{directory / DECODER}: models: expected one file .npz, since neither ensembles nor quantised weights "
             f"(.bin) are read, got {', '.join(names)}"
         )
-    return _existing(directory, names[0])
+    return check_file(_existing(directory, names[0]))
 
 
 def _existing(directory: Path, name: str) -> Path:
@@ -207,45 +211,24 @@ def _existing(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def _arrays(file: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
-    try:
-        with np.load(file) as archive:
-            return {name: archive[name] for name in names or archive.files}
-    except Exception as error:  # of zipfile, zlib or NumPy
-        raise BadInput(f"{file}: cannot be read: {_line(error)}") from error
-
-
 def _read_vocabulary(file: Path) -> dict[str, Any]:
     """Ids by piece. In a file without YAML's suffix each line is a piece, and the first has id 0."""
     if file.suffix == ".spm":
         raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
     if file.suffix in (".yml", ".yaml", ".json"):
-        return {piece: int(id) if str(id).isdecimal() else id for piece, id in _read_yaml(file).items()}
-    try:
-        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except ValueError as error:
-        raise BadInput(f"{file}: cannot be read: {error}") from error
+        return {piece: int(id) if NUMBER.fullmatch(str(id)) else id for piece, id in _read_yaml(file).items()}
+    with reading(file, "a vocabulary in UTF-8"):
+        lines = read_bytes(file).decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
     return {piece: id for id, piece in enumerate(lines)}
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        return _parsed(file.read_bytes())
-    except (OSError, BadInput) as error:
-        raise BadInput(f"{file}: {error}") from error
+    with reading(file, "a mapping of YAML"):
+        return _parsed(read_bytes(file))
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A YAML mapping whose scalars are all strings, numbers, "null", "~" and "yes" included."""
-    yaml = import_extra("yaml", "marian", "reading it")
-    try:
-        said = yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # nosec: makes strings alone
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise BadInput(f"cannot be read: {_line(error)}") from error
+    said = parse_yaml(text, "a model of Marian")
     if not isinstance(said, dict):
-        raise BadInput(f"expected a mapping of YAML, got {type(said).__name__}")
+        raise TypeError(type(said).__name__)
     return said
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

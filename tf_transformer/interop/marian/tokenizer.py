@@ -6,12 +6,19 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.interop.marian.files import has_two_vocabularies, read_vocabulary
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer
+from tf_transformer.reading import check_archive, read_bytes, reading
+from tf_transformer.text.tokenizer import (
+    FIRST_ID,
+    UNKNOWN_ID,
+    Tokenizer,
+    durable_tokenizer,
+    engine_of,
+    text_tensor,
+)
 from tf_transformer.type_names import Tensor
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
@@ -36,24 +43,23 @@ class MarianTokenizer(Tokenizer):
     """
 
     def __init__(self, model: bytes) -> None:
-        try:
+        with reading("vocabulary", "a tokenizer of MarianMT"):
+            check_archive(io.BytesIO(model))
             with zipfile.ZipFile(io.BytesIO(model)) as archive:
                 source, target, vocabulary = (archive.read(name) for name in FILES)
                 separate = SOURCE_VOCABULARY in archive.namelist()
                 source_vocabulary = archive.read(SOURCE_VOCABULARY) if separate else vocabulary
-            engines = [sentencepiece.SentencePieceProcessor(model_proto=each) for each in (source, target)]
+            engines = [engine_of(each) for each in (source, target)]
             pieces, source_pieces = json.loads(vocabulary), json.loads(source_vocabulary)
-        except (KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
-            raise BadInput(f"expected a tokenizer of MarianMT, got another file: {error}") from error
+            engine = engines[1] if separate else engines[0]
+            texts = [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
+            self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
         self.model = model
         self._files = {SOURCE: source, TARGET: target}
         self._vocabularies = {VOCABULARY: vocabulary} | ({SOURCE_VOCABULARY: source_vocabulary} if separate else {})
         self.vocab_size = len(pieces)
         self.symbols = []
         self.first_piece = FIRST_ID
-        engine = engines[1] if separate else engines[0]
-        texts = [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
-        self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
 
     @staticmethod
     def recognizes(model: bytes) -> bool:
@@ -76,7 +82,9 @@ class MarianTokenizer(Tokenizer):
         for name in (SOURCE, TARGET):
             if not (directory / name).is_file():
                 raise BadInput(f"expected the tokenizer of a checkpoint of MarianMT, found no {name} in {directory}")
-            contents[name] = (directory / name).read_bytes()
+            contents[name] = model = read_bytes(directory / name)
+            with reading(directory / name, "a SentencePiece model"):
+                engine_of(model)
         with zipfile.ZipFile(written, "w") as archive:
             for name in sorted(contents):
                 archive.writestr(zipfile.ZipInfo(name), contents[name])  # without the time, for the fingerprint
@@ -130,6 +138,7 @@ class _Side(tf.Module):
         self.pieces = tf.constant(pieces)
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+        texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)

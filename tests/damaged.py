@@ -1,0 +1,438 @@
+"""Damage a file at random, and read it as the package does:
+
+    PYTHONPATH=. python tests/damaged.py KIND COUNT FOLDER
+
+Each of COUNT files is read or refused in one line, by `BadInput` or `OSError`. A reader that takes a minute, or 2 GiB,
+ends the process. With a seed as fourth argument it does again
+what this seed did. Prints a line of JSON."""
+
+import collections
+import contextlib
+import faulthandler
+import gzip
+import io
+import json
+import random
+import resource
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tf_transformer as tt
+from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.ids import Ids
+from tf_transformer.corpora.preparation import Preparation
+from tf_transformer.corpora.records import Records
+from tf_transformer.corpora.sources import ParquetSource, TextSource
+from tf_transformer.files import checksum
+from tf_transformer.interop.families import load_tokenizer
+from tf_transformer.parsing import treebank
+from tf_transformer.runs.callbacks import Checkpoints
+from tf_transformer.runs.run import Run
+from tf_transformer.serving.publish import read_export
+
+HERE = Path(__file__).parent
+SECONDS, MEMORY = 60, 2**31
+CONFIG = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
+SENTENCES = ["The old woman opens the red door.", "½ ﬁ 각 東京 😀", ""]
+HOSTILE = [None, True, -1, 0, 1.5, 10**12, 10**30, 1e308, float("nan"), "", "16", "../x", "\ud800", "x" * 10**5, [], {}]
+HOSTILE += [[[]] * 9, {"a": {}}, [10**12], ["x"], json.loads("[" * 500 + "]" * 500)]
+
+
+# What is damaged
+
+
+def flip(content, r):
+    content = bytearray(content)
+    for _ in range(r.choice([1, 1, 1, 8, 64])):
+        content[r.randrange(len(content))] ^= 1 << r.randrange(8)
+    return bytes(content)
+
+
+def cut(content, r):
+    return content[: r.randrange(len(content))]
+
+
+def insert(content, r):
+    place = r.randrange(len(content))
+    return content[:place] + r.choice([r.randbytes(r.randint(1, 9)), b"\xff" * 8, b"\0" * 64]) + content[place:]
+
+
+def swap(content, r):
+    size = min(r.choice([1, 8, 64, 512]), len(content) // 2)
+    first = r.randrange(len(content) - 2 * size + 1)
+    second = r.randrange(first + size, len(content) - size + 1)
+    parts = content[:first], content[second : second + size], content[first + size : second]
+    return b"".join([*parts, content[first : first + size], content[second + size :]])
+
+
+def fill(content, r):
+    place, size = r.randrange(len(content)), r.choice([1, 4, 8, 100])
+    return content[:place] + r.choice([b"\0", b"\xff", b"\x7f", b"9"]) * size + content[place + size :]
+
+
+def hostile_value(content, r):
+    """JSON with another value, or without one."""
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return flip(content, r)
+    places = []
+
+    def visit(value):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            places.append((value, name))
+            if isinstance(inner, dict | list) and inner:
+                visit(inner)
+
+    visit(document)
+    place, name = r.choice(places)
+    if r.random() < 0.15:
+        del place[name]
+    else:
+        place[name] = r.choice(HOSTILE)
+    return json.dumps(document).encode()
+
+
+BYTES = [flip, cut, insert, swap, fill]
+
+
+def damaged(content, r, is_json):
+    ways = [*BYTES, hostile_value, hostile_value, hostile_value, hostile_value, hostile_value] if is_json else BYTES
+    return r.choice(ways)(content, r)
+
+
+# Who reads it. A maker gets an empty folder, fills it, and returns the reader.
+
+
+def text_of(folder):
+    tt.toy_corpus.write_corpus(folder / "text", train=60, dev=7, test=7)
+    sides = [[str(folder / f"text/{split}.{side}") for side in ("en", "de")] for split in ("train", "dev")]
+    return tt.TextCorpus(*sides)
+
+
+def learned(folder):
+    return text_of(folder).learn_tokenizer(350, "bpe")
+
+
+def new_model():
+    keras.utils.set_random_seed(5)
+    model = tt.Transformer(CONFIG)
+    model.build()
+    model.compile(tt.Adam(1e-3), tt.SmoothedCrossEntropy(), metrics=[tt.TokenCount()])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def use(translator):
+    """What a model answers, without a search, whose graph takes seconds."""
+    tokenizer = translator.tokenizer
+    ids = tokenizer.tokenize(SENTENCES)
+    tokenizer.detokenize(ids), tokenizer.pieces(ids), tokenizer.source_pieces(ids)
+    ids = ids[:2, :9].to_tensor()
+    assert np.asarray(translator.model((ids, ids))).shape[-1] == translator.model.config.vocab_size
+
+
+def run(folder):
+    """A run with two checkpoints, loaded, and gone on with."""
+    corpus, model, path = text_of(folder), new_model(), folder / "run"
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    kept = Run(path)
+    recipe = tt.Recipe(steps=2, batch_tokens=512).to_dict()
+    settings = {"kind": "translation", "model": CONFIG.to_dict(), "recipe": recipe, "corpus": corpus.describe()}
+    kept.begin(settings | {"start": {"origin": "x"}})
+    tokenizer.save(path / "tokenizer.model")
+    for step in (1, 2):
+        kept.history.append({"step": step, "loss": 1.0})
+        kept.save(model, step, target_tokens=7, seconds=1.0)
+    facts = {"steps": 2, "parameters": model.count_params(), "test_bleu": 1.0, "test_bleu_signature": "x"}
+    (path / "metrics.json").write_text(json.dumps(facts))
+
+    def read():
+        from trainers.publishing import measured
+
+        use(tt.load(path))
+        going_on = Run(path)
+        if going_on.exists(settings):
+            measured(going_on, 2, model.count_params())
+        Checkpoints(path).restore(model)
+
+    return read
+
+
+def run_of_a_stranger(folder):
+    """The same; the checksum of the weights is that of the damaged ones."""
+    read, newest = run(folder), folder / "run/checkpoints/step-00000002"
+
+    def read_them():
+        state = json.loads((newest / "state.json").read_text())
+        state["sha256"] = checksum(newest / "model.weights.h5")
+        (newest / "state.json").write_text(json.dumps(state))
+        read()
+
+    return read_them
+
+
+def ids(folder):
+    corpus, path = text_of(folder), folder / "ids"
+    batching = Batching(corpus.learn_tokenizer(350, "bpe"), 512, 1, folder=path)
+    corpus.keep_ids(batching)
+    summary = corpus.summary(batching)
+    expected = summary.pairs, summary.source_tokens, summary.target_tokens
+
+    def read():
+        corpus._ids = None
+        found = corpus.summary(batching)  # how many pairs were left out, a number of its own, may be damaged
+        assert (found.pairs, found.source_tokens, found.target_tokens) == expected
+        assert Ids.load(path, {}) is None
+
+    return read
+
+
+def records(folder):
+    tokenizer = learned(folder)
+    source = TextSource(str(folder / "text/train.en"), str(folder / "text/train.de"))
+    work = Preparation(source, folder / "records")
+    list(work.run(source.parts(29, work.folder), tokenizer))
+
+    def read():
+        prepared = Records(folder / "records")
+        prepared.summary(2048)
+        batches = prepared.made_of(2048, 1)
+        for _, batch in zip(range(len(batches)), batches.since(), strict=False):
+            assert batch.source.max() < 350
+
+    return read
+
+
+def records_on_the_way(folder):
+    """Of which one shard is not whole."""
+    records(folder)
+    tokenizer = tt.Tokenizer.load(folder / "records/tokenizer.model")
+    source = TextSource(str(folder / "text/train.en"), str(folder / "text/train.de"))
+    work = Preparation(source, folder / "records")
+
+    def read():
+        list(work.run(source.parts(29, work.folder), tokenizer))
+        Records(folder / "records")
+
+    return read
+
+
+def saved_model(folder):
+    model, tokenizer = new_model(), learned(folder)
+    tt.Translator(model, tokenizer).save(folder / "model/1", source_language="en")
+
+    def read():
+        read_export(folder / "model/1")
+        use(tt.load(folder / "model/1"))
+
+    return read
+
+
+def marian(folder):
+    path = folder / "marian"
+    shutil.copytree(HERE / "marian/trained", path)
+    head = "---\nlanguage:\n- en\n- de\nlicense: apache-2.0\ntags: [translation, &a x]\n---\n# Title\n"
+    (path / "README.md").write_text(head)
+    return lambda: use(tt.Translator.from_pretrained(path))
+
+
+def tensors_of(path):
+    from safetensors.numpy import load_file
+
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    return tensors
+
+
+def marian_of_several_files(folder):
+    from safetensors.numpy import save_file
+
+    read, path = marian(folder), folder / "marian"
+    names = {}
+    for number, (name, tensor) in enumerate(tensors_of(path).items()):
+        names.setdefault(f"model-{number % 2}.safetensors", {})[name] = tensor
+    for file, tensors in names.items():
+        save_file(tensors, path / file)
+    places = {name: file for file, tensors in names.items() for name in tensors}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return read
+
+
+def marian_in_h5(folder):
+    import h5py
+
+    read, path = marian(folder), folder / "marian"
+    with h5py.File(path / "tf_model.h5", "w") as file:
+        for name, value in tensors_of(path).items():
+            *place, last = name.split(".")
+            if place[-1:] == ["layers"] or name == "final_logits_bias":
+                where = "final_logits_bias/final_logits_bias"
+            elif name == "model.shared.weight":
+                where = "model/model.shared/model.shared/weight"
+            else:
+                side, _, number, *rest = place[1:]
+                norm = rest[-1].endswith("_norm")
+                last = {"weight": "gamma" if norm else "kernel", "bias": "beta" if norm else "bias"}[last]
+                value = value.T if last == "kernel" else value
+                where = "/".join(["model/tf_marian_mt_model/model", side, f"layers.{number}", *rest, last])
+            file[f"{where}:0"] = value
+    return read
+
+
+def marian_in_pickles(folder):
+    import torch
+
+    read, path = marian(folder), folder / "marian"
+    torch.save({name: torch.tensor(value) for name, value in tensors_of(path).items()}, path / "pytorch_model.bin")
+    return read
+
+
+def marian_s_own(folder):
+    from test_marian_native import write_release
+
+    path = write_release(folder / "release")
+    return lambda: use(tt.Translator.from_pretrained(path))
+
+
+def exported_marian(folder):
+    (folder / "tokenizer.model").write_bytes(tt.Translator.from_pretrained(HERE / "marian/trained").tokenizer.model)
+
+    def read():
+        tokenizer = load_tokenizer(folder / "tokenizer.model")
+        found = tokenizer.tokenize(SENTENCES)
+        tokenizer.detokenize(found), tokenizer.pieces(found)
+
+    return read
+
+
+def trees(folder):
+    tree = "(TOP (S (NP-SBJ (DT The) (NN cat)) (VP (VBD slept) (NP (-NONE- *))) (. .)))\n"
+    (folder / "some.trees").write_text(tree * 20)
+    return lambda: [treebank.as_line(tree) for tree in treebank.read_trees(folder / "some.trees")]
+
+
+def packed_text(folder):
+    corpus = text_of(folder)
+    for side in ("en", "de"):
+        content = (folder / f"text/train.{side}").read_bytes()
+        (folder / f"text/train.{side}.gz").write_bytes(gzip.compress(content))
+    files = [str(folder / f"text/train.{side}.gz") for side in ("en", "de")]
+    dev = [str(folder / f"text/dev.{side}") for side in ("en", "de")]
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    return lambda: tt.TextCorpus(files, dev, skip_bad_lines=True).summary(Batching(tokenizer, 512, 1))
+
+
+def plain_text(folder):
+    corpus = text_of(folder)
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    files = [[str(folder / f"text/{split}.{side}") for side in ("en", "de")] for split in ("train", "dev")]
+    return lambda: tt.TextCorpus(*files).summary(Batching(tokenizer, 512, 1))
+
+
+def parquet(folder):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = {"en": [f"sentence {i}" for i in range(300)], "de": [f"Satz {i}" for i in range(300)]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), folder / "some.parquet")
+    source = ParquetSource(str(folder / "some.parquet"), ("en", "de"))
+    return lambda: [pair for part in source.parts(70, folder) for pair in source.read(part)]
+
+
+KINDS = {  # by name the maker, and the file
+    "run's config": (run, "run/config.json"),
+    "run's tokenizer": (run, "run/tokenizer.model"),
+    "run's state": (run, "run/checkpoints/step-00000002/state.json"),
+    "run's weights": (run, "run/checkpoints/step-00000002/model.weights.h5"),
+    "run's metrics": (run, "run/metrics.json"),
+    "stranger's weights": (run_of_a_stranger, "run/checkpoints/step-00000002/model.weights.h5"),
+    "ids' key": (ids, "ids/of.json"),
+    "ids' tokens": (ids, "ids/target.npy"),
+    "ids' starts": (ids, "ids/source_starts.npy"),
+    "records' manifest": (records, "records/records.json"),
+    "records' shard": (records, "records/shard-00001.tfrecord"),
+    "records' tokenizer": (records, "records/tokenizer.model"),
+    "preparation's manifest": (records_on_the_way, "records/records.json"),
+    "preparation's shard": (records_on_the_way, "records/shard-00001.json"),
+    "export's facts": (saved_model, "model/1/assets.extra/tf_transformer.json"),
+    "export's tokenizer": (saved_model, "model/1/assets.extra/tokenizer.model"),
+    "export's index": (saved_model, "model/1/variables/variables.index"),
+    "export's variables": (saved_model, "model/1/variables/variables.data-00000-of-00001"),
+    "Marian's config": (marian, "marian/config.json"),
+    "Marian's vocabulary": (marian, "marian/vocab.json"),
+    "Marian's weights": (marian, "marian/model.safetensors"),
+    "Marian's generation": (marian, "marian/generation_config.json"),
+    "Marian's tokenizer": (marian, "marian/tokenizer_config.json"),
+    "Marian's source pieces": (marian, "marian/source.spm"),
+    "Marian's target pieces": (marian, "marian/target.spm"),
+    "Marian's page": (marian, "marian/README.md"),
+    "Marian's index": (marian_of_several_files, "marian/model.safetensors.index.json"),
+    "Marian's h5": (marian_in_h5, "marian/tf_model.h5"),
+    "Marian's pickle": (marian_in_pickles, "marian/pytorch_model.bin"),
+    "Marian's own decoder": (marian_s_own, "release/decoder.yml"),
+    "Marian's own vocabulary": (marian_s_own, "release/*.yml"),
+    "Marian's own weights": (marian_s_own, "release/*.npz"),
+    "exported Marian's tokenizer": (exported_marian, "tokenizer.model"),
+    "trees": (trees, "some.trees"),
+    "text": (plain_text, "text/train.de"),
+    "packed text": (packed_text, "text/train.de.gz"),
+    "Parquet": (parquet, "some.parquet"),
+}
+# Of these a damaged one may do no harm: it is made again, left out, or text like any other.
+FORGIVING = ("ids' key", "ids' tokens", "ids' starts", "preparation's shard", "Marian's page", "Marian's tokenizer")
+FORGIVING += ("Marian's generation", "text", "run's metrics")
+
+
+def outcome(read):
+    """What reading came to, in a word or a line."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            read()
+    except (tt.BadInput, OSError) as error:
+        lines = str(error).splitlines()
+        return type(error).__name__ if len(lines) == 1 and lines[0].strip() else f"not one line: {lines[:3]}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return "works"
+
+
+def main():
+    kind, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    seeds = range(int(sys.argv[4]), int(sys.argv[4]) + 1) if len(sys.argv) > 4 else range(count)
+    warnings.simplefilter("ignore")
+    make, pattern = KINDS[kind]
+    read = make(folder)
+    found = [file for file in folder.glob(pattern) if file.name != "decoder.yml" or "decoder" in pattern]
+    assert len(found) == 1, found
+    file, whole = found[0], found[0].read_bytes()
+    assert outcome(read) == "works", outcome(read)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    counts, wrong = collections.Counter(), {}
+    for seed in seeds:
+        (folder / "seed").write_text(str(seed))
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        damage = damaged(whole, random.Random(seed), file.suffix == ".json")
+        others = {path: path.read_bytes() for path in file.parent.glob("*.json")}
+        file.write_bytes(damage)
+        said = outcome(read)
+        for path, content in others.items():
+            path.write_bytes(content)
+        file.write_bytes(whole)
+        counts[said if said in ("works", "BadInput") or said.endswith("Error") else "wrong"] += 1
+        if said not in ("works", "BadInput") and not (said.endswith("Error") and ":" not in said):
+            wrong[seed] = said
+    faulthandler.cancel_dump_traceback_later()
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(json.dumps({"counts": counts, "wrong": wrong, "peak_mib": round(peak)}))
+
+
+if __name__ == "__main__":
+    main()

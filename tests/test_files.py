@@ -1,0 +1,150 @@
+"""Paths as users give them, the lines of texts, and where files are written."""
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+import tf_transformer as tt
+from tf_transformer.files import lines_in, matching, new_file, new_folder, one_line, open_text, user_path, write_text
+from tf_transformer.interop import hub
+from tf_transformer.serving import publish
+
+TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home folder, and another folder to work in."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home"
+
+
+def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator):
+    tt.toy_corpus.write_corpus("~/text", train=31, dev=3, test=2)
+    translator.tokenizer.save("~/run/tokenizer.model")
+    tt.Tokenizer.load("~/run/tokenizer.model")
+    tt.Tokenizer.learn(["~/text/train.en"], 320)
+    sides = ("~/text/dev.en", "~/text/dev.de")
+    tt.TextCorpus(sides, sides)
+    next(iter(tt.data.text_pairs(*sides, translator.tokenizer, 512)))
+    write_text("~/trees", TREE)
+    tt.TreebankCorpus(["~/trees"], ["~/trees"])
+    (home / "wsj_0201.mrg").write_text(TREE)
+    assert tt.treebank.wsj_files("~", [2]) == [home / "wsj_0201.mrg"]
+    preparation = tt.Preparation(tt.sources.TextSource(*sides), "~/records")
+    parts = preparation.source.parts(2, preparation.folder)
+    with preparation.locked():
+        assert len(list(preparation.run(parts, translator.tokenizer))) == 2
+    tt.records.Records("~/records")
+    run = tt.run.Run("~/run")
+    run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
+    with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
+        tt.load("~/run")
+    with new_folder("~/models/1") as folder:
+        (folder / "saved_model.pb").touch()
+    assert publish.next_version("~/models") == home / "models" / "2"
+    assert publish.saved_model_of("~/models") == home / "models" / "1"
+    assert hub.folder_of("~/models") == home / "models" and hub.origin_of("~/models", home)["origin"] == "models"
+    assert matching("~/t*t/dev.*") == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
+    assert not list(Path().iterdir())
+    assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
+
+
+def test_an_empty_path_is_none():
+    """As of a shell's variable without a value: it would be the current folder."""
+    for take in (user_path, tt.load, tt.run.Run, tt.Tokenizer.load, tt.records.Records, tt.SavedTranslator):
+        with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
+            take("")
+
+
+def test_a_path_that_is_not_utf_8():
+    """TensorFlow takes none."""
+    for take in (user_path, tt.run.Run, tt.Tokenizer.load):
+        with pytest.raises(tt.BadInput, match=r"expected a path in UTF-8, got 'runs/caf\\udce9'"):
+            take("runs/caf\udce9")
+
+
+def test_brackets_in_names(tmp_path, monkeypatch):
+    """What exists goes by its name; only what does not is a pattern."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text[1]/a.en", "text[1]/b.en", "text1/a.en", "c[d].en", "cd.en", "c*.en"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("one\n")
+    assert matching("text[1]/a.en") == ["text[1]/a.en"]
+    assert matching("text[1]/*.en") == ["text[1]/a.en", "text[1]/b.en"]
+    assert matching(tmp_path / "text[1]" / "*") == [str(tmp_path / "text[1]" / name) for name in ("a.en", "b.en")]
+    assert matching("c[d].en") == ["c[d].en"] and matching("c*.en") == ["c*.en"]
+    assert matching("[c]*.en") == ["c*.en", "c[d].en", "cd.en"]
+    assert matching("text?/*.en") == ["text1/a.en"] and matching("**/b.en") == ["text[1]/b.en"]
+    assert matching("nowhere/*") == matching("text[1]/no") == []
+
+
+def test_what_a_line_is():
+    """`test_data.py` has the same where a text is trained on."""
+    text = b"\xef\xbb\xbfa\rb\x0c\x85\xe2\x80\xa8c\r\n\xef\xbb\xbf\n\r\nd"
+    assert list(lines_in(io.BytesIO(text))) == [b"a\rb\x0c\x85\xe2\x80\xa8c", b"\xef\xbb\xbf", b"", b"d"]
+    assert one_line("a\r\nb\u2028c\n\x85") == "a b\u2028c \x85"
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "none"])
+def test_a_damaged_gz_is_one_line(tmp_path, damage):
+    whole = gzip.compress(os.urandom(1_000))
+    damaged = {"cut": whole[:-100], "changed": whole[:-8] + bytes(8), "none": b"plain text"}[damage]
+    (tmp_path / "text.gz").write_bytes(damaged)
+    message = r"text\.gz: expected a whole gzip file, got a damaged one: "
+    with pytest.raises(tt.BadInput, match=message), open_text(tmp_path / "text.gz") as file:
+        file.read()
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    """It stays a pipe; nothing else appears beside it."""
+    os.mkfifo(tmp_path / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    write_text(tmp_path / "pipe", iter(["one\n", "two\n"]))
+    reader.join(10)
+    assert read == ["one\ntwo\n"]
+    assert (tmp_path / "pipe").is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_what_a_link_points_to_is_replaced(tmp_path):
+    """At once, as every file is; the link stays."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("before")
+    for link, target in (("link", "folder/file"), ("dangling", "folder/new")):
+        (tmp_path / link).symlink_to(target)
+        with pytest.raises(KeyError), new_file(tmp_path / link) as temporary:
+            temporary.write_text("half")
+            raise KeyError
+        before = (tmp_path / "folder" / "file").stat().st_ino
+        write_text(tmp_path / link, "after")
+        assert (tmp_path / link).is_symlink() and (tmp_path / target).read_text() == "after"
+    assert (tmp_path / "folder" / "file").stat().st_ino == before  # the other link's
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file", "folder", "link", "new"]
+
+
+def test_standard_output_as_a_file_is_written_to(tmp_path):
+    """What it has already stays, and what is printed afterwards follows."""
+    program = "from tf_transformer.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
+    (tmp_path / "log").write_text("0\n")
+    with open(tmp_path / "log", "a") as log:
+        subprocess.run([sys.executable, "-c", program], stdout=log, check=True, cwd=ROOT)
+    assert (tmp_path / "log").read_text() == "0\n1\n2\n3\n"
+    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=ROOT)
+    assert piped.stdout == b"1\n2\n3\n"
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path, iter(()))

@@ -1,0 +1,298 @@
+"""What a stranger's file may not do: hang, take all memory, end in a traceback, or read other files."""
+
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tracemalloc
+import types
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import sentencepiece
+
+import tf_transformer as tt
+from tf_transformer import reading
+from tf_transformer.config import TransformerConfig
+from tf_transformer.interop.families import build_model
+from tf_transformer.interop.hub import origin_of
+from tf_transformer.interop.marian.files import search_options
+from tf_transformer.interop.marian.model import MarianConfig
+from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.runs.recipe import Recipe
+
+TRAINED = Path(__file__).parent / "marian/trained"
+
+
+def refused(function, message):
+    """In one line, and before much memory is taken."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((tt.BadInput, FileNotFoundError), match=message) as error:
+            function()
+        assert len(str(error.value).splitlines()) == 1
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return Path(shutil.copytree(TRAINED, tmp_path / "checkpoint"))
+
+
+def change(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+# JSON and configurations
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff{}", b'"a\nb"', b"[" * 10**5, b'{"a": ' + b"9" * 5000 + b"}"])
+def test_json_of_another_kind(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    refused(
+        lambda: reading.read_json(tmp_path / "a.json"), "^[^ ]*a.json: expected a JSON object, got something else: "
+    )
+
+
+def test_a_file_that_is_read_as_a_whole_is_not_large(tmp_path):
+    os.truncate(os.open(tmp_path / "a.json", os.O_CREAT | os.O_RDWR), 2**40)
+    refused(lambda: reading.read_json(tmp_path / "a.json"), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (TransformerConfig, "d_model", "512"),
+        (TransformerConfig, "num_layers", True),
+        (TransformerConfig, "dropout", None),
+        (TransformerConfig, "d_k", 1.5),
+        (TransformerConfig, "positions", 7),
+        (MarianConfig, "vocab_size", [10**12]),
+        (MarianConfig, "scale_embedding", 1),
+        (Recipe, "average_last", {}),
+        (Recipe, "learning_rate", float("nan")),
+    ],
+)
+def test_values_of_another_type(kind, name, value):
+    refused(lambda: reading.made_of(kind, {name: value}), f"^{name}: expected .*, got {re.escape(repr(value))}$")
+
+
+def test_values_of_the_right_type():
+    assert reading.made_of(Recipe, {"factor": 2, "steps": None, "of another version": 3}) == Recipe(factor=2)
+
+
+@pytest.mark.parametrize("config", [TransformerConfig(2, 14, 23, 2, d_k=5, d_v=3, vocab_size=29, positions="learned")])
+def test_matrix_weights_are_those_of_the_model(config):
+    for made in (
+        config,
+        MarianConfig(3, 14, 23, 2, vocab_size=29, num_decoder_layers=1, num_decoder_heads=7, source_vocab_size=31),
+    ):
+        model = build_model(made)
+        matrices = [weight for weight in model.weights if len(weight.shape) == 2]
+        assert made.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
+        made.check_stored(made.matrix_weights)
+        refused(
+            lambda made=made: made.check_stored(made.matrix_weights - 1), "expected the sizes of a model of at most"
+        )
+
+
+# Checkpoints of MarianMT
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vocab_size": 10**12, "decoder_vocab_size": 10**12},
+        {"vocab_size": 1e12},
+        {"vocab_size": "386"},
+        {"d_model": 2**40},
+        {"encoder_layers": 10**9},
+        {"decoder_ffn_dim": 10**12},
+        {"encoder_layers": "6"},
+        {"encoder_attention_heads": None},
+    ],
+)
+def test_sizes_are_checked_before_they_take_memory(checkpoint, values):
+    change(checkpoint / "config.json", **values)
+    names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_ffn_dim": "d_ff"}
+    name = next(iter(values))
+    refused(lambda: tt.Translator.from_marian(checkpoint), f"config.json: .*{names.get(name, name)}")
+
+
+def test_a_vocabulary_without_weights_has_a_size_that_can_be(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    change(checkpoint / "config.json", vocab_size=10**12)
+    load = MarianTokenizer.from_checkpoint
+    refused(
+        lambda: load(checkpoint), "config.json: vocab_size: expected a number up to 16,777,216, got '1000000000000'"
+    )
+
+
+def test_a_beam_of_all_memory_is_cut(checkpoint):
+    change(checkpoint / "generation_config.json", num_beams=10**9, max_length="512")
+    assert search_options(checkpoint) == {"beam_size": 16}
+
+
+@pytest.mark.parametrize("content", [b"", b"# no model\n"])
+def test_pieces_that_are_no_model_are_named(checkpoint, content):
+    (checkpoint / "target.spm").write_bytes(content)
+    refused(lambda: MarianTokenizer.from_checkpoint(checkpoint), "target.spm: expected a SentencePiece model, got")
+
+
+def test_a_pointer_of_git_lfs_is_named(checkpoint):
+    for name in ("source.spm", "model.safetensors"):
+        (checkpoint / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
+        refused(lambda: tt.Translator.from_marian(checkpoint), f"{name}: expected the file itself, .* Git LFS")
+
+
+def test_weights_in_several_files(checkpoint):
+    from safetensors.numpy import load_file, save_file
+
+    whole = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    places = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(whole)}
+    for file in set(places.values()):
+        save_file({name: value for name, value in whole.items() if places[name] == file}, checkpoint / file)
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    expected = tt.load_marian(TRAINED).get_weights()
+    for found, wanted in zip(tt.load_marian(checkpoint).get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    first = min(places.values())
+    for wrong, message in (
+        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files beside it"),
+        (places | {"model.shared.bias": first}, "expected files with all tensors .* model.shared.bias"),
+        ({name: 7 for name in places}, "index.json: expected the weights of MarianMT"),
+        ({"a": "nothing.safetensors"}, "found none at .*nothing.safetensors"),
+    ):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        refused(lambda: tt.load_marian(checkpoint), message)
+
+
+ALIASES = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))
+ALIASES = f"a0: &a0 [x]\n{ALIASES}\nlanguage: *a8\n"
+
+
+@pytest.mark.parametrize(
+    "head", [ALIASES, "language: " + "[" * 30_000, "language: [en" * 20, "\n" * 60_000, "a" * 10**6]
+)
+def test_a_page_that_cannot_be_read_says_nothing(tmp_path, head):
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
+    assert origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name}
+
+
+def test_yaml_of_aliases_or_too_deep():
+    for text, message in ((ALIASES, "without aliases"), ("[" * 60 + "]" * 60, "nested at most 50"), ("a: [", "while")):
+        with pytest.raises(ValueError, match=message):
+            reading.parse_yaml(text.encode(), "this")
+    assert reading.parse_yaml(b"a: [1, no, &b ~]", "this") == {"a": ["1", "no", "~"]}
+
+
+# Archives and arrays
+
+
+def test_archives_that_become_larger(tmp_path):
+    zeros = np.zeros(10**6, "uint8")
+    np.savez_compressed(tmp_path / "a.npz", zeros)
+    refused(
+        lambda: reading.read_npz(tmp_path / "a.npz"), "a.npz: expected arrays .*: expected an archive without compr"
+    )
+    np.savez(tmp_path / "b.npz", zeros, name=np.asfortranarray(np.arange(6).reshape(2, 3)))
+    found = reading.read_npz(tmp_path / "b.npz")
+    assert list(found) == ["name", "arr_0"] or list(found) == ["arr_0", "name"]
+    np.testing.assert_array_equal(found["name"], [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(found["arr_0"], zeros)
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", "a" * 1000)
+        archive.filelist *= 9  # nine entries, one place
+    with pytest.raises(ValueError, match="expected an archive of its own size"):
+        reading.check_archive(io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize("header", ["(10**12,)", "(10**4, 10**9)", "(3, -1)", "'a'"])
+def test_arrays_that_are_larger_than_their_file(tmp_path, header):
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {header}, }}".replace("10**", "1" + "0" * 9 + "")
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(64)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("a.npy", content)
+    refused(lambda: reading.read_npz(tmp_path / "a.npz"), "a.npz: expected arrays of NumPy, got something else: ")
+
+
+def test_weights_in_hdf5_lie_in_their_file(tmp_path):
+    with h5py.File(tmp_path / "whole.h5", "w") as file:
+        file["a/b"] = np.arange(7.0)
+    reading.check_h5(tmp_path / "whole.h5")
+    with h5py.File(tmp_path / "empty.h5", "w") as file:
+        file.create_dataset("a/b", (10**12,), "f4", chunks=(7,))
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        file.create_dataset("a/b", data=np.zeros(10**6), compression="gzip")
+    (tmp_path / "secret").write_bytes(bytes(64))
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_dataset("a/b", (8,), "f4", external=[(str(tmp_path / "secret"), 0, 32)])
+    with h5py.File(tmp_path / "linked.h5", "w") as file:
+        file["a/b"] = h5py.ExternalLink(str(tmp_path / "whole.h5"), "/a/b")
+    larger, elsewhere = r"expected arrays of at most [\d,]+ bytes", "expected arrays that lie in the file, got a/b"
+    for name, said in (("empty", larger), ("packed", larger), ("other", elsewhere), ("linked", elsewhere)):
+        message = f"{name}.h5: expected weights in HDF5, .*: {said}"
+        refused(lambda name=name: reading.check_h5(tmp_path / f"{name}.h5"), message)
+    refused(lambda: reading.check_h5(tmp_path / "secret"), "secret: expected weights in HDF5")
+
+
+def test_pickles_are_read_by_a_pytorch_that_is_safe(checkpoint, monkeypatch):
+    """Before 2.6, `weights_only` could run code (CVE-2025-32434)."""
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cu124"))
+    refused(lambda: tt.load_marian(checkpoint), "pytorch_model.bin: expected PyTorch 2.6 or later .*, got 2.5.1")
+
+
+# Tokenizers
+
+
+CONTROLS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
+
+
+def learned(text, **options):
+    """A SentencePiece model of somebody's own."""
+    file = io.BytesIO()
+    files = f"{text / 'train.en'},{text / 'train.de'}"
+    sentencepiece.SentencePieceTrainer.train(input=files, model_writer=file, **CONTROLS | options)
+    return file.getvalue()
+
+
+def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
+    tokenizer = tt.Tokenizer(learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
+    assert (tokenizer.first_piece, tokenizer.symbols) == (4, [])
+    ids = tokenizer.tokenize(["Two doors.", "Two \u4e1c doors."])
+    assert tokenizer.detokenize(ids).numpy().tolist()[0] == b"Two doors."
+    assert ids[1].numpy().tolist().count(3) == 1  # no piece and no bytes
+    model = tt.Transformer(tt.TransformerConfig(1, 6, 7, 2, vocab_size=tokenizer.vocab_size))
+    model.build()
+    export = tt.Translator(model, tokenizer).export()
+    export.describe(name="char")
+    assert tt.serving.publish.warmup_records(export)
+
+
+def test_control_symbols_of_ones_own_are_not_those_of_trees(text):
+    symbols = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
+    tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **symbols))
+    assert (tokenizer.first_piece, tokenizer.symbols) == (6 + 256, [])
+    ours = tt.Tokenizer.learn(sorted(text.glob("train.*")), 350, symbols=["(NP", ")NP"])
+    assert (ours.first_piece, ours.symbols) == (6 + 256, ["(NP", ")NP"])
+
+
+def test_a_model_of_controls_alone_or_of_pieces_that_are_no_text(text):
+    model = learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False)
+    refused(lambda: tt.Tokenizer(model.replace("▁".encode(), b"\xff\xfe\xfd")), "expected a SentencePiece model, got")
+    refused(
+        lambda: tt.Tokenizer(learned(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)), "pad, bos, eos, unk"
+    )

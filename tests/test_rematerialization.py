@@ -1,0 +1,82 @@
+"""Layers under `keras.RematScope`: they are computed once more in the backward pass, and nothing else changes."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+
+IDS = np.random.default_rng(0).integers(1, 37, (5, 7))
+IDS[1, 4:] = 0
+
+
+def of_layers():
+    """A functional model; Keras's own layers in it are made outside the scope."""
+    layers = [tt.layers.PositionalEmbedding(37, 12, dropout=0.3), tt.layers.EncoderLayer(2, 23, dropout=0.3)]
+
+    def finish():
+        ids = keras.Input((None,), dtype="int32")
+        return keras.Model(ids, keras.layers.Dense(37)(layers[1](layers[0](ids))))
+
+    return finish
+
+
+def of_transformer():
+    config = tt.TransformerConfig(1, 12, 23, 2, dropout=0.3, attention_dropout=0.2, vocab_size=37)
+    model = tt.Transformer(config)
+    model.build()
+    return lambda: model
+
+
+def trained(make, scope, **options):
+    """Losses and weights after training, and how often the encoder's layer was called or traced."""
+    keras.utils.set_random_seed(3)
+    with scope:
+        finish = make()
+    model, calls = finish(), []
+    (layer,) = (layer for layer in model._flatten_layers() if isinstance(layer, tt.layers.EncoderLayer))
+    call = layer.call
+    layer.call = lambda *args, **kwargs: calls.append(1) or call(*args, **kwargs)
+    model.compile(keras.optimizers.SGD(0.1), tt.SmoothedCrossEntropy(), **options)
+    x = (IDS[:, :6], IDS) if isinstance(model, tt.Transformer) else IDS
+    history = model.fit(x, np.roll(IDS, -1, 1), 5, 3, verbose=0).history
+    return history["loss"], model.get_weights(), len(calls)
+
+
+SCOPES = {
+    "full": {"mode": "full"},
+    "some layers": {"mode": "list_of_layers", "layer_names": ["encoder_0"]},
+    "not this layer": {"mode": "list_of_layers", "layer_names": ["decoder_0"]},
+}
+
+
+CASES = [
+    (of_layers, "full", {}, 1),
+    (of_layers, "full", {"run_eagerly": True}, 3),
+    (of_transformer, "full", {}, 1),
+    (of_transformer, "full", {"jit_compile": True}, 1),
+    (of_transformer, "some layers", {}, 1),
+    (of_transformer, "not this layer", {}, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "scope", "options", "more"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.program) for case in CASES[1:])],
+)
+def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, more):
+    """With the same dropout: the second time a layer draws the same numbers, and the time after it draws others."""
+    losses, weights, calls = trained(make, contextlib.nullcontext(), **options)
+    found, others, calls_again = trained(make, keras.RematScope(**SCOPES[scope]), **options)
+    assert calls_again == calls + more  # of each step, eagerly; of the one trace otherwise
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for weight, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, weight, atol=1e-6)
+
+
+def test_inference_knows_no_scope():
+    with keras.RematScope():
+        layer = tt.layers.EncoderLayer(2, 23)
+    assert layer.rematerialized_call(layer.call) == layer.call

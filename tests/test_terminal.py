@@ -1,0 +1,99 @@
+"""Printing on terminals of all kinds, and to readers that go away."""
+
+import ast
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from programs import ROOT
+
+from tf_transformer.runs.callbacks import DevScore, DevText
+from tf_transformer.terminal import say
+from trainers import publishing
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("ascii", r"T\xfcr \u2192 \U0001f600 \ud83d"),
+        ("latin-1", r"Tür \u2192 \U0001f600 \ud83d"),
+        ("utf-8", "Tür → 😀 \\ud83d"),
+    ],
+)
+def test_what_a_terminal_lacks_is_printed_as_an_escape(encoding, expected, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
+    say("Tür → 😀 \ud83d", end="!")
+    assert written.getvalue().decode(encoding) == f"{expected}!"
+
+
+def test_the_package_prints_in_one_way():
+    alone = {"terminal.py", "check.py", "loader.py", "probe.py"}  # the last three run without the package
+    for path in (ROOT / "tf_transformer").rglob("*.py"):
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+        names = {name.id for name in calls if isinstance(name, ast.Name)}
+        assert path.name in alone or "print" not in names, path
+
+
+def test_dev_texts_end_no_training_on_a_terminal_without_umlauts(tmp_path, monkeypatch):
+    dev = DevText("BLEU", lambda outputs, references: 7.0, ["Two \ud83d doors."], ["Zwei Türen."])
+    score = DevScore(lambda texts: ["Tür"] * len(texts), dev, logs=tmp_path)
+    score.set_model(SimpleNamespace(optimizer=SimpleNamespace(iterations=3)))
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "ascii"))
+    score.on_epoch_end(0, {})
+    shown = [rb"    Two \ud83d doors.", rb"      -> T\xfcr", rb"       = Zwei T\xfcren."]
+    assert written.getvalue().splitlines()[2:] == shown
+    assert list(tmp_path.rglob("events*"))
+
+
+def program(main, command="", **environment):
+    """The status, the output and the standard error of a program, in front of a shell's `command`."""
+    code = f"from trainers.command import run_program\ndef main():\n    {main}\nrun_program(main)"
+    shell = f'"$0" -c "$1" {command}; exit ${{PIPESTATUS[0]}}'
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONUNBUFFERED": ""} | environment
+    process = subprocess.run(
+        ["bash", "-c", shell, sys.executable, code], cwd=ROOT, env=environment, capture_output=True, timeout=120
+    )
+    return process.returncode, process.stdout, process.stderr.decode()
+
+
+def test_a_program_ends_quietly_when_its_reader_goes_away():
+    many = "for _ in range(99999): print('Two doors.')"
+    assert program(many, "| head -n 1") == (141, b"Two doors.\n", "")
+    assert program("import time; time.sleep(0.3); print('late')", "| true") == (141, b"", "")
+    buffered = "import sys; sys.stdout.buffer.writelines([b'Two doors.\\n'] * 99999)"
+    assert program(buffered, "| head -n 1") == (141, b"Two doors.\n", "")
+    full = (2, b"", "error: [Errno 28] No space left on device\n")
+    assert program("print('all')", "> /dev/full") == full
+    assert (
+        program("print('all')", ">&-")
+        == program("print(__import__('sys').stdin.read(), end='')", "<&-")
+        == (0, b"", "")
+    )
+    assert program("print('all')", "| cat") == (0, b"all\n", "")
+
+
+def test_a_program_prints_on_a_terminal_without_umlauts():
+    main = "print(chr(252), chr(0x2192)); raise OSError(chr(252))"
+    found = program(main, PYTHONIOENCODING="ascii")
+    assert found == (2, b"\\xfc \\u2192\n", "error: \\xfc\n")
+
+
+def test_answers_of_a_published_model_are_lines(monkeypatch):
+    """Whatever other separators there are in them."""
+    texts, lines = ["a\nb", "\ud83d", "c"], "eins\u0085zwei\u2028drei\n\x0cvier\nf\rünf\n".encode()
+    given = []
+
+    def run(command, input, **more):
+        given.append(input)
+        return subprocess.CompletedProcess(command, 0, lines, b"")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = publishing.answers(Path("savedmodels/demo/1"), texts)
+    assert found == ["eins\u0085zwei\u2028drei", "\x0cvier", "f\rünf"]
+    assert given == [b"a b\n\xed\xa0\xbd\nc\n"]

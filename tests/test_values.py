@@ -1,0 +1,355 @@
+"""Every option of the public interface against hostile values: it works, or it is one line that names the option."""
+
+import dataclasses
+import decimal
+import fractions
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.corpora.corpus import Batching
+from tf_transformer.parsing.corpus import mixed
+from tf_transformer.runs.recipe import recipe_of
+from tf_transformer.serving.export import Export
+from tf_transformer.serving.publish import publish
+from tf_transformer.values import Count, Fact, Positive, Seed, checked, convert, folded
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = [
+    *(True, False, None, 0, 1, -1, 2.0, 1e5, 512.5, 0.5, 1 - 2**-60, 1e-300, 1e300, math.nan, math.inf, -math.inf),
+    *(2**31 - 1, 2**31, 2**63, -(2**40), 10**400, -(10**400), 10**5000, 1j, fractions.Fraction(4, 2)),
+    *(np.int64(2), np.int8(-1), np.uint64(2**64 - 1), np.float32(39.6), np.float64("nan"), np.bool_(True)),
+    *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
+    *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
+]
+RESULTS = {  # dataclasses that the package makes, and users read
+    *(
+        "Family",
+        "Format",
+        "Score",
+        "Summary",
+        "Hypothesis",
+        "TranslatedText",
+        "Shard",
+        "ShardResult",
+        "SearchOption",
+        "Kind",
+    ),
+}
+INSIDE = re.compile(  # called by Keras, in graphs, or by the package itself with what was checked before
+    r"\.(call|encode|decode|init_cache|quantize|train_on_batch|export|make_\w+|on_\w+)$"
+    r"|attention\.masked_attention|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
+    r"|corpora\.corpus\.Corpus\.|sources\.Source\.(parts|place)|TextSource\.place|Preparation\.hashes|filters\.hashed"
+    r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\."
+)
+
+
+def kinds_of(annotation):
+    """The parts of a union, or the annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [part for each in typing.get_args(annotation) for part in kinds_of(each)]
+    return [annotation]
+
+
+def is_option(annotation):
+    """Whether it is a number, a flag or a choice."""
+    origins = (typing.Annotated, typing.Literal)
+    return any(kind in (int, float, bool) or typing.get_origin(kind) in origins for kind in kinds_of(annotation))
+
+
+def is_plain(value):
+    return type(value) in (int, float, bool, str, type(None))
+
+
+def resolved(name):
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+def members():
+    """Every class and function on the API's pages, or of the package's own names, by its full name."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/reference/api").glob("*.md")))
+    names = re.findall(r"^::: tf_transformer\.(\S+)", pages, re.MULTILINE)
+    names += [".".join(filter(None, home)) for home in tt._LAZY.values()]
+    found = {}
+    for name in names:
+        if name.split(".")[0] == "beam":  # test_beam.py has it
+            continue
+        here = resolved(f"tf_transformer.{name}")
+        for each in vars(here).values() if inspect.ismodule(here) else [here]:
+            own = not inspect.ismodule(here) or getattr(each, "__module__", "") == here.__name__
+            if own and (inspect.isclass(each) or inspect.isfunction(each)) and not each.__name__.startswith("_"):
+                found[f"{each.__module__}.{each.__qualname__}"] = each
+    return sorted(found.items())
+
+
+def functions():
+    """Every public function and method, by its name, with the annotations of its options by name."""
+    for name, each in members():
+        if inspect.isclass(each) and issubclass(each, Exception):
+            continue
+        for part, function in vars(each).items() if inspect.isclass(each) else [("", each)]:
+            function = getattr(function, "__func__", function)
+            made = part == "__init__" and dataclasses.is_dataclass(each)
+            if not inspect.isfunction(function) or made or (part.startswith("_") and part != "__init__"):
+                continue
+            parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+            options = {p.name: p.annotation for p in parameters if is_option(p.annotation)}
+            full = f"{name}.{part}".rstrip(".")
+            if options and not INSIDE.search(full):
+                yield full, function, options
+
+
+def dataclasses_of_users():
+    return [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in RESULTS]
+
+
+def outcome(option, act):
+    """[the result of `act`]; [] if it is BadInput in one line that names the option."""
+    try:
+        return [act()]
+    except tt.BadInput as error:
+        assert re.search(rf"\b{option}\b", str(error)), f"{option}: {error}"
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 400, error
+        return []
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        (1e5, Count, 100_000),
+        (np.int64(2), Count, 2),
+        (fractions.Fraction(4, 2), Count, 2),
+        (np.array(3), Positive, 3.0),
+        (np.float32(0.5), Fact, 0.5),
+        (np.str_("bpe"), typing.Literal["bpe", "unigram"], "bpe"),
+        (np.bool_(False), bool, False),
+        (["en", "de"], tuple[str, str], ("en", "de")),
+        (7, int | Sequence[int] | None, 7),
+        ((1, 2), int | Sequence[int] | None, (1, 2)),
+        (None, Count | None, None),
+        (2**32 - 1, Seed, 2**32 - 1),
+    ],
+)
+def test_what_a_value_becomes(value, kind, expected):
+    found = convert("x", value, kind)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (512.5, Count, "a positive whole number below 2**31, got 512.5"),
+        ("16", Count | None, "a positive whole number below 2**31 or None, got '16'"),
+        (True, int | None, "a whole number or None, got True"),
+        (1, bool, "True or False, got 1"),
+        (1e-300, Positive, "a positive number that float32 holds, got 1e-300"),
+        ("words", typing.Literal["bpe", "unigram"] | None, "'bpe', 'unigram' or None, got 'words'"),
+        ("a.en", Sequence[str], "a list, got 'a.en'"),
+        (["a"], tuple[str, str], "a list of 2, got ['a']"),
+        (5, str | os.PathLike, "text or a path, got 5"),
+        (np.zeros((2, 2)), int, "a whole number, got array([[0., 0.], [0., 0.]])"),
+        pytest.param(10**5000, Count, "a positive whole number below 2**31, got a value of type int", id="huge"),
+        (math.nan, Fact, "text or a finite number, got nan"),
+        ("y" * 999, float, f"a finite number, got '{'y' * 96}..."),
+    ],
+)
+def test_what_a_value_that_is_refused_is_told(value, kind, message):
+    with pytest.raises(tt.BadInput) as error:
+        convert("x", value, kind)
+    assert str(error.value) == f"x: expected {message}"
+
+
+def test_a_call_that_is_wrong_is_what_it_was():
+    @checked
+    def double(x: Count, times: float = 2) -> float:
+        """It doubles."""
+        return x * times
+
+    assert double(np.int8(3)) == 6 and double.__doc__ == "It doubles."
+    assert list(inspect.signature(double).parameters) == inspect.getfullargspec(double).args == ["x", "times"]
+    with pytest.raises(TypeError, match=r"double\(\) missing 1 required positional argument: 'x'"):
+        double()
+
+
+def test_every_whole_number_is_a_seed():
+    seeds = [0, 2**32 - 1, 2**32, 2**40, -1, -(2**32), 10**30, 10**5000]
+    assert [folded(seed) for seed in seeds[:2]] == seeds[:2]
+    assert all(0 <= folded(seed) < 2**32 for seed in seeds)
+    assert len({folded(seed) for seed in seeds}) == len(seeds)
+    assert tt.Recipe(seed=2**40).seed == folded(2**40) == 1_273_766_196  # also tomorrow
+
+
+def test_every_option_of_a_function_is_checked():
+    """By `values.checked`: the decorated function's code is that of the decorator."""
+    for name, function, options in functions():
+        assert Path(function.__code__.co_filename).name == "values.py", f"decorate {name} with `checked`"
+        for option, annotation in options.items():
+            has_other = any(not is_option(kind) and kind is not type(None) for kind in kinds_of(annotation))
+            for value in HOSTILE:
+                found = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
+                assert not found or has_other or is_plain(found[0]), (name, option, value, found)
+
+
+def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
+    """When it is made: it is a value of Python's own, which goes into JSON, or one line."""
+    monkeypatch.chdir(tmp_path)
+    arguments = {
+        "Batching": {"tokenizer": translator.tokenizer, "batch_tokens": 300, "seed": 1},
+        "Preparation": {"source": tt.sources.TextSource("a", "b"), "folder": tmp_path},
+        "ParquetSource": {"pattern": "a", "columns": ("b", "c")},
+        "Part": {"number": 0, "first": 0, "count": 1},
+        "MemorySource": {"source": ["a"], "target": ["b"]},
+        "TextSource": {"source": "a", "target": "b"},
+        "TfdsSource": {"name": "a"},
+        "Training": {"steps": 1, "batch_tokens": 300},
+        "DevText": {"metric": "a", "score": max, "source": [], "references": []},
+        "Trainer": {"path": tmp_path, "config": tt.PRESETS["tiny"], "corpus": tt.ToyCorpus()},
+    }
+    for kind in dataclasses_of_users():
+        own = arguments.get(kind.__name__, {})
+        for field in dataclasses.fields(kind):
+            for value in HOSTILE:
+                made = outcome(field.name, lambda k=kind, a=own | {field.name: value}: k(**a))
+                if made and is_option(field.type):
+                    found = getattr(made[0], field.name)
+                    assert is_plain(found) and json.dumps(found), (kind, field.name, value)
+                    assert dataclasses.replace(made[0]) == made[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
+    """The attribute is a value of Python's own, and what Keras saves makes the same object again."""
+    monkeypatch.chdir(tmp_path)
+    arguments = {
+        "MarianSourceEmbedding": {"vocab_size": 300},
+        "PositionalEmbedding": {"vocab_size": 300},
+        "Cooldown": {"schedule": tt.WarmupSchedule(8), "cooldown_steps": 1, "train_steps": 2**31 - 1},
+        "WarmupSchedule": {"d_model": 8},
+        "Checkpoints": {"run": tmp_path},
+        "DevScore": {"function": max, "dev": tt.callbacks.DevText("a", max, [], [])},
+        "StopOnNonFinite": {"batches": max, "first": 0},
+        "Run": {"path": tmp_path},
+        "Translator": {"model": translator.model, "tokenizer": translator.tokenizer},
+    }
+    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedTranslator")  # files, or tracing
+    table = [(name, options) for name, _, options in functions() if not reading.search(name)]
+    table.append(("tf_transformer.text.translator.Translator.__init__", translator.options))
+    for name, options in table:
+        kind = resolved(name.removesuffix(".__init__"))
+        if not inspect.isclass(kind):
+            continue
+        own = arguments.get(kind.__name__, {})
+        for option in options:
+            for value in HOSTILE:
+                made = outcome(option, lambda k=kind, a=own | {option: value}: k(**a))
+                if not made:
+                    continue
+                attributes = {"first": "number"} if kind is tt.callbacks.StopOnNonFinite else {}
+                found = getattr(made[0], attributes.get(option, option))
+                assert is_plain(found), (name, option, value)
+                if hasattr(made[0], "get_config"):
+                    config = json.loads(json.dumps(made[0].get_config()))
+                    assert kind.from_config(config).get_config() == made[0].get_config(), (name, option, value)
+    assert not list(tmp_path.iterdir())
+
+
+def cheap_calls(folder, translator):
+    """Functions and methods with options, by the end of their names, with their other arguments."""
+    tiny, x = tt.PRESETS["tiny"], np.ones((1, 1, 3, 2), "float32")
+    return {
+        "toy_corpus.corpus": (tt.toy_corpus.corpus, {}),
+        "costs.activations": (tt.costs.activations, {"config": tiny, "source": 3, "target": 5}),
+        "costs.forward_flops": (tt.costs.forward_flops, {"config": tiny, "source": 3, "target": 5}),
+        "costs.training_cost": (tt.costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
+        "costs.training_flops": (tt.costs.training_flops, {"config": tiny, "pairs": 1}),
+        "restricted_attention": (tt.layers.restricted_attention, {"query": x, "key": x, "value": x, "window": 2}),
+        "masks.near_mask": (tt.masks.near_mask, {"length": 3}),
+        "corpus.mixed": (mixed, {"gold": [1, 2], "extra": [3] * 5}),
+        "recipe.recipe_of": (recipe_of, {"preset": "parsing_small"}),
+        "Recipe.interval": (tt.Recipe().interval, {}),
+        "DevText.thinned": (tt.callbacks.DevText("a", max, ["b"], ["c"]).thinned, {}),
+        "publish.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
+        "Translator.astype": (translator.astype, {}),
+        "Export.__init__": (Export, {"translator": translator}),
+        "Trainer.fit": (tt.Trainer(folder / "run", tiny, tt.ToyCorpus()).fit, {}),
+    }
+
+
+def other_calls(folder, translator):
+    """The same, of those that read text or run a model."""
+    tt.toy_corpus.write_corpus(folder, train=40, dev=2, test=2)
+    files, dev = ([str(folder / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev"))
+    corpus, tokenizer, texts = tt.TextCorpus(files, dev), translator.tokenizer, ["Two doors."]
+    sides, pairs = {"source": files[0], "target": files[1]}, [("a b", "c")] * 3
+    return {
+        "PairCorpus.learn_tokenizer": (corpus.learn_tokenizer, {"vocab_size": 300, "kind": "bpe"}),
+        "PairCorpus.batches": (corpus.batches, {"batching": Batching(tokenizer, 300, 1)}),
+        "TextCorpus.__init__": (tt.TextCorpus, {"train": files, "dev": dev}),
+        "TextSource.parts": (tt.sources.TextSource(*files).parts, {"folder": folder}),
+        "data.text_pairs": (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),
+        "data.token_batches": (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
+        "data.ids_of": (tt.data.ids_of, {"rows": [(1, b"a", b"b")], "tokenizer": tokenizer}),
+        "toy_corpus.write_corpus": (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
+        "bleu.compare": (tt.bleu.compare, {"systems": {"a": ["b"]}, "references": ["b"]}),
+        "visualize.attention_figure": (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
+        "Tokenizer.learn": (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
+        "Tokenizer.learn_from": (tt.Tokenizer.learn_from, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
+        "Translator.n_best": (translator.n_best, {"texts": texts}),
+        "Translator.sample": (translator.sample, {"texts": texts}),
+    }
+
+
+def ends(good):
+    """Of (value, what it becomes): the values that become the least and the greatest number, and those of no number."""
+    numbers = sorted((found, place) for place, (_, found) in enumerate(good) if type(found) in (int, float))
+    places = {place for _, place in (*numbers[:1], *numbers[-1:])}
+    return [value for place, (value, found) in enumerate(good) if place in places or type(found) not in (int, float)]
+
+
+def written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+LONG = re.compile("Trainer|compare|Export|astype")  # what they do with a good value has tests of its own
+
+
+def test_a_fact_of_an_export_goes_into_json(translator):
+    for value in HOSTILE:
+        for export in outcome("bleu", lambda value=value: Export(translator, bleu=value)):
+            assert is_plain(export.facts["bleu"]) and json.dumps({**export.facts}, allow_nan=False)
+
+
+@pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.program)])
+def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
+    """And nothing is written by a call that is refused."""
+    monkeypatch.chdir(tmp_path)
+    options = {name: options for name, _, options in functions()}
+    for end, (call, arguments) in calls(tmp_path, translator).items():
+        (name,) = (name for name in options if name.endswith(f".{end}"))
+        for option, annotation in options[name].items():
+            made = [(v, outcome(option, lambda o=option, v=v, a=annotation: convert(o, v, a))) for v in HOSTILE]
+            good = [] if LONG.search(name) else ends([(value, found[0]) for value, found in made if found])
+            for value in [value for value, found in made if not found] + good:
+                before = written(tmp_path)
+                if not outcome(option, lambda c=call, a=arguments | {option: value}: c(**a)):
+                    assert written(tmp_path) == before
