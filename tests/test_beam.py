@@ -117,7 +117,6 @@ def test_flags(model, served):
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.truncated] == ["door " * 3000]
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.empty] == ["", "   ", "\x00\x01"]
     assert model.answers(["\ud800"])[0].empty  # half a character
-    assert translation._line(b"two\nlines\xff") == "two lines\ufffd"
 
 
 @pytest.mark.program

@@ -149,7 +149,7 @@ def test_the_program_translates_without_tensorflow(folder, tmp_path):
 def test_what_it_cannot_write(translator, folder, tmp_path):
     with pytest.raises(tt.BadInput, match="dtype: expected one of float32, int8 for LiteRT, got 'int4'"):
         translator.save(tmp_path / "1", format="litert", dtype="int4")
-    with pytest.raises(tt.BadInput, match="max_length: expected at least 1, got 0"):
+    with pytest.raises(tt.BadInput, match="max_length: expected a positive whole number below 2..31, got 0"):
         translator.save(tmp_path / "1", format="litert", max_length=0)
     with pytest.raises(FileExistsError):
         translator.save(folder, format="litert")
@@ -244,7 +244,7 @@ def test_the_program_exports_what_passes_the_checks(tmp_path, capsys):
 
 @pytest.mark.program
 def test_a_check_that_fails_publishes_nothing(translator, tmp_path, monkeypatch):
-    monkeypatch.setattr(litert, "converted", lambda *_: bytes(9_000))
+    monkeypatch.setattr(litert, "_converted", lambda *_: bytes(9_000))
     with pytest.raises(tt.BadInput, match="expected an export that passes the checks, so nothing was published"):
         translator.save(tmp_path / "1", format="litert", checked=True)
     assert not list(tmp_path.iterdir())

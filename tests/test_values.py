@@ -51,7 +51,7 @@ INSIDE = re.compile(  # called by Keras, in graphs, or by the package itself wit
     r"\.(call|encode|decode|init_cache|quantize|train_on_batch|export|make_\w+|on_\w+)$"
     r"|attention\.masked_attention|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
     r"|corpora\.corpus\.Corpus\.|sources\.Source\.(parts|place)|TextSource\.place|Preparation\.hashes|filters\.hashed"
-    r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\."
+    r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\.|litert_client\."
 )
 
 
@@ -251,7 +251,7 @@ def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
         "Run": {"path": tmp_path},
         "Translator": {"model": translator.model, "tokenizer": translator.tokenizer},
     }
-    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedTranslator")  # files, or tracing
+    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedTranslator|LiteRTTranslator")  # files, or tracing
     table = [(name, options) for name, _, options in functions() if not reading.search(name)]
     table.append(("tf_transformer.text.translator.Translator.__init__", translator.options))
     for name, options in table:

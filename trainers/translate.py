@@ -66,12 +66,12 @@ def translate_file(args: argparse.Namespace) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
     """Translate many files into shards, on Apache Beam; those that are there are kept. `search` names its options."""
     import tf_transformer as tt
-    from tf_transformer.serving.publish import saved_model_of
+    from tf_transformer.beam.shards import model_folder
 
     given = vars(args)
     threads = None if args.runner else threads_of_a_worker(args.workers)
     method = tt.beam.TranslationSettings(
-        str(saved_model_of(args.model).absolute()),
+        str(model_folder(args.model).absolute()),
         threads=threads,
         options=chosen(given, [name for name in search if name != "n_best"]),
         **chosen(given, ("n_best", "batch_bytes")),

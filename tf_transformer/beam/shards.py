@@ -75,7 +75,7 @@ class BulkJob:
                 another model or of other settings.
         """
         paths = self._paths()
-        _model_folder(self.method.path)
+        model_folder(self.method.path)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -111,7 +111,7 @@ class BulkJob:
         method = {name: value for name, value in asdict(self.method).items() if name in ("n_best", "options")}
         settings = {
             "inputs": [{"path": path, "sha256": checksum(path)} for path in paths],
-            "model": {"path": self.method.path, "sha256": _checksum_of_model(_model_folder(self.method.path))},
+            "model": {"path": self.method.path, "sha256": _checksum_of_model(model_folder(self.method.path))},
             "settings": {**method, "lines": self.lines, "ending": self.ending},
         }
         there = sorted(glob.glob(f"{glob.escape(str(user_path(self.prefix)))}-*-of-*"))
@@ -144,7 +144,7 @@ def _described(value: Any) -> str:
     return json.dumps(value)
 
 
-def _model_folder(path: str) -> Path:
+def model_folder(path: str) -> Path:
     """The folder of a SavedModel, of its newest version if there are several; or of a LiteRT export."""
     if is_litert(path):
         return user_path(path)

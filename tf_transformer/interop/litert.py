@@ -17,12 +17,14 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tf_transformer import values
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
 from tf_transformer.files import new_folder, write_json
 from tf_transformer.layers import KeyValue, PositionalEmbedding
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
+from tf_transformer.model import check_finite
 from tf_transformer.serving.check import check, failures
 from tf_transformer.text.decoding import SearchKeyValue, decoder_of
 from tf_transformer.text.search import SearchProblem, beam_search
@@ -46,11 +48,12 @@ class SlicedKeyValue(SearchKeyValue):
         return SlicedKeyValue(*(ops.slice_update(old, at, part) for old, part in zip(self, new, strict=True)))
 
 
+@values.checked
 def save(
     translator: Translator,
     path: str | os.PathLike[str],
     dtype: str | None = None,
-    max_length: int = SEARCH_OPTIONS["max_length"].default,
+    max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
     checked: bool = False,
     **facts: Any,
 ) -> None:
@@ -82,14 +85,15 @@ def save(
     if checked:
         import_extra("ai_edge_litert", "litert", "the check of this format")
     max_length = min(max_length, translator.max_source_length + translator.extra_length)
-    values = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
-    if wrong := problem(values, dict.fromkeys(values, math.inf)):
+    options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
+    if wrong := problem(options, dict.fromkeys(options, math.inf)):
         raise BadInput(wrong)
+    check_finite(translator.model.weights)
     tokenizer = translator.tokenizer
     description = {
         **translator.export_options,
-        **facts,
-        **{name: "inf" if value == math.inf else value for name, value in values.items()},  # JSON has no infinity
+        **{name: values.convert(name, value, values.Fact) for name, value in facts.items()},
+        **{name: "inf" if value == math.inf else value for name, value in options.items()},  # JSON has no infinity
         "ids": {"padding": PAD_ID, "start": BOS_ID, "end": EOS_ID, "unknown": UNKNOWN_ID},
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.fingerprint,
@@ -99,7 +103,7 @@ def save(
         "tf_version": tf.__version__,
     }
     with new_folder(path) as folder:
-        (folder / "model.tflite").write_bytes(converted(translator, dtype, max_length))
+        (folder / "model.tflite").write_bytes(_converted(translator, dtype, max_length))
         for name, content in (tokenizer.files | tokenizer.vocabularies).items():
             (folder / name).write_bytes(content)
         write_json(folder / "model.json", description)
@@ -108,9 +112,9 @@ def save(
             raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def converted(translator: Translator, dtype: str, max_length: int) -> bytes:
+def _converted(translator: Translator, dtype: str, max_length: int) -> bytes:
     """The file's contents; the arguments are as in `save`."""
-    module = _Module(translator.replace(model=translator.model.astype("float32")), dtype == "int8", max_length)
+    module = _Module(translator.replace(model=translator.model.merged().astype("float32")), dtype == "int8", max_length)
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures={SIGNATURE: module.translate})
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
