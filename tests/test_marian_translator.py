@@ -166,7 +166,7 @@ def test_what_is_not_there_is_said(tmp_path):
             tt.Translator.from_marian(folder)
     (tmp_path / "vocab.json/source.spm").write_bytes(b"broken")
     shutil.copy(TRAINED / "vocab.json", tmp_path / "vocab.json")
-    with pytest.raises(tt.BadInput, match="expected a tokenizer of MarianMT, got another file"):
+    with pytest.raises(tt.BadInput, match="source.spm: expected a SentencePiece model, got 6 bytes that are none"):
         MarianTokenizer.from_checkpoint(tmp_path / "vocab.json")
 
 
@@ -178,5 +178,5 @@ def test_a_tokenizer_is_one_file(tokenizer, tmp_path):
     assert again.tokenize(ANSWERS["texts"]).to_list() == tokenizer.tokenize(ANSWERS["texts"]).to_list()
     with pytest.raises(tt.BadInput, match="tokenizer.model: expected a SentencePiece model"):
         tt.Tokenizer.load(tmp_path / "tokenizer.model")
-    with pytest.raises(tt.BadInput, match="answers.json: expected a tokenizer of MarianMT"):
+    with pytest.raises(tt.BadInput, match="answers.json: .*expected a tokenizer of MarianMT"):
         MarianTokenizer.load(TRAINED / "answers.json")

@@ -172,7 +172,7 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     name = ["--name", "m", "--base", tmp_path / "models"]
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
     (tmp_path / "config.json").write_text("[]")
-    assert "expected a run's configuration, got something else" in fails(export, ["--run", tmp_path, *name], capsys)
+    assert "expected a JSON object, got something else: list" in fails(export, ["--run", tmp_path, *name], capsys)
     settings = {"version": 2, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)

@@ -99,7 +99,7 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
         ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
         ([*given, "--dropout", 1], "dropout: expected a rate in [0, 1), got 1"),
-        ([*given, "--beam-size", 0], "beam_size: expected at least 1, got 0"),
+        ([*given, "--beam-size", 0], "beam_size: expected 1 to 1024, got 0"),
         ([*given, "--export", train], f"{train}: expected a folder to write models to"),
         ([*given, "--preset", "nice"], "preset: expected one of base, big"),
         (

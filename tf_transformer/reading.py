@@ -72,18 +72,19 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         return value
 
 
-def parse_yaml(text: bytes, purpose: str) -> Any:
+def parse_yaml(text: bytes, extra: str, purpose: str) -> Any:
     """YAML whose scalars are all strings, numbers, "null" and "yes" included.
 
     Args:
         text: of a document without aliases, since ten lines of these can stand for gigabytes.
+        extra: of the package, which brings PyYAML.
         purpose: what takes PyYAML, for the error if it is missing.
 
     Raises:
         BadInput: PyYAML is not installed.
         ValueError: the text is none, or such a one.
     """
-    yaml = import_extra("yaml", "marian", purpose)
+    yaml = import_extra("yaml", extra, purpose)
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         depth = 0

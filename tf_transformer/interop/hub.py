@@ -93,7 +93,7 @@ def _front_matter(file: Path) -> dict[str, Any]:
         return {}
     text = b"\n".join(lines[: ends[0]]).decode(errors="replace")
     try:
-        settings = parse_yaml(text.encode(), f"{file}: reading it")  # strings alone: "no" is Norwegian, not False
+        settings = parse_yaml(text.encode(), "hub", f"{file}: reading it")  # "no" is Norwegian, not False
     except BadInput:
         raise
     except ValueError:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 SIGNATURE = "translate"
-CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a MarianMT model of several target languages
+CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 
 
@@ -140,8 +140,8 @@ class _SentencePiece:
 
 
 class _Pieces:
-    """The two SentencePiece models of a MarianMT model, whose pieces have other numbers in vocabulary.json and, for
-    sources, in source_vocabulary.json if there is one."""
+    """The SentencePiece models of both sides, whose pieces have other numbers in vocabulary.json and, for sources, in
+    source_vocabulary.json if there is one."""
 
     UNKNOWN = 3  # the first id of a piece; those before are control symbols
 

@@ -228,7 +228,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    said = parse_yaml(text, "a model of Marian")
+    said = parse_yaml(text, "marian", "a model of Marian")
     if not isinstance(said, dict):
         raise TypeError(type(said).__name__)
     return said
