@@ -76,7 +76,13 @@ def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, mo
         np.testing.assert_allclose(other, weight, atol=1e-6)
 
 
-def test_inference_knows_no_scope():
+def test_inference_knows_no_scope(monkeypatch):
     with keras.RematScope():
         layer = tt.layers.EncoderLayer(2, 23)
-    assert layer.rematerialized_call(layer.call) == layer.call
+    asked = []
+    monkeypatch.setattr(keras.layers.Layer, "rematerialized_call", lambda _, call, *__, **___: asked.append(1) or call)
+    layer(np.ones((1, 3, 8)))
+    layer(np.ones((1, 3, 8)), training=False)
+    assert not asked
+    layer(np.ones((1, 3, 8)), training=True)
+    assert asked
