@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
 
 MOST_BYTES = 2**26  # of a file that is read as a whole before it is parsed: JSON, YAML, tokenizers
 MOST_NESTED = 50  # of YAML's collections, one in the other
@@ -72,19 +71,16 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         return value
 
 
-def parse_yaml(text: bytes, extra: str, purpose: str) -> Any:
+def parse_yaml(yaml: Any, text: bytes) -> Any:
     """YAML whose scalars are all strings, numbers, "null" and "yes" included.
 
     Args:
+        yaml: the module, PyYAML's.
         text: of a document without aliases, since ten lines of these can stand for gigabytes.
-        extra: of the package, which brings PyYAML.
-        purpose: what takes PyYAML, for the error if it is missing.
 
     Raises:
-        BadInput: PyYAML is not installed.
         ValueError: the text is none, or such a one.
     """
-    yaml = import_extra("yaml", extra, purpose)
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         depth = 0

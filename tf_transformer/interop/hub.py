@@ -93,7 +93,8 @@ def _front_matter(file: Path) -> dict[str, Any]:
         return {}
     text = b"\n".join(lines[: ends[0]]).decode(errors="replace")
     try:
-        settings = parse_yaml(text.encode(), "hub", f"{file}: reading it")  # "no" is Norwegian, not False
+        yaml = import_extra("yaml", "hub", f"{file}: reading it")
+        settings = parse_yaml(yaml, text.encode())  # strings alone: "no" is Norwegian, not False
     except BadInput:
         raise
     except ValueError:

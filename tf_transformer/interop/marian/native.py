@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
 from tf_transformer.reading import check_file, parse_yaml, read_bytes, read_npz, reading
 
 DECODER = "decoder.yml"
@@ -228,7 +229,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    said = parse_yaml(text, "marian", "a model of Marian")
+    said = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
     if not isinstance(said, dict):
         raise TypeError(type(said).__name__)
     return said
