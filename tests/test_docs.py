@@ -55,8 +55,9 @@ def test_every_tutorial_is_run_by_a_test():
 
 @pytest.mark.program
 def test_the_pages_that_go_on_with_one_run(folder):
+    names = {}
     for name in GO_ON:
-        names = pages.run_blocks(f"docs/{name}.md")
+        names |= pages.run_blocks(f"docs/{name}.md")
         if name == "tutorials/train":
             (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter
     assert there(folder, "tutorial", "by-hand", "served")
