@@ -100,3 +100,12 @@ def test_half_a_pair_of_surrogates_is_one_bad_line():
     both = MemorySource(["a \ud83d b", "a"], ["b", "c"])
     assert list(both.rows()) == [(1, b"", b""), (2, b"a", b"c")]
     assert encoded("\ud83d") == b"\xed\xa0\xbd" and len(both.describe()["sha256"]) == 64
+
+
+def test_sides_that_do_not_belong_together():
+    with pytest.raises(tt.BadInput, match="^target: expected 1 texts, as many as of source, got 2$"):
+        MemorySource(["a"], ["b", "c"])
+    with pytest.raises(tt.BadInput, match="^train: expected two files, source and target, got 1$"):
+        tt.TextCorpus(["train.en"], ["dev.en", "dev.de"])
+    with pytest.raises(tt.BadInput, match="^files: expected two files, source and target, got 3$"):
+        tt.TextCorpus.read(["a", "b", "c"])

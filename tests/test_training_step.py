@@ -56,7 +56,7 @@ def endless(data):
     [
         ("tt", "float32", {}),
         ("keras", "float32", {"parts": 2}),
-        ("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}),
+        pytest.param("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
         ("keras", "mixed_float16", {"skip_not_finite": True}),
     ],
     ids=str,

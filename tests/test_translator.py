@@ -114,7 +114,7 @@ def test_reads_the_weights_of_a_model_that_goes_on_training(translator):
 
 
 def test_wrong_arguments(translator):
-    with pytest.raises(TypeError, match="texts: expected strings, got int at place 1"):
+    with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
         translator(["a", 7])
     small = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=30))
     with pytest.raises(tt.BadInput, match="vocab_size=30, got 350"):

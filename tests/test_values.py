@@ -339,7 +339,7 @@ def test_a_fact_of_an_export_goes_into_json(translator):
             assert is_plain(export.facts["bleu"]) and json.dumps({**export.facts}, allow_nan=False)
 
 
-@pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.program)])
+@pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])
 def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
     """And nothing is written by a call that is refused."""
     monkeypatch.chdir(tmp_path)

@@ -126,7 +126,7 @@ class Corpus(abc.ABC):
         Raises:
             BadInput: they are not parallel text in UTF-8.
         """
-        source, target = files
+        source, target = two_files("files", files)
         return data.read_text_pairs(source, target)
 
     @classmethod
@@ -218,7 +218,7 @@ class TextCorpus(PairCorpus):
 
     @checked
     def __init__(self, train: Files, dev: Files, test: Files | None = None, skip_bad_lines: bool = False):
-        source, target = self.train = [str(file) for file in train]
+        source, target = self.train = two_files("train", train)
         texts = self.read(dev), self.read(test) if test else None
         super().__init__(TextSource(source, target, skip_bad_lines), *texts, languages_of(self.train))
         data.check_text_pairs(source, target, skip_bad_lines)
@@ -309,6 +309,14 @@ def lists_of(pairs: Iterable[Pair]) -> Texts:
         sources.append(decoded(source))
         targets.append(decoded(target))
     return sources, targets
+
+
+def two_files(name: str, files: Files) -> list[str]:
+    """Two files, source and target, or `BadInput` with the option's name."""
+    paths = [str(file) for file in files]
+    if len(paths) != 2:
+        raise BadInput(f"{name}: expected two files, source and target, got {len(paths)}")
+    return paths
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:

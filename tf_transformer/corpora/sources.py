@@ -156,6 +156,8 @@ class MemorySource(Source):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if len(self.target) != (wanted := len(self.source)):
+            raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
 
     def describe(self) -> dict[str, Any]:
         text = "\n".join(map("\t".join, self.pairs()))

@@ -34,7 +34,7 @@ def by_batch(
             raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
         for i, text in enumerate(column):
             if not isinstance(text, str | bytes):
-                raise TypeError(f"texts: expected strings, got {type(text).__name__} at place {i}")
+                raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
     rows: list[tuple[Any, ...]] = [()] * len(columns[0])
     seeds = None if seed is None else seeds_of(seed, len(rows))
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
