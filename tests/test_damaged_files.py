@@ -27,4 +27,4 @@ def test_damaged_files_are_read_or_refused(kind, tmp_path):
     print(kind, found)
     assert not found["wrong"] and sum(found["counts"].values()) == COUNT
     assert found["peak_mib"] < 2048
-    assert found["counts"]["BadInput"] > COUNT / 10 or kind in damaged.FORGIVING
+    assert found["counts"].get("BadInput", 0) > COUNT / 10 or kind in damaged.FORGIVING
