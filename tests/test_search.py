@@ -10,8 +10,8 @@ from conftest import close, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, restricted
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search, begins_with, penalty
+from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, begins_with, restricted
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]

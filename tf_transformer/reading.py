@@ -27,7 +27,7 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
     """Whatever a library raises in this block, about the contents of the file, as `BadInput` in one line."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, NameError):  # the latter is a fault of ours
         raise
     except BadInput as error:
         if str(path) in str(error):

@@ -142,17 +142,12 @@ def saved_model(folder: str | Path, batch_size: int = 32) -> Callable[..., Any]:
         batch_size: sentences a batch; LiteRT takes one at a time.
     """
     import tf_transformer as tt
-    from tf_transformer.extras import import_extra
+    from tf_transformer.serving.folders import is_litert, litert_translator
 
-    folder = user_path(folder)
-    if not (folder / "model.tflite").is_file():
-        load_tensorflow()
-        return tt.SavedTranslator(folder, batch_size)
-    import_extra("ai_edge_litert", "litert", "a LiteRT export")
-    try:
-        return tt.LiteRTTranslator(folder)
-    except ValueError as error:
-        raise tt.BadInput(f"{folder}: expected a LiteRT export, got something else: {error}") from error
+    if is_litert(folder):
+        return litert_translator(folder)
+    load_tensorflow()
+    return tt.SavedTranslator(folder, batch_size)
 
 
 def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:

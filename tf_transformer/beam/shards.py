@@ -17,11 +17,12 @@ import apache_beam as beam
 import portalocker
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings, is_litert
+from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.files import checksum, matching, new_file, user_path, write_json
 from tf_transformer.reading import read_json, reading
+from tf_transformer.serving.folders import is_litert, model_folder
 from tf_transformer.values import Count, check_fields
 
 SHARD_LINES = 10_000
@@ -144,19 +145,10 @@ def _described(value: Any) -> str:
     return json.dumps(value)
 
 
-def model_folder(path: str) -> Path:
-    """The folder of a SavedModel, of its newest version if there are several; or of a LiteRT export."""
-    if is_litert(path):
-        return user_path(path)
-    from tf_transformer.serving.publish import saved_model_of  # which loads TensorFlow
-
-    return saved_model_of(path)
-
-
 def _checksum_of_model(path: Path) -> str:
     """One of the graph and the weights; of all files of a LiteRT export."""
     own = [path / "saved_model.pb", *sorted(path.glob("variables/*"))]
-    files = sorted(path.iterdir()) if is_litert(str(path)) else own
+    files = sorted(path.iterdir()) if is_litert(path) else own
     return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
 
 

@@ -13,9 +13,9 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
-from tf_transformer.files import encoded, one_line, user_path
+from tf_transformer.files import encoded, one_line
 from tf_transformer.serving.check import plainly_named
+from tf_transformer.serving.folders import is_litert, litert_translator
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.type_names import Tensor
 from tf_transformer.values import Count, between, check_fields, checked
@@ -128,27 +128,15 @@ class Model(Protocol):
         """The answer to each text."""
 
 
-def is_litert(path: str) -> bool:
-    """Whether a folder holds a LiteRT export."""
-    return "://" not in path and (user_path(path) / "model.tflite").is_file()
-
-
 class LiteRTModel:
     """A loaded LiteRT export, which translates one text after the other.
 
     Raises:
-        BadInput: the engine is not installed, the folder holds something else, or the method asks for what the export
-            fixes.
+        BadInput: as of `litert_translator`, or the method asks for what the export fixes.
     """
 
     def __init__(self, method: TranslationSettings) -> None:
-        import_extra("ai_edge_litert", "litert", "a LiteRT export")
-        from tf_transformer.serving.litert_client import LiteRTTranslator
-
-        try:
-            self._model = LiteRTTranslator(method.path, method.threads or 1)
-        except ValueError as error:
-            raise BadInput(f"{method.path}: expected a LiteRT export, got something else: {error}") from error
+        self._model = litert_translator(method.path, method.threads or 1)
         if fixed := method.options.keys() - self._model.options.keys():
             raise BadInput(f"{method.path}: expected no {', '.join(sorted(fixed))}, which the export fixes")
         most = {"max_length": self._model.facts["max_length"], "n_best": self._model.facts["beam_size"]}

@@ -184,9 +184,7 @@ def check_shard(shard: dict[str, Any], max_length: Count) -> None:
     if wrong or any(type(count) is not int or not 0 <= count < 2**48 for count in counts):
         raise BadInput(f"expected counts of pairs and tokens, those of lengths up to {max_length}, got others")
     if (pairs := sum(shard["lengths"])) > shard["bytes"]:
-        raise BadInput(
-            f"{shard['file']}: expected at most {shard['bytes']:,} pairs, since it has so many bytes, got {pairs:,}"
-        )
+        raise BadInput(f"{shard['file']}: expected at most a pair a byte, {shard['bytes']:,}, got {pairs:,} pairs")
 
 
 def _parsed(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:

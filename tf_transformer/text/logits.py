@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.type_names import Tensor
+from tf_transformer.values import Count, checked
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 
@@ -106,3 +107,21 @@ def restricted(logits: Tensor, prefixes: Prefixes, options: Mapping[str, Any]) -
     for name, rule in RULES.items():
         logits = rule(logits, prefixes, options[name])
     return logits
+
+
+@checked
+def begins_with(prefix: Tensor, vocab_size: Count) -> Callable[..., tf.Tensor]:
+    """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
+
+    Args:
+        prefix: int32 [B, P]; zeros follow a shorter one.
+        vocab_size: V.
+    """
+    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after a prefix every symbol is allowed
+
+    def allowed(ids: tf.Tensor, position: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+        required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
+        required = required[:, tf.newaxis, tf.newaxis]  # [B, 1, 1]
+        return (required == 0) | (tf.range(vocab_size) == required)
+
+    return allowed

@@ -181,24 +181,6 @@ def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     }
 
 
-@checked
-def begins_with(prefix: Tensor, vocab_size: Count) -> Callable[..., tf.Tensor]:
-    """For `beam_search(allowed=...)`: every output of a row begins with its prefix.
-
-    Args:
-        prefix: int32 [B, P]; zeros follow a shorter one.
-        vocab_size: V.
-    """
-    prefix = tf.pad(prefix, [[0, 0], [0, 1]])  # after a prefix every symbol is allowed
-
-    def allowed(ids: tf.Tensor, position: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-        required = tf.gather(tf.gather(prefix, row), tf.minimum(position, tf.shape(prefix)[1] - 1), axis=1)
-        required = required[:, tf.newaxis, tf.newaxis]  # [B, 1, 1]
-        return (required == 0) | (tf.range(vocab_size) == required)
-
-    return allowed
-
-
 def _invariants(structure: Any) -> Any:
     """Shapes that hold throughout a search, in which the numbers of rows and of slots change. A single row stays."""
 

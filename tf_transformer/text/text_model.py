@@ -11,15 +11,15 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
 from tf_transformer.text.decoding import decoder_of
-from tf_transformer.text.logits import RULES
+from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search, begins_with
+from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.values import checked
 
-FORCED = 256  # target tokens that are scored at once: so many logits over the vocabulary are in memory
+FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
 
 
 class SetOnce:
