@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +22,7 @@ from tf_transformer.interop import litert
 from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.serving import litert_client
 from tf_transformer.serving.check import check
+from tf_transformer.serving.folders import litert_translator
 from tf_transformer.serving.litert_client import LiteRTTranslator
 from trainers import export
 
@@ -126,7 +128,7 @@ def test_the_client_prints_translations(folder, capsys, monkeypatch):
     lines, client = ["Two doors.", "", "The dog sleeps."], LiteRTTranslator(folder)
 
     def said(*options):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(lines).encode())))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(lines).encode("utf-8-sig"))))
         litert_client.main([str(folder), *options])
         return capsys.readouterr().out
 
@@ -156,6 +158,22 @@ def test_what_it_cannot_write(translator, folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="expected the folder of a LiteRT export, found no model.json in"):
         LiteRTTranslator(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.tflite", "tokenizer.model"])
+def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "1")
+    (tmp_path / "1" / name).write_bytes(b"[1]")
+    for load, kind in ((LiteRTTranslator, ValueError), (litert_translator, tt.BadInput)):
+        with pytest.raises(kind, match="1: expected a LiteRT export, got something else: .") as error:
+            load(tmp_path / "1")
+        assert "\n" not in str(error.value)
+
+
+def test_the_client_refuses_no_translations(folder, capsys):
+    with pytest.raises(SystemExit):
+        litert_client.main([str(folder), "--n-best", "0"])
+    assert "--n-best: expected a positive number, got 0" in capsys.readouterr().err
 
 
 def test_a_missing_engine_is_one_line(translator, tmp_path, monkeypatch):

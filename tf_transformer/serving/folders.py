@@ -39,4 +39,4 @@ def litert_translator(path: str | os.PathLike[str], threads: int = 1) -> LiteRTT
     try:
         return LiteRTTranslator(user_path(path), threads)
     except ValueError as error:
-        raise BadInput(f"{path}: expected a LiteRT export, got something else: {error}") from error
+        raise BadInput(str(error)) from error

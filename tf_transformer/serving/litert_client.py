@@ -59,13 +59,16 @@ class LiteRTTranslator:
         for name in ("model.json", "model.tflite"):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"expected the folder of a LiteRT export, found no {name} in {path}")
-        self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
-        self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-        self._interpreter = Interpreter(model_path=str(path / "model.tflite"), num_threads=threads)
-        self._run = self._interpreter.get_signature_runner(SIGNATURE)
-        inputs = self._run.get_input_details()
-        self._dtypes = {name: inputs[name]["dtype"] for name in inputs if name not in ("source", "n_best")}
-        self.options = {name: self.facts[name] for name in self._dtypes}
+        try:
+            self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
+            self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
+            self._interpreter = Interpreter(model_path=str(path / "model.tflite"), num_threads=threads)
+            self._run = self._interpreter.get_signature_runner(SIGNATURE)
+            inputs = self._run.get_input_details()
+            self._dtypes = {name: inputs[name]["dtype"] for name in inputs if name not in ("source", "n_best")}
+            self.options = {name: self.facts[name] for name in self._dtypes}
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: expected a LiteRT export, got something else: {error}") from error
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
@@ -203,12 +206,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine (1)")
     args = parser.parse_args(argv)
+    for name in ("n_best", "threads"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
     translator, options = LiteRTTranslator(args.folder, args.threads), dict(args.option)
     for i, line in enumerate(sys.stdin.buffer):
-        found = translator.n_best(line.rstrip(b"\r\n"), args.n_best or 1, **options)
-        lines = [f"{i}\t{one.score:.4f}\t{one.text}\n" for one in found] if args.n_best else [f"{found[0].text}\n"]
-        sys.stdout.buffer.write("".join(lines).encode())
+        text = (line if i else line.removeprefix(codecs.BOM_UTF8)).rstrip(b"\r\n")
+        for one in translator.n_best(text, args.n_best or 1, **options):
+            place = f"{i}\t{one.score:.4f}\t" if args.n_best else ""
+            sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
@@ -216,6 +223,8 @@ if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         main()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
