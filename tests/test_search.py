@@ -17,7 +17,7 @@ START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
 
 
-def search(logits, max_length, **options):
+def search(logits, max_length, steps=None, **options):
     """Search Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and the newest one.
 
     The search is exact if no patience is given.
@@ -29,7 +29,8 @@ def search(logits, max_length, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    start = SearchProblem(Decoder(step, [logits], lambda cache, slots: cache), tf.fill([B], START), max_length, END)
+    decoder = Decoder(step, [logits], lambda cache, slots: cache, steps)
+    start = SearchProblem(decoder, tf.fill([B], START), max_length, END)
     return beam_search(start, **({"patience": math.inf} | options))
 
 
@@ -242,6 +243,22 @@ def test_one_sentence_has_products_of_a_fixed_size(K):
     problem = SearchProblem(Decoder(step, (), lambda cache, _: cache), tf.constant([START]), tf.constant([7]), END)
     tf.function(lambda: beam_search(problem, beam_size=K, n_best=K), autograph=False).get_concrete_function()
     assert shapes == [[1, K]]
+
+
+def test_a_search_of_fixed_steps_is_whole_or_empty():
+    models, options = random_models(23, 11, 5), {"beam_size": 3, "n_best": 3, "patience": 1.0}
+    whole = search(models, 11, **options)
+    ended = []
+    for steps in (3, 5, 7, 11):
+        found = search(models, 11, steps, **options)
+        assert found.ids.shape == (23, 3, steps)
+        has = found.lengths.numpy()[:, 0] > 0
+        for part, expected in zip(found, whole, strict=True):
+            expected = expected.numpy()[:, :, :steps] if len(part.shape) == 3 else expected.numpy()
+            np.testing.assert_array_equal(part.numpy()[has], expected[has])
+        assert np.all(found.scores.numpy()[~has] == np.float32(IMPOSSIBLE)) and not found.ids.numpy()[~has].any()
+        ended.append(int(has.sum()))
+    assert 0 < ended[0] < ended[1] < ended[2] and ended[3] == 23
 
 
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])

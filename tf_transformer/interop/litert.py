@@ -3,16 +3,19 @@
 The file holds the encoder and the search of `text.search` for one sentence: ids in, ids of the best outputs out.
 SentencePiece's own library makes ids of a text and texts of ids, as `serving.litert_client` does in Python.
 
-All shapes in the file are fixed, by the limits of lengths and by the beam size: where shapes grew while LiteRT ran, its
-XNNPACK now and then computed with memory that had moved. So an export is fast with limits no longer than it needs.
+All shapes in the file are fixed: where shapes grew while LiteRT ran, its XNNPACK now and then computed with memory that
+had moved. The signature `translate` has the export's limits of lengths. Others, such as `translate_16`, have shorter
+ones, since a step costs about as much as the cache is long; they share the weights.
 """
 
+import functools
 import hashlib
 import math
 import os
 import tempfile
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import tensorflow as tf
 from keras import ops
@@ -27,7 +30,8 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import check_finite
 from tf_transformer.serving.check import check, failures
 from tf_transformer.text.decoding import SearchKeyValue, decoder_of
-from tf_transformer.text.search import SearchProblem, beam_search
+from tf_transformer.text.logits import RULES
+from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.text.translator import Translator
@@ -36,8 +40,14 @@ from tf_transformer.version import __version__
 
 DTYPES = ("float32", "int8")
 SIGNATURE = "translate"
-# What a request chooses; beam_size is fixed, since it is the number of rows of most products.
-INPUTS = {name: option for name, option in SEARCH_OPTIONS.items() if option.request and name != "beam_size"}
+LENGTHS = (16, 32, 64, 128)  # tokens of the longest source of the shorter signatures
+# What a request chooses. The beam size is fixed, since it is the number of rows of most products; so are the rules for
+# symbols, which would copy the logits at every step.
+INPUTS = {
+    name: option
+    for name, option in SEARCH_OPTIONS.items()
+    if option.request and name != "beam_size" and name not in RULES
+}
 
 
 class SlicedKeyValue(SearchKeyValue):
@@ -59,12 +69,13 @@ def save(
 ) -> None:
     """Write a folder for LiteRT, whole or not at all:
 
-        model.tflite       the signature `translate`; docs/guides/litert.md has its inputs and outputs
+        model.tflite       the signatures; docs/guides/litert-apps.md has their inputs and outputs
         tokenizer.model    SentencePiece's, or other files of `Tokenizer.files` and `Tokenizer.vocabularies`
         model.json         ids, limits, default options and facts
 
     Args:
-        translator: a `Translator`; its options become the defaults, and its beam size is fixed.
+        translator: a `Translator`; its options become the defaults of length_penalty and max_length, the others are
+            fixed.
         path: must not exist.
         dtype: of the weights, "float32", or "int8" with a scale by channel; `None` means "float32".
         max_length: the default and the greatest number of symbols in an output, the end symbol included; at most
@@ -116,8 +127,8 @@ def _converted(translator: Translator, dtype: str, max_length: int) -> bytes:
     """The file's contents; the arguments are as in `save`."""
     module = _Module(translator.replace(model=translator.model.merged().astype("float32")), dtype == "int8", max_length)
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures={SIGNATURE: module.translate})
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[SIGNATURE])
+        tf.saved_model.save(module, folder, signatures=module.functions)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(module.functions))
         # A norm's gain would go into the softmax's weights, which then differ from the table of embeddings.
         converter._experimental_disable_fuse_mul_and_fc = True
         if dtype == "int8":
@@ -144,7 +155,7 @@ class _Module(tf.Module):
         if weights and not members:
             (weights,) = weights
 
-        def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
+        def translate(steps: int, source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
             options: dict[str, Any] = {
                 name: tf.clip_by_value(value, option.lowest, option.highest)
                 for (name, option), value in zip(INPUTS.items(), values, strict=True)
@@ -152,21 +163,26 @@ class _Module(tf.Module):
             length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
             limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
             memory, mask, _ = model.encode(source)
-            decoder = decoder_of(model, memory, mask, SlicedKeyValue, weights)._replace(steps=max_length)
+            decoder = decoder_of(model, memory, mask, SlicedKeyValue, weights)._replace(steps=steps)
             found = beam_search(
                 SearchProblem(decoder, tf.constant([BOS_ID]), limit, EOS_ID),
                 n_best=beams,
                 exact_n=n_best[0],
-                beam_size=beams,
-                patience=translator.patience,
-                **options,
+                **{name: translator.options[name] for name in OPTIONS} | options,
             )
             return {name: part[0] for name, part in found._asdict().items()}
 
-        longest = translator.max_source_length + 1
-        options = [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
-        inputs = [tf.TensorSpec([1, longest], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best"), *options]
-        self.translate = tf.function(translate, input_signature=inputs, autograph=False)
+        def signature(tokens: int, steps: int) -> Any:
+            inputs = [tf.TensorSpec([1, tokens + 1], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]
+            inputs += [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
+            return tf.function(functools.partial(translate, steps), input_signature=inputs, autograph=False)
+
+        longest = translator.max_source_length
+        self.functions = {SIGNATURE: signature(longest, max_length)} | {
+            f"{SIGNATURE}_{tokens}": signature(tokens, min(tokens + tokens // 4 + 4, max_length))
+            for tokens in LENGTHS
+            if tokens < longest
+        }
 
 
 def _rounded(model: Any) -> tf.Variable:
@@ -185,17 +201,23 @@ def _rounded(model: Any) -> tf.Variable:
 
 
 def _stored_once(model: bytes) -> bytes:
-    """The same file, in which equal tensors share their bytes."""
+    """The same file, in which equal vectors, such as the weights of several signatures, share their bytes."""
     from tensorflow.lite.tools import flatbuffer_utils
 
-    contents = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
-    first: dict[bytes, int] = {}
-    for graph in contents.subgraphs:
-        for tensor in graph.tensors:
-            data = contents.buffers[tensor.buffer].data
-            if data is not None and len(data):
-                place = first.setdefault(hashlib.sha256(bytes(data)).digest(), tensor.buffer)
-                if place != tensor.buffer:
-                    contents.buffers[tensor.buffer].data = None
-                    tensor.buffer = place
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(contents))
+    builder = _Builder()
+    builder.Finish(flatbuffer_utils.read_model_from_bytearray(bytearray(model)).Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+class _Builder(flatbuffers.Builder):
+    """Writes a vector of numbers only if no equal one is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: dict[tuple[str, bytes], int] = {}
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        key = x.dtype.str, hashlib.sha256(x.tobytes()).digest()
+        if key not in self._written:
+            self._written[key] = super().CreateNumpyVector(x)
+        return self._written[key]

@@ -8,18 +8,21 @@ runs alone, copied elsewhere: it imports nothing of this package.
 
 import argparse
 import codecs
+import contextlib
+import functools
 import json
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-SIGNATURE = "translate"
+NO_OPTIONS = ("source", "n_best")  # inputs of the file
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 
@@ -62,13 +65,16 @@ class LiteRTTranslator:
         try:
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-            self._interpreter = Interpreter(model_path=str(path / "model.tflite"), num_threads=threads)
-            self._run = self._interpreter.get_signature_runner(SIGNATURE)
-            inputs = self._run.get_input_details()
-            self._dtypes = {name: inputs[name]["dtype"] for name in inputs if name not in ("source", "n_best")}
-            self.options = {name: self.facts[name] for name in self._dtypes}
+            file = str(path / "model.tflite")
+            with _quiet():
+                Interpreter(model_path=file)  # refuses a damaged file, which would end the process below
+                model = _compiled(file, threads)
+                signatures = [_Signature(model, name) for name in model.get_signature_list()]
+            self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+            self.options = {name: self.facts[name] for name in self._signatures[-1].dtypes if name not in NO_OPTIONS}
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: expected a LiteRT export, got something else: {error}") from error
+            text = " ".join(str(error).split())
+            raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
@@ -111,17 +117,81 @@ class LiteRTTranslator:
         return self._tokenizer.decode(ids)
 
     def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
-        """The outputs of the file's signature."""
+        """The outputs of the shortest signature that has room."""
         if unknown := options.keys() - self.options.keys():
             raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
         ids, most = self.source_ids(text), self.facts["max_source_length"]
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
-        source = np.full([1, most + 1], self.facts["ids"]["padding"], np.int32)
         read = [*ids[:most], self.facts["ids"]["end"]]
-        source[0, : len(read)] = read
-        values = {name: np.array([value], self._dtypes[name]) for name, value in (self.options | options).items()}
-        return dict(self._run(source=source, n_best=np.array([n], np.int32), **values))
+        values = self.options | options | {"n_best": n}
+        fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
+        found = fitting[0](read, values)
+        if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
+            limit = min(len(read) - 1 + self.facts["extra_length"], values["max_length"])
+            found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
+        return found
+
+
+class _Signature:
+    """A function of the file.
+
+    Attributes:
+        tokens: of the longest source, without its end symbol.
+        steps: symbols of the longest output, its end symbol included; an output that needs more is empty.
+        dtypes: of the inputs, by name.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        inputs, outputs = model.get_input_tensor_details(name), model.get_output_tensor_details(name)
+        self.tokens = inputs["source"]["shape"][1] - 1
+        self.steps = outputs["ids"]["shape"][1]
+        self.dtypes = {each: np.dtype(details["dtype"]) for each, details in inputs.items()}
+        self._inputs = {each: model.create_input_buffer_by_name(name, each) for each in inputs}
+        self._outputs = {each: model.create_output_buffer_by_name(name, each) for each in outputs}
+        self._results = [
+            (each, math.prod(details["shape"]), np.dtype(details["dtype"]), details["shape"])
+            for each, details in outputs.items()
+        ]
+        self._run = functools.partial(model.run_by_name, name, self._inputs, self._outputs)
+        self._write([], dict.fromkeys(inputs, 0))  # the first time, the engine looks for accelerators once more
+
+    def _write(self, source: list[int], values: Mapping[str, float]) -> None:
+        padded = source + [0] * (self.tokens + 1 - len(source))
+        for name, buffer in self._inputs.items():
+            buffer.write(np.array(padded if name == "source" else [values[name]], self.dtypes[name]))
+
+    def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """The outputs for a source with its end symbol and the values of the other inputs."""
+        self._write(source, values)
+        self._run()
+        return {
+            name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in self._results
+        }
+
+
+def _compiled(file: str, threads: int) -> Any:
+    """The engine's model, whose signatures share one packed copy of the weights where the system allows it."""
+    from ai_edge_litert.compiled_model import CompiledModel
+    from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+    from ai_edge_litert.options import CpuOptions, Options
+
+    cpu = CpuOptions(num_threads=threads, xnnpack_weight_cache_path=":memory" * (sys.platform == "linux"))
+    return CompiledModel.from_file(file, options=Options(HardwareAccelerator.CPU, cpu))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without messages of C++ on standard error: the engine lists there each accelerator that it does not find."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _outputs(found: dict[str, np.ndarray]) -> list[list[int]]:

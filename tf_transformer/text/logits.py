@@ -27,13 +27,15 @@ def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     return top_logits, tf.gather(tf.reshape(symbols, flat), places, batch_dims=rank)
 
 
-def log_sum_exp(logits: Tensor, symbol: Tensor) -> Any:
+def log_sum_exp(logits: Tensor, symbol: Tensor, is_best: bool) -> Any:
     """The log-sum-exp of logits [B, K, V], from one symbol [B, K, 1] and its probability: float32 [B, K, 1].
 
     TensorFlow's softmax takes half as long as its log-sum-exp. If a probability is too small for float32, as it may be
-    with a forced prefix, TensorFlow's log-sum-exp is used.
+    with a forced prefix unless `is_best` promises the symbol of the greatest logit, TensorFlow's log-sum-exp is used.
     """
     logit, probability = (tf.gather(each, symbol, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
+    if is_best:
+        return logit - tf.math.log(probability)
     return tf.cond(
         tf.reduce_all(probability > 1e-30),
         lambda: logit - tf.math.log(probability),
@@ -99,13 +101,15 @@ RULES: dict[str, Callable[[Any, Prefixes, Any], Any]] = {  # by option, in the o
 
 
 def restricted(logits: Tensor, prefixes: Prefixes, options: Mapping[str, Any]) -> Any:
-    """Logits [B, K, V], with impossible symbols where an option of a search, [B], forbids them.
+    """Logits [B, K, V], with impossible symbols where an option of a search, [B], forbids them. An option that is
+    missing forbids nothing.
 
     A symbol that may not follow keeps its share of the probability, as in Hugging Face's beam search: the
     log-probability of an output is the model's own.
     """
     for name, rule in RULES.items():
-        logits = rule(logits, prefixes, options[name])
+        if name in options:
+            logits = rule(logits, prefixes, options[name])
     return logits
 
 

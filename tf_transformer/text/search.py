@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, log_sum_exp, restricted, top_k
+from tf_transformer.text.logits import IMPOSSIBLE, RULES, Prefixes, log_sum_exp, restricted, top_k
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
 from tf_transformer.type_names import Tensor
 from tf_transformer.values import Count, checked
@@ -41,7 +41,7 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[tf.Tensor, Any]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
-    steps: int | None = None  # of the longest search: all shapes are fixed then; `None` means as many as it takes
+    steps: int | None = None  # at most so many, with fixed shapes; a search that takes more finds nothing
 
 
 class SearchProblem(NamedTuple):
@@ -120,7 +120,8 @@ def beam_search(
     B = tf.shape(problem.start_ids)[0]
     by_row = _broadcast(options, B)
     rows = Rows(tf.range(B), problem.start_ids, tf.cast(problem.max_length, tf.int32), by_row)
-    by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
+    if "min_length" in by_row:
+        by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
     K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
     steps = problem.decoder.steps
     L = steps or tf.maximum(tf.reduce_max(rows.max_length), 0)
@@ -160,10 +161,14 @@ def beam_search(
         cache=problem.decoder.cache,
     )
     if steps:
-        ancestry, slots = tf.zeros([B, K, K * steps], tf.bool), tf.zeros([B, K * steps], tf.int32)
+        first = tf.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
+        slots = tf.broadcast_to(first[:, tf.newaxis], [B, K * steps])
+        ancestry = tf.zeros([B, K, K * steps], tf.bool)
         state = state._replace(ancestry=ancestry, cache=problem.decoder.keep(state.cache, slots))
-        (state,) = tf.while_loop(lambda state: tf.reduce_any(state.running), advance, [state])
-        return _results(state, n_best)
+        in_time = lambda state: tf.reduce_any(state.running) & (state.position < steps)  # noqa: E731
+        (state,) = tf.while_loop(in_time, advance, [state])
+        pairs = zip(_no_hypotheses(B, n_best, L), _results(state, n_best), strict=True)
+        return Hypotheses(*(_where_rows(state.running, *pair) for pair in pairs))
     loop = [state, _results(state, n_best)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
     _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
@@ -171,12 +176,17 @@ def beam_search(
 
 
 def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The options of a search, each [B]; a value below an option's lowest becomes the lowest."""
+    """The options of a search, each [B]; a value below an option's lowest becomes the lowest.
+
+    A number that asks nothing of a rule is left out, and the rule with it.
+    """
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
-    own = {name: SEARCH_OPTIONS[name] for name in OPTIONS}
+    values = {name: options.get(name, SEARCH_OPTIONS[name].default) for name in OPTIONS}
+    idle = [name for name in RULES if isinstance(values[name], int) and values[name] <= SEARCH_OPTIONS[name].lowest]
+    own = {name: SEARCH_OPTIONS[name] for name in OPTIONS if name not in idle}
     return {
-        name: tf.broadcast_to(tf.maximum(tf.cast(options.get(name, option.default), option.dtype), option.lowest), [B])
+        name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
         for name, option in own.items()
     }
 
@@ -292,7 +302,7 @@ def _candidates(
     possible = logits if may_follow is None else tf.where(may_follow, logits, IMPOSSIBLE)
     possible = restricted(possible, Prefixes(state.alive_ids, state.position, end_id), state.rows.options)
     top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
-    log_denominator = log_sum_exp(logits, top_symbols[:, :, :1])
+    log_denominator = log_sum_exp(logits, top_symbols[:, :, :1], possible is logits)
     log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
     lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
