@@ -33,6 +33,7 @@ from tf_transformer.interop.families import load_tokenizer
 from tf_transformer.parsing import treebank
 from tf_transformer.runs.callbacks import Checkpoints
 from tf_transformer.runs.run import Run
+from tf_transformer.serving.folders import litert_translator
 from tf_transformer.serving.publish import read_export
 
 HERE = Path(__file__).parent
@@ -234,6 +235,16 @@ def saved_model(folder):
     return read
 
 
+def litert(folder):
+    model, tokenizer = new_model(), learned(folder)
+    tt.Translator(model, tokenizer, max_source_length=13).save(folder / "lite/1", format="litert")
+
+    def read():
+        litert_translator(folder / "lite/1").n_best("Two doors.", 2)
+
+    return read
+
+
 def marian(folder):
     path = folder / "marian"
     shutil.copytree(HERE / "marian/trained", path)
@@ -364,6 +375,9 @@ KINDS = {  # by name the maker, and the file
     "export's tokenizer": (saved_model, "model/1/assets.extra/tokenizer.model"),
     "export's index": (saved_model, "model/1/variables/variables.index"),
     "export's variables": (saved_model, "model/1/variables/variables.data-00000-of-00001"),
+    "LiteRT's facts": (litert, "lite/1/model.json"),
+    "LiteRT's model": (litert, "lite/1/model.tflite"),
+    "LiteRT's tokenizer": (litert, "lite/1/tokenizer.model"),
     "Marian's config": (marian, "marian/config.json"),
     "Marian's vocabulary": (marian, "marian/vocab.json"),
     "Marian's weights": (marian, "marian/model.safetensors"),

@@ -20,10 +20,11 @@ def test_top_k_in_blocks(V, k, seed):
 
 @pytest.mark.parametrize("width", [1, 300])
 def test_all_probabilities_by_that_of_one_symbol(width):
-    """Also where that symbol's is too small for float32."""
+    """Also where that symbol's is too small for float32; the best symbol's never is."""
     logits = (width * np.random.default_rng(11).normal(size=(3, 5, 7))).astype("float32")
-    symbol = logits.argmin(axis=-1)[..., np.newaxis]
+    worst, best = logits.argmin(axis=-1)[..., np.newaxis], logits.argmax(axis=-1)[..., np.newaxis]
     greatest = logits.max(axis=-1, keepdims=True).astype("float64")
     expected = np.log(np.exp(logits - greatest).sum(axis=-1, keepdims=True)) + greatest
-    found = log_sum_exp(tf.constant(logits), tf.constant(symbol))
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    for symbol, is_best in ((worst, False), (best, False), (best, True)):
+        found = log_sum_exp(tf.constant(logits), tf.constant(symbol), is_best)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

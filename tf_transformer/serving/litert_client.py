@@ -10,6 +10,7 @@ import argparse
 import codecs
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
@@ -65,14 +66,18 @@ class LiteRTTranslator:
         try:
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-            file = str(path / "model.tflite")
+            file = path / "model.tflite"
+            _check(file, self.facts["sha256"])
             with _quiet():
-                Interpreter(model_path=file)  # refuses a damaged file, which would end the process below
-                model = _compiled(file, threads)
+                Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
+                model = _compiled(str(file), threads)
                 signatures = [_Signature(model, name) for name in model.get_signature_list()]
             self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
-            self.options = {name: self.facts[name] for name in self._signatures[-1].dtypes if name not in NO_OPTIONS}
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            dtypes = self._signatures[-1].dtypes
+            self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
+            self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
+            self._signatures[0]([self._end], self.options | {"n_best": 1})
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
 
@@ -120,15 +125,15 @@ class LiteRTTranslator:
         """The outputs of the shortest signature that has room."""
         if unknown := options.keys() - self.options.keys():
             raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
-        ids, most = self.source_ids(text), self.facts["max_source_length"]
+        ids, most = self.source_ids(text), self._signatures[-1].tokens
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
-        read = [*ids[:most], self.facts["ids"]["end"]]
+        read = [*ids[:most], self._end]
         values = self.options | options | {"n_best": n}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
         found = fitting[0](read, values)
         if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
-            limit = min(len(read) - 1 + self.facts["extra_length"], values["max_length"])
+            limit = min(len(read) - 1 + self._extra_length, values["max_length"])
             found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
         return found
 
@@ -168,6 +173,13 @@ class _Signature:
         return {
             name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in self._results
         }
+
+
+def _check(file: Path, expected: str) -> None:
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(f"{file.name} with SHA-256 {found}, where model.json says {expected}")
 
 
 def _compiled(file: str, threads: int) -> Any:
