@@ -266,7 +266,8 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     pytest.importorskip("ai_edge_litert")
     folder = tmp_path / "litert/1"
     translator.save(folder, format="litert")
-    argv = [str(folder), "--input", write(tmp_path, "a", [*LINES, *strange]), "--output", str(tmp_path / "part")]
+    source = write(tmp_path, "a", [*LINES, *strange])
+    argv = [str(folder.parent), "--input", source, "--output", str(tmp_path / "part")]
     translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
     client = tt.LiteRTTranslator(folder)
     with pytest.warns(UserWarning, match="more tokens"):
@@ -277,6 +278,8 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     ]
     long = [len(client.source_ids(line)) for line in [*LINES, *strange]]
     assert [(row["truncated"], row["empty"]) for row in found] == [(length > 41, length == 0) for length in long]
+    answers, _ = run(list(enumerate(LINES)), tt.beam.Translate(folder.parent, options={"length_penalty": 1.0}))
+    assert [answer.text for _, answer in sorted(answers)] == [row["text"] for row in found[: len(LINES)]]
     argv[-1] = str(tmp_path / "other")
     assert "expected no beam_size, which the export fixes" in fails(translate, [*argv, "--beam-size", "2"], capsys)
 

@@ -14,7 +14,7 @@ from programs import ROOT
 import tf_transformer as tt
 from tf_transformer.files import lines_in, matching, new_file, new_folder, one_line, open_text, user_path, write_text
 from tf_transformer.interop import hub
-from tf_transformer.serving import publish
+from tf_transformer.serving import folders, publish
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
 
@@ -53,7 +53,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator):
     with new_folder("~/models/1") as folder:
         (folder / "saved_model.pb").touch()
     assert publish.next_version("~/models") == home / "models" / "2"
-    assert publish.saved_model_of("~/models") == home / "models" / "1"
+    assert folders.saved_model_of("~/models") == home / "models" / "1"
     assert hub.folder_of("~/models") == home / "models" and hub.origin_of("~/models", home)["origin"] == "models"
     assert matching("~/t*t/dev.*") == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
     assert not list(Path().iterdir())

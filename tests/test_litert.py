@@ -129,7 +129,7 @@ def test_the_client_prints_translations(folder, capsys, monkeypatch):
 
     def said(*options):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(lines).encode("utf-8-sig"))))
-        litert_client.main([str(folder), *options])
+        litert_client.main([str(folder.parent), *options])
         return capsys.readouterr().out
 
     assert said() == "".join(f"{text}\n" for text in client(lines))
@@ -145,7 +145,7 @@ def test_the_program_translates_without_tensorflow(folder, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise ImportError('TensorFlow')\n")
     (tmp_path / "text").write_text("Two doors.\n\nThe dog sleeps.\n")
     paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
-    command = [sys.executable, "-m", "trainers.translate", str(folder), str(tmp_path / "text")]
+    command = [sys.executable, "-m", "trainers.translate", str(folder.parent), str(tmp_path / "text")]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": paths})
     expected = LiteRTTranslator(folder)(["Two doors.", "", "The dog sleeps."])
     assert done.stdout.decode() == "".join(f"{text}\n" for text in expected), done.stderr
@@ -158,7 +158,7 @@ def test_what_it_cannot_write(translator, folder, tmp_path):
         translator.save(tmp_path / "1", format="litert", max_length=0)
     with pytest.raises(FileExistsError):
         translator.save(folder, format="litert")
-    with pytest.raises(FileNotFoundError, match="expected the folder of a LiteRT export, found no model.json in"):
+    with pytest.raises(FileNotFoundError, match="of a LiteRT export or of its versions, found no model.tflite in"):
         LiteRTTranslator(tmp_path)
     assert not list(tmp_path.iterdir())
 

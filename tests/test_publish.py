@@ -17,7 +17,7 @@ import tf_transformer as tt
 from tf_transformer.serving import publish
 from tf_transformer.serving.check import Finding
 from tf_transformer.serving.export import Export, Root
-from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export, saved_model_of
+from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -126,12 +126,7 @@ def test_a_models_folder_means_its_newest_version(tmp_path):
         (tmp_path / "name" / version / "saved_model.pb").touch()
     for version in ("11", "²"):  # being written, and no number
         (tmp_path / "name" / version).mkdir()
-    assert saved_model_of(tmp_path / "name") == tmp_path / "name" / "10"
-    assert saved_model_of(tmp_path / "name" / "x") == tmp_path / "name" / "x"
     assert next_version(tmp_path / "name").name == "12"
-    for none in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(tt.BadInput, match="expected the folder of a SavedModel or of its versions, found no saved"):
-            saved_model_of(none)
     with pytest.raises(tt.BadInput, match="name/10: expected a SavedModel of this package"):
         tt.load(tmp_path / "name")
 

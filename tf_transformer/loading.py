@@ -21,7 +21,8 @@ from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.reading import check_h5, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.publish import find_saved_model, read_export
+from tf_transformer.serving.folders import find_saved_model
+from tf_transformer.serving.publish import read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights

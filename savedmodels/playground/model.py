@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tf_transformer.config import BadInput
 from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.publish import is_version, saved_model_of
+from tf_transformer.serving.folders import is_version, saved_model_of
 
 DEFAULT_SIGNATURE = "serving_default"
 # Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.

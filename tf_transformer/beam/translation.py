@@ -15,7 +15,7 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 from tf_transformer.config import BadInput
 from tf_transformer.files import encoded, one_line
 from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.folders import is_litert, litert_translator
+from tf_transformer.serving.folders import is_litert, litert_translator, saved_model_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.type_names import Tensor
 from tf_transformer.values import Count, between, check_fields, checked
@@ -65,7 +65,7 @@ class TranslationSettings:
     """How texts are translated.
 
     Attributes:
-        path: the folder of a SavedModel or of a LiteRT export, which every worker reads.
+        path: the folder of a SavedModel or of a LiteRT export, or of its versions, which every worker reads.
         n_best: translations of each text, at most those of the export.
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
@@ -104,7 +104,8 @@ class Translate(beam.PTransform[Any, Any]):
     distribution batch_milliseconds.
 
     Args:
-        path: the folder of a translator's SavedModel, a parser's, or a LiteRT export.
+        path: the folder of a translator's SavedModel, a parser's, or a LiteRT export, or that of its versions, which
+            means the newest.
         text: the name of the field that holds the text.
         method: the other fields of `TranslationSettings`.
 
@@ -177,7 +178,6 @@ class SavedModel:
         import tensorflow as tf
 
         import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
-        from tf_transformer.serving.publish import saved_model_of
 
         self._method = method
         with contextlib.ExitStack() as stack:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 NO_OPTIONS = ("source", "n_best")  # inputs of the file
+VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 
@@ -44,7 +45,7 @@ class LiteRTTranslator:
     each thread needs its own.
 
     Args:
-        path: the folder.
+        path: the folder, or that of its versions, which means the newest.
         threads: of the engine.
 
     Attributes:
@@ -59,10 +60,11 @@ class LiteRTTranslator:
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
-        path = Path(path)
-        for name in ("model.json", "model.tflite"):
+        path = newest(Path(path), "model.tflite") or Path(path)
+        for name in ("model.tflite", "model.json"):
             if not (path / name).is_file():
-                raise FileNotFoundError(f"expected the folder of a LiteRT export, found no {name} in {path}")
+                message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"
+                raise FileNotFoundError(message)
         try:
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
@@ -206,6 +208,18 @@ def _quiet() -> Iterator[None]:
         os.close(nothing)
 
 
+def versions(path: Path) -> list[Path]:
+    """The versions in a model's folder, those in folders named by a number, the newest first."""
+    found = [folder for folder in path.iterdir() if VERSION.fullmatch(folder.name)] if path.is_dir() else []
+    return sorted(found, key=lambda folder: (int(folder.name), folder.name), reverse=True)
+
+
+def newest(path: Path, *files: str) -> Path | None:
+    """The folder that has one of the files: `path` itself, or the newest of its versions; `None` if none has."""
+    folders = (path, *versions(path))
+    return next((folder for folder in folders if any((folder / name).is_file() for name in files)), None)
+
+
 def _outputs(found: dict[str, np.ndarray]) -> list[list[int]]:
     """The ids of each output, without the zeros that follow."""
     return [ids[:length].tolist() for ids, length in zip(found["ids"], found["lengths"], strict=True)]
@@ -282,7 +296,7 @@ def option(text: str) -> tuple[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="of a LiteRT export, e.g. litert/demo/1")
+    parser.add_argument("folder", help="of a LiteRT export, e.g. litert/demo/1; of litert/demo the newest")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
     what = "an option of the search, such as length_penalty=1; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)

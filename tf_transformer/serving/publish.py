@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,8 @@ from tf_transformer.files import new_folder, user_path
 from tf_transformer.reading import read_bytes, read_json, reading
 from tf_transformer.serving.check import check, failures, plainly_named
 from tf_transformer.serving.export import Root
+from tf_transformer.serving.folders import is_version, saved_model_of
+from tf_transformer.serving.litert_client import versions
 from tf_transformer.serving.wire import field
 
 Version = Annotated[int, values.between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
@@ -99,33 +100,6 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
                 raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def is_version(name: str) -> bool:
-    """Whether a folder of this name is a version for a server: an integer of 64 bits."""
-    return bool(re.fullmatch("[0-9]{1,18}", name))
-
-
-def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
-    """The folder of a SavedModel: `path` itself, or the newest of the versions in it; `None` if there is none."""
-    path = user_path(path)
-    folders = [path, *sorted(_versions(path), key=lambda folder: int(folder.name), reverse=True)]
-    return next((folder for folder in folders if (folder / "saved_model.pb").is_file()), None)
-
-
-def saved_model_of(path: str | os.PathLike[str]) -> Path:
-    """As `find_saved_model`.
-
-    Raises:
-        BadInput: there is none.
-    """
-    if found := find_saved_model(path):
-        return found
-    raise BadInput(f"expected the folder of a SavedModel or of its versions, found no saved_model.pb in {path}")
-
-
-def _versions(path: Path) -> list[Path]:
-    return [folder for folder in path.iterdir() if is_version(folder.name)] if path.is_dir() else []
-
-
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
     """Read the values that `save_export` wrote, without loading or running the graph.
 
@@ -164,7 +138,7 @@ def next_version(path: str | os.PathLike[str]) -> Path:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise BadInput(f"{path}: expected a folder to write models to; {there} is none that can be written to")
-    return path / str(max((int(folder.name) for folder in _versions(path)), default=0) + 1)
+    return path / str(max((int(folder.name) for folder in versions(path)), default=0) + 1)
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

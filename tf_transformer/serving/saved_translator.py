@@ -7,7 +7,7 @@ from typing import overload
 import tensorflow as tf
 
 from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.publish import saved_model_of
+from tf_transformer.serving.folders import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
 from tf_transformer.values import Count, checked
 
