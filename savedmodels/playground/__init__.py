@@ -1,1 +1,1 @@
-"""A web page and TensorFlow Serving's APIs for one SavedModel: for trials, not for production."""
+"""A web page and TensorFlow Serving's APIs for one model: for trials, not for production."""

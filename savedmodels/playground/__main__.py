@@ -1,4 +1,5 @@
-"""Try a SavedModel in the browser: a sentence, its n best translations with scores, and their alignment.
+"""Try a SavedModel in the browser: a sentence, its n best translations with scores, and their alignment. A LiteRT
+export works as well, without alignment.
 
 The same port serves TensorFlow Serving's REST API, and --grpc-port its gRPC API, so you can try clients without the
 server. Only programs on this machine can reach it. For trials, not for production.
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__.strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", help="NAME/VERSION of a SavedModel, or NAME for its newest version")
+    parser.add_argument("folder", help="NAME/VERSION of a model, or NAME for its newest version")
     parser.add_argument("--name", type=model_name, help="the model's name in requests (the folder's NAME)")
     parser.add_argument(
         "--port", type=int, default=8501, help="port of the page and the REST API; 0 is any free port (8501)"

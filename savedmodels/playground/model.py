@@ -1,4 +1,4 @@
-"""One SavedModel and its signatures, with TensorFlow Serving's rules for requests of any form."""
+"""One exported model and its signatures, with TensorFlow Serving's rules for requests of any form."""
 
 import os
 import re
@@ -11,9 +11,10 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
+from savedmodels.playground.litert import LiteRTExport
 from tf_transformer.config import BadInput
 from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.folders import is_version, saved_model_of
+from tf_transformer.serving.folders import is_litert, is_version, model_folder
 
 DEFAULT_SIGNATURE = "serving_default"
 # Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.
@@ -35,15 +36,37 @@ class ServingError(Exception):
 
 
 def find_version(folder: str | os.PathLike[str]) -> Path:
-    """The folder NAME/VERSION of a SavedModel: `folder` itself, or its subfolder with the greatest integer."""
-    folder = saved_model_of(folder).resolve()
+    """The folder NAME/VERSION of a SavedModel or a LiteRT export: `folder` itself, or its subfolder with the greatest
+    integer."""
+    folder = model_folder(folder).resolve()
     if not is_version(folder.name):
         raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
     return folder
 
 
+class SavedModel:
+    """A SavedModel.
+
+    Args:
+        folder: NAME/VERSION.
+
+    Attributes:
+        signatures: by name, as it describes them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+        self.signatures = dict(saved.meta_graphs[0].signature_def)
+        with plainly_named(folder) as plain:
+            self._loaded = tf.saved_model.load(str(plain))
+
+    def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+        """Run a signature."""
+        return {key: value.numpy() for key, value in self._loaded.signatures[name](**inputs).items()}
+
+
 class ServedModel:
-    """A SavedModel under a name.
+    """A SavedModel, or a LiteRT export, under a name.
 
     Args:
         folder: NAME/VERSION, or NAME for the newest version.
@@ -54,10 +77,8 @@ class ServedModel:
         folder = find_version(folder)
         self.name = name or folder.parent.name
         self.version = int(folder.name)
-        saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-        self.signatures = dict(saved.meta_graphs[0].signature_def)
-        with plainly_named(folder) as plain:
-            self._loaded = tf.saved_model.load(str(plain))
+        self._export = LiteRTExport(folder) if is_litert(folder) else SavedModel(folder)
+        self.signatures = self._export.signatures
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
         """Raise NOT_FOUND unless a request names this model."""
@@ -106,13 +127,13 @@ class ServedModel:
                 raise ServingError("INVALID_ARGUMENT", message + _set(signature.outputs) + ".")
         defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in wanted - given}
         try:
-            outputs = self._loaded.signatures[name](**inputs, **defaults)
+            outputs = self._export(name, {**inputs, **defaults})
         except tf.errors.OpError as error:
             code = next(code for code, number in vars(tf.errors).items() if number == error.error_code)
             raise ServingError(code, AROUND.sub("", error.message)) from error
         except (TypeError, ValueError) as error:  # Python sees a wrong rank or dtype before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
-        return {key: outputs[key].numpy() for key in output_filter or sorted(outputs)}
+        return {key: outputs[key] for key in output_filter or sorted(outputs)}
 
 
 def _set(names: Iterable[str]) -> str:

@@ -39,8 +39,12 @@ def app(model: ServedModel) -> Flask:
     @flask.get("/")
     def page() -> Response:
         inputs = model.signatures["translate"].inputs if "translate" in model.signatures else {}
-        options = [option for name, option in SEARCH_OPTIONS.items() if name in inputs]
-        html = render_template("page.html", name=model.name, version=model.version, options=options)
+        known = [option for option in SEARCH_OPTIONS.values() if option.request and inputs]
+        options = [option for option in known if option.name in inputs]
+        fixed = [option.name for option in known if option.name not in inputs]
+        aligned = "translate_details" in model.signatures
+        shown = {"name": model.name, "version": model.version}
+        html = render_template("page.html", **shown, options=options, fixed=fixed, aligned=aligned)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])
