@@ -30,7 +30,8 @@ pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 
 MARIAN = ROOT / "tests/marian/trained"
-
+sys.path.insert(0, str(MARIAN.parent))
+import separate  # noqa: E402
 
 LONG = [" ".join(["The old woman opens the red door"] * count) for count in (7, 2, 5, 3)]
 
@@ -107,10 +108,12 @@ def test_the_client_spells_as_the_model_s_tokenizer(translator, folder):
     check_spelling(LiteRTTranslator(folder)._tokenizer, translator.tokenizer, TEXTS)
 
 
-def test_the_client_spells_as_marian_s_tokenizer(tmp_path):
-    tokenizer = MarianTokenizer.from_checkpoint(MARIAN)
+@pytest.mark.parametrize("vocabularies", [1, 2])
+def test_the_client_spells_as_marian_s_tokenizer(vocabularies, tmp_path):
+    tokenizer = MarianTokenizer.from_checkpoint(checkpoint(vocabularies, tmp_path / "checkpoint"))
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
+    assert (tmp_path / "source_vocabulary.json").exists() == (vocabularies == 2)
     check_spelling(litert_client._Pieces(tmp_path), tokenizer, [*TEXTS, *CODES])
 
 
@@ -185,6 +188,14 @@ def test_a_missing_engine_is_one_line(translator, tmp_path, monkeypatch):
         translator.save(tmp_path / "1", format="litert", checked=True)
 
 
+def checkpoint(vocabularies, path):
+    """MarianMT's small one, with one vocabulary or with those of source and target, which is made in `path`."""
+    if vocabularies == 1:
+        return MARIAN
+    separate.split(path)
+    return path
+
+
 def trained(**options):
     """MarianMT's small one, whose translations are German, for short sources: a signature takes seconds to convert."""
     return tt.Translator.from_marian(MARIAN, **({"max_source_length": 31} | options))
@@ -229,6 +240,23 @@ def test_marian_with_other_searches(patience, beam_size, min_length, tmp_path):
     translator.save(tmp_path / "1", format="litert", max_length=43 + 50)
     texts = [text for text in [*sentences(199), *LONG] if len(text) < 999]  # of hundreds of steps, ties decide
     agree(translator, tmp_path / "1", texts, beam_size, fresh=31, length_penalty=1.0)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("vocabularies", [1, 2])
+def test_marian_against_transformers(vocabularies, tmp_path):
+    """What `transformers` answers is stored beside the checkpoints. Hostile texts give what the translator gives."""
+    sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
+    stored = {1: sources, 2: json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))}[vocabularies]
+    options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf, "max_source_length": 61}
+    translator = tt.Translator.from_marian(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
+    translator.save(tmp_path / "1", format="litert", max_length=128)
+    client = LiteRTTranslator(tmp_path / "1")
+    best = [client.n_best(text, 1)[0] for text in sources["sentences"]]
+    assert [one.text for one in best] == stored["beam"]
+    np.testing.assert_allclose([one.log_prob for one in best], stored["log_probs"], atol=1e-4)
+    texts = [*sources["texts"], *hostile_texts(5)]
+    agree(translator, tmp_path / "1", [text for text in texts if len(text) < 99], 2)
 
 
 @pytest.mark.program
