@@ -8,10 +8,12 @@ import random
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import hostile
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS
 from programs import ROOT, without_the_package
@@ -115,6 +117,25 @@ def test_the_client_spells_as_marian_s_tokenizer(vocabularies, tmp_path):
         (tmp_path / name).write_bytes(content)
     assert (tmp_path / "source_vocabulary.json").exists() == (vocabularies == 2)
     check_spelling(litert_client._Pieces(tmp_path), tokenizer, [*TEXTS, *CODES])
+
+
+def test_the_client_spells_bytes_of_the_target_s_model_alone(tmp_path):
+    """The source's model knows no bytes."""
+    made = {"source.spm": (MARIAN / "source.spm").read_bytes()}
+    target, sentences = io.BytesIO(), (target for _, target in tt.toy_corpus.corpus(train=500)["train"])
+    options = {"vocab_size": 400, "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=target, **options)
+    made["target.spm"] = target.getvalue()
+    for side, name in (("source", "source_vocabulary.json"), ("target", "vocabulary.json")):
+        engine = sentencepiece.SentencePieceProcessor(model_proto=made[f"{side}.spm"])
+        pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
+        made[name] = json.dumps(["<pad>", "<s>", "</s>", "<unk>", *pieces]).encode()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in made.items():
+            file.writestr(name, content)
+            (tmp_path / name).write_bytes(content)
+    check_spelling(litert_client._Pieces(tmp_path), MarianTokenizer(archive.getvalue()), [*TEXTS, "<0x41>"])
 
 
 def check_spelling(client, tokenizer, texts):
