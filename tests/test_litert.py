@@ -95,6 +95,7 @@ def test_outputs_keep_their_limits(folder):
     assert max(len(ids) for ids in client.ids("door " * 3000, 3)) <= 41 + 7
     with pytest.warns(UserWarning, match=r"more tokens than the model reads; .*: 'door door"):
         client("door " * 3000)
+    assert client("Two doors.", length_penalty=math.nan) == client("Two doors.")
     with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
         client("Two doors.", beam_size=2)
 

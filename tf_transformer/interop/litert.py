@@ -158,10 +158,11 @@ class _Module(tf.Module):
             (weights,) = weights
 
         def translate(steps: int, source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
-            options: dict[str, Any] = {
-                name: tf.clip_by_value(value, option.lowest, option.highest)
-                for (name, option), value in zip(INPUTS.items(), values, strict=True)
-            }
+            options: dict[str, Any] = {}
+            for (name, option), value in zip(INPUTS.items(), values, strict=True):
+                if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
+                    value = tf.where(tf.math.is_nan(value), translator.options[name], value)
+                options[name] = tf.clip_by_value(value, option.lowest, option.highest)
             length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
             limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
             memory, mask, _ = model.encode(source)

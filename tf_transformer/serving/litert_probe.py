@@ -30,7 +30,7 @@ ROWS = [
     b"<s></s><pad><unk>",
     b">>xx<<",
 ]
-EXTREMES = {"length_penalty": (-1.0, 0.0, 1e30), "max_length": (-1, 0, 1, 2**31 - 1)}
+EXTREMES = {"length_penalty": (-1.0, 0.0, 1e30, math.nan), "max_length": (-1, 0, 1, 2**31 - 1)}
 BYTES = {"float32": 4, "int8": 1}
 
 
