@@ -347,12 +347,7 @@ def test_a_litert_export_answers_as_the_savedmodel(small, served):
     model = ServedModel(small)
     assert (model.name, model.version) == ("name", 3)
     ask, texts = asking(rest.app(model).test_client()), [text for text in TEXTS if isinstance(text, str)]
-    values = {
-        "length_penalty": (1.7, 0.6),
-        "min_length": (3, 0),
-        "no_repeat_ngram_size": (2, 0),
-        "max_length": (11, 48),
-    }
+    values = {"length_penalty": (1.7, 0.6), "max_length": (11, 48)}
     inputs = {"text": texts * 2, **{name: np.repeat(pair, len(texts)).tolist() for name, pair in values.items()}}
     rows = [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
     status, found = ask({"signature_name": "translate", "instances": rows})
@@ -419,12 +414,12 @@ def test_a_litert_export_takes_requests_of_any_form(small):
         answers = list(threads.map(lambda text: ask({"instances": [text]})[1]["predictions"][0], texts))
     assert answers == answers[:2] * 7 and answers == ask({"instances": texts})[1]["predictions"]
     assert ask({"inputs": []}) == (200, {"outputs": {"score": [], "translation": [], "truncated": []}})
-    row = {"text": ["a", "b", "c"], **{name: [value] for name, value in OPTIONS.items() if name != "beam_size"}}
+    row = {"text": ["a", "b", "c"], "length_penalty": [0.6], "max_length": [9]}
     empty = ask({"signature_name": "translate", "inputs": row | {"text": []}})[1]["outputs"]
     assert empty["translations"] == empty["truncated"] == []
     for body, message in [
         ({"instances": [["a"]]}, "text: expected string of the shape \\[batch\\], got string of \\(1, 1\\)"),
-        ({"signature_name": "translate", "inputs": row | {"min_length": [1, 2]}}, "min_length: expected a vector of"),
+        ({"signature_name": "translate", "inputs": row | {"max_length": [1, 2]}}, "max_length: expected a vector of"),
         ({"signature_name": "translate_details", "inputs": row}, '"translate_details" not found in signature def'),
     ]:
         status, answer = ask(body)
@@ -433,8 +428,8 @@ def test_a_litert_export_takes_requests_of_any_form(small):
         model.predict("", {"text": tf.constant([3])})
 
     fields = re.findall(r'<input id="(\w+)" type="number"', page(client))
-    assert fields == [name for name in REQUEST if name != "beam_size"]
-    assert 'const fixed = ["beam_size"]' in page(client) and "const aligned = false" in page(client)
+    assert fields == ["length_penalty", "max_length"] and "const aligned = false" in page(client)
+    assert 'const fixed = ["beam_size", "min_length", "no_repeat_ngram_size"]' in page(client)
     assert "a LiteRT export, which has no alignments" in page(client) and 'id="picture"' not in page(client)
     inputs = client.get("/v1/models/name/metadata").get_json()["metadata"]["signature_def"]["signature_def"][
         "translate"
