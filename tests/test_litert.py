@@ -84,9 +84,9 @@ def test_a_folder_has_what_a_client_needs(translator, folder):
     )
     assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
     signatures = LiteRTTranslator(folder)._signatures
-    assert [(one.tokens, one.steps) for one in signatures] == [(16, 24), (32, 44), (41, 48)]
+    assert [(one.tokens, one.steps) for one in signatures] == [(16, 24), (32, 48), (41, 48)]
     shapes = {name: list(part.shape) for name, part in signatures[1]([5, 2], facts | {"n_best": 2}).items()}
-    assert shapes == {"ids": [3, 44], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
+    assert shapes == {"ids": [3, 48], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
 
 
 def test_outputs_keep_their_limits(folder):

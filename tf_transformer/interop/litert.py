@@ -182,7 +182,7 @@ class _Module(tf.Module):
 
         longest = translator.max_source_length
         self.functions = {SIGNATURE: signature(longest, max_length)} | {
-            f"{SIGNATURE}_{tokens}": signature(tokens, min(tokens + tokens // 4 + 4, max_length))
+            f"{SIGNATURE}_{tokens}": signature(tokens, min(3 * tokens // 2, max_length))
             for tokens in LENGTHS
             if tokens < longest
         }
