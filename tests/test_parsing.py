@@ -46,7 +46,7 @@ def parser():
     """A small one with random weights."""
     trees = [read_tree(tree) for tree in TREES]
     symbols = sorted({symbol for tree in trees for symbol in linearised(tree)})
-    tokenizer = tt.Tokenizer.learn_from([" ".join(words_of(tree)) for tree in trees] * 3, 340, symbols=symbols)
+    tokenizer = tt.Tokenizer.learn_from([" ".join(words_of(tree)) for tree in trees] * 3, 340, controls=symbols)
     keras.utils.set_random_seed(3)
     model = tt.Transformer(tt.TransformerConfig(1, 24, 31, 3, d_k=5, d_v=7, vocab_size=tokenizer.vocab_size))
     model.build()
@@ -199,7 +199,7 @@ def test_a_word_comes_before_what_is_said_of_it(parser):
     tokenizer = parser.tokenizer
     texts, lines = ["He slept .", "Doors \u200b"], ["(S (NP PRP )NP (VP VBD )VP . )S", "(NP NNS )NP CD"]
     sources, targets = pair_ids(tokenizer)(texts, lines)
-    names = dict(enumerate(tokenizer.symbols, FIRST_ID))
+    names = dict(enumerate(tokenizer.controls, FIRST_ID))
     for text, line, source, target in zip(texts, lines, sources.numpy(), targets.numpy(), strict=True):
         pieces = [tokenizer.tokenize([word])[0].numpy().tolist() for word in text.split()]
         assert source.tolist() == list(itertools.chain(*pieces))
@@ -209,7 +209,7 @@ def test_a_word_comes_before_what_is_said_of_it(parser):
 
 def test_what_is_found_without_the_grammar_must_name_the_words_in_their_order(parser):
     He, slept = (int(parser.tokenizer.tokenize([word])[0][0]) for word in ("He", "slept"))
-    tag, end = (FIRST_ID + parser.tokenizer.symbols.index(symbol) for symbol in ("PRP", ")NP"))
+    tag, end = (FIRST_ID + parser.tokenizer.controls.index(symbol) for symbol in ("PRP", ")NP"))
     assert parser._line([He, tag, slept, tag, end], [He, slept]) == ["PRP", "PRP", ")NP"]
     for ids in ([slept, tag, He, tag], [He, slept, tag], [tag], [He, tag, end], [He, tag, He, tag], [He, He, tag]):
         assert ")" in parser._line(ids, [He, slept]), ids
@@ -232,13 +232,13 @@ def test_without_the_grammar_anything_comes_and_is_repaired(parser):
     texts = [text for text in TEXTS if words_in(text)]
     for text, symbols in zip(texts, parser.symbols(texts), strict=True):
         words = words_in(text)
-        assert all(symbol == ")" or symbol in parser.tokenizer.symbols for symbol in symbols)
+        assert all(symbol == ")" or symbol in parser.tokenizer.controls for symbol in symbols)
         assert len(to_tree(symbols, words).leaves()) == len(words)
 
 
 def test_no_text_is_made_of_symbols(parser):
-    ids = parser.tokenizer.tokenize([" ".join(parser.tokenizer.symbols), " (NP )NP"]).flat_values.numpy()
-    assert ids.min() >= FIRST_ID + len(parser.tokenizer.symbols)
+    ids = parser.tokenizer.tokenize([" ".join(parser.tokenizer.controls), " (NP )NP"]).flat_values.numpy()
+    assert ids.min() >= FIRST_ID + len(parser.tokenizer.controls)
 
 
 @pytest.mark.program
@@ -260,7 +260,7 @@ def test_a_savedmodel_parses(parser, tmp_path):
         b"41",
     ]
     again = Parser(tt.Translator.from_saved_model(path))
-    assert again.tokenizer.symbols == parser.tokenizer.symbols
+    assert again.tokenizer.controls == parser.tokenizer.controls
     assert again.translator.extra_length == 23
     assert again(texts[0]) == parser(texts[0])
 
@@ -268,7 +268,7 @@ def test_a_savedmodel_parses(parser, tmp_path):
 def test_attention_of_a_tree(parser):
     """Rows are the symbols of the tree that the search finds, or of a given one."""
     found = parser.attention(TEXTS[0])
-    symbols = [token for token in found.target if token in parser.tokenizer.symbols]
+    symbols = [token for token in found.target if token in parser.tokenizer.controls]
     assert symbols == linearised(read_tree(parser(TEXTS[0]))) and found.target[-1] == "</s>"
     pieces = parser.tokenizer.pieces(parser.tokenizer.tokenize(TEXTS[:1]))[0].numpy()
     assert found.source == [*(piece.decode() for piece in pieces), "</s>"]

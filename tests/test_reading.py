@@ -272,7 +272,7 @@ def learned(text, **options):
 
 def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
     tokenizer = tt.Tokenizer(learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
-    assert (tokenizer.first_piece, tokenizer.symbols) == (4, [])
+    assert (tokenizer.first_piece, tokenizer.controls) == (4, [])
     ids = tokenizer.tokenize(["Two doors.", "Two \u4e1c doors."])
     assert tokenizer.detokenize(ids).numpy().tolist()[0] == b"Two doors."
     assert ids[1].numpy().tolist().count(3) == 1  # no piece and no bytes
@@ -286,9 +286,9 @@ def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
 def test_control_symbols_of_ones_own_are_not_those_of_trees(text):
     symbols = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
     tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **symbols))
-    assert (tokenizer.first_piece, tokenizer.symbols) == (6 + 256, [])
-    ours = tt.Tokenizer.learn(sorted(text.glob("train.*")), 350, symbols=["(NP", ")NP"])
-    assert (ours.first_piece, ours.symbols) == (6 + 256, ["(NP", ")NP"])
+    assert (tokenizer.first_piece, tokenizer.controls) == (6 + 256, [])
+    ours = tt.Tokenizer.learn(sorted(text.glob("train.*")), 350, controls=["(NP", ")NP"])
+    assert (ours.first_piece, ours.controls) == (6 + 256, ["(NP", ")NP"])
 
 
 def test_a_model_of_controls_alone_or_of_pieces_that_are_no_text(text):

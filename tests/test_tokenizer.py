@@ -3,6 +3,7 @@
 import gzip
 import html
 import importlib
+import itertools
 import re
 import sys
 import unicodedata
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
+from tf_transformer.serving import litert_client
 from tf_transformer.text.tokenizer import valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
@@ -196,17 +198,78 @@ def test_files_that_are_no_tokenizer(tmp_path):
         tt.Tokenizer.load(tmp_path / "bad.model")
 
 
-def test_symbols_have_the_first_ids_and_no_text_makes_them():
+def test_controls_have_the_first_ids_and_no_text_makes_them():
     symbols = ["(NP", ")NP", ",", "door"]
     lines = ["The door , (NP opens )NP .", "door (NP , door"] * 5
-    tokenizer = tt.Tokenizer.learn_from(lines, 310, symbols=symbols)
-    assert tokenizer.symbols == symbols
+    tokenizer = tt.Tokenizer.learn_from(lines, 310, controls=symbols)
+    assert tokenizer.controls == symbols
     assert tokenizer.ids(tf.ragged.constant([[" (NP", " door"]])).to_list() == [[4, 7]]
     assert tokenizer.tokenize(lines).flat_values.numpy().min() >= 4 + len(symbols)
     assert tokenizer.detokenize(tokenizer.tokenize(lines[:1])).numpy() == [lines[0].encode()]
     with pytest.raises(tt.BadInput, match="expected at least 265"):
-        tt.Tokenizer.learn_from(lines, 264, symbols=symbols)
-    assert tt.Tokenizer.learn_from(lines, 300).symbols == []
+        tt.Tokenizer.learn_from(lines, 264, controls=symbols)
+    assert tt.Tokenizer.learn_from(lines, 300).controls == []
+
+
+SYMBOLS = ["<2de>", "<2fr>", "a,b", '"', "\ufb01x"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
+    """In Python, in a SavedModel, for the client of LiteRT, and by the pieces that CTranslate2 has."""
+    lines = [text for pair in toy_corpus.corpus(train=331, dev=0, test=0)["train"] for text in pair]
+    lines = [f"{symbol} {line}" for line, symbol in zip(lines, itertools.cycle(SYMBOLS))]
+    tokenizer = tt.Tokenizer.learn_from(lines, 370, kind, symbols=SYMBOLS, controls=["(NP"])
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    ids = range(5, 5 + len(SYMBOLS))
+    assert (tokenizer.controls, tokenizer.ids(SYMBOLS).numpy().tolist()) == (["(NP"], [*ids])
+    assert tokenizer.first_piece == 5 + len(SYMBOLS) + 256
+
+    forms = ["{} The door.", "{}The door.", "The{}door {}", "{}", "  {}{} \ufb02", "{} \u6771"]
+    texts, expected = [], []
+    for form, (name, id) in itertools.product(forms, zip(SYMBOLS, ids, strict=True)):
+        texts.append(form.replace("{}", name))
+        expected.append([id] * form.count("{}"))
+    rows = tokenizer.tokenize(texts)
+    found = rows.to_list()
+    assert [[id for id in row if id in ids] for row in found] == expected
+    assert found == [oracle.encode(text) for text in texts]
+    back = [text.decode() for text in tokenizer.detokenize(rows).numpy()]
+    assert back == [oracle.decode(row) for row in found]
+    assert back[: len(SYMBOLS)] == [f"{name} The door." for name in SYMBOLS]
+
+    module = tf.Module()
+    module.op = tokenizer.op
+    module.ids = tf.function(lambda texts: module.op.tokenize(texts), [tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(module, tmp_path / "saved")
+    assert tf.saved_model.load(tmp_path / "saved").ids(tf.constant(texts)).to_list() == found
+    for name, content in tokenizer.files.items():
+        (tmp_path / name).write_bytes(content)
+    client = litert_client._SentencePiece(tmp_path)
+    assert ([client.encode(text) for text in texts], [client.decode(row) for row in found]) == (found, back)
+    vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
+    assert [[vocabulary.index(piece) for piece in oracle.encode(text, out_type=str)] for text in texts] == found
+
+
+@pytest.mark.parametrize(
+    ("symbols", "message"),
+    [
+        ("<2de>", "symbols: expected a list, got '<2de>'"),
+        (["<2de>", ""], "symbols: expected printable text without white space, such as '<2de>'; got ''"),
+        (["to de"], "symbols: expected printable text .* got 'to de'"),
+        (["a\u2003b"], "symbols: expected printable text .* got 'a.u2003b'"),
+        (["\u2581de"], "symbols: expected printable text .* got '\u2581de'"),
+        (["\ud83d"], "symbols: expected printable text .* got '.ud83d'"),
+        ([7], "symbols: expected printable text .* got 7"),
+        (["<2de>", "<2fr>", "<2de>"], "symbols: expected each symbol once, got '<2de>' again"),
+        (["<s>"], "symbols: expected none of the vocabulary's own pieces, got '<s>'"),
+        (["<0x41>"], "symbols: expected none of the vocabulary's own pieces, got '<0x41>'"),
+        ([f"<{n}>" for n in range(50)], r"vocab_size: expected at least 311 \(symbols, bytes, a piece\), got 310"),
+    ],
+)
+def test_what_cannot_be_a_symbol(symbols, message):
+    with pytest.raises(tt.BadInput, match=f"^{message}$"):
+        tt.Tokenizer.learn_from(["The door"] * 9, 310, symbols=symbols)
 
 
 def test_without_tensorflow_text_one_line_says_so(monkeypatch, tmp_path):

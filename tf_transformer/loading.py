@@ -46,7 +46,7 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
     folders = _folders(path)
     if saved := find_saved_model(folders[0]):
         translator = from_saved_model(saved, **search)
-        return Parser(translator) if translator.tokenizer.symbols else translator
+        return Parser(translator) if translator.tokenizer.controls else translator
     if family := family_of_folder(folders[0]):
         return from_pretrained(folders[0], family=family.name, **search)
     settings = Run(folders[0]).settings()

@@ -21,7 +21,7 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -174,7 +174,7 @@ def _word(kind: Any, origin: Any, parts: tuple[Any, ...]) -> str:
     kind = origin or kind
     if kind in LISTS:
         return "a list"
-    words = {type(None): "None", str: "text", os.PathLike: "a path", Callable: "a function"}
+    words = {type(None): "None", str: "text", os.PathLike: "a path", Callable: "a function", Mapping: "a dictionary"}
     return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 

@@ -69,8 +69,8 @@ class TreebankCorpus(PairCorpus):
 
     @checked
     def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
-        symbols = sorted({symbol for line in self.source.target for symbol in line.split()})
-        return Tokenizer.learn_from(self.source.source, vocab_size, kind, symbols=symbols)
+        controls = sorted({symbol for line in self.source.target for symbol in line.split()})
+        return Tokenizer.learn_from(self.source.source, vocab_size, kind, controls=controls)
 
     def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds:
         return pair_ids(tokenizer)

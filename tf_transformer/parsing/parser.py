@@ -109,8 +109,8 @@ class Parser(SetOnce):
         self.tokenizer = translator.tokenizer
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else tf.int32.max
-        self.grammar = Grammar(self.tokenizer.symbols, self.tokenizer.vocab_size)
-        names = self.tokenizer.symbols
+        self.grammar = Grammar(self.tokenizer.controls, self.tokenizer.vocab_size)
+        names = self.tokenizer.controls
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in names]
         after = self.tokenizer.vocab_size - FIRST_ID - len(names)
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
@@ -154,7 +154,7 @@ class Parser(SetOnce):
 
     def _line(self, ids: Tensor, firsts: Tensor) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
-        names = dict(enumerate(self.tokenizer.symbols, FIRST_ID))
+        names = dict(enumerate(self.tokenizer.controls, FIRST_ID))
         line, words, now = [], 0, len(firsts) > 0
         for id in ids:
             if now and id == firsts[words]:
@@ -189,7 +189,7 @@ class Parser(SetOnce):
         if target is None:
             found = self._search(problem, read)
             return self.translator.attention_of(read.ids, found.ids[:, 0, : int(found.lengths[0, 0])])
-        tags = {symbol for symbol in self.tokenizer.symbols if symbol[0] not in "()"}
+        tags = {symbol for symbol in self.tokenizer.controls if symbol[0] not in "()"}
         try:
             tree = read_tree(target)
         except ValueError as error:
@@ -197,7 +197,7 @@ class Parser(SetOnce):
         if len(tree.leaves()) != read.count[0]:
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
         symbols = linearised(tree, tags != {NO_TAG})
-        unknown = set(symbols) - set(self.tokenizer.symbols)
+        unknown = set(symbols) - set(self.tokenizer.controls)
         if unknown:
             raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
         _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])

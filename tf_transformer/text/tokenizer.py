@@ -17,7 +17,7 @@ from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
 from tf_transformer.reading import read_bytes
 from tf_transformer.type_names import Tensor, VocabularyKind
-from tf_transformer.values import MOST, Count, between, checked
+from tf_transformer.values import MOST, Count, between, checked, shown
 
 try:
     import tensorflow_text
@@ -32,8 +32,9 @@ except (ImportError, tf.errors.NotFoundError) as error:  # there is none, or it 
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of the symbols, if any; bytes and pieces follow them
+FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
+RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 
 
 class Tokenizer:
@@ -58,12 +59,13 @@ class Tokenizer:
         self.model = model
         self.vocab_size: int = processor.vocab_size()
         ids_of_pieces = range(FIRST_ID, self.vocab_size)
-        controls = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
-        # Those of `learn_from` begin with a space; others, such as "<2de>", are somebody's own.
-        symbols = itertools.takewhile(lambda name: re.match(" .", name), controls)
-        self.symbols: list[str] = [name[1:] for name in symbols]
+        names = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
+        # Those of `learn_from` begin with a space; others, such as ">>de<<", are somebody's own.
+        controls = itertools.takewhile(lambda name: re.match(" .", name), names)
+        self.controls: list[str] = [name[1:] for name in controls]
         no_text = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
-        texts = (id for id in ids_of_pieces if not any(is_other(id) for is_other in no_text))
+        after_bytes = max(filter(processor.is_byte, ids_of_pieces), default=FIRST_ID - 1) + 1  # symbols are before them
+        texts = (id for id in range(after_bytes, self.vocab_size) if not any(is_other(id) for is_other in no_text))
         self.first_piece: int = next(texts, 0)
         if not self.first_piece:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
@@ -96,6 +98,7 @@ class Tokenizer:
         sample: Annotated[int, between(101, MOST)] = 5_000_000,  # as SentencePiece has it
         threads: Annotated[int, between(1, 1_024)] = 2,
         symbols: Sequence[str] = (),
+        controls: Sequence[str] = (),
         normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
         """Learn a vocabulary from sentences, read once.
@@ -107,16 +110,19 @@ class Tokenizer:
             sample: the most sentences to learn from, above 100; it bounds the memory. SentencePiece chooses them anew
                 each time.
             threads: for SentencePiece's trainer.
-            symbols: control symbols, which no text contains, with the ids from 4 on.
+            symbols: each is one piece wherever a text contains it, such as "<2de>" for a language
+                (SentencePiece's user_defined_symbols): printable, without white space.
+            controls: control symbols, which no text contains, with the ids from 4 on; symbols follow them.
             normalization: the form in which it reads texts, in SentencePiece's names: "nmt_nfkc" makes "10² m" "102 m"
                 and takes the zero width non-joiner out of Persian words (docs/reference/vocabulary.md lists what
                 changes), "nfkc" keeps the latter, "identity" keeps both.
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
-        least = FIRST_ID + len(symbols) + 256 + 1
+        check_symbols(symbols)
+        least = FIRST_ID + len(controls) + len(symbols) + 256 + 1
         if vocab_size < least:
-            raise BadInput(f"vocab_size: expected at least {least} (control symbols, bytes, a piece), got {vocab_size}")
+            raise BadInput(f"vocab_size: expected at least {least} (symbols, bytes, a piece), got {vocab_size}")
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -131,7 +137,8 @@ class Tokenizer:
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
                 unk_id=UNKNOWN_ID,
-                control_symbols=[f" {symbol}" for symbol in symbols],  # no piece has a space
+                control_symbols=[f" {control}" for control in controls],  # no piece has a space
+                user_defined_symbols=list(symbols),
                 input_sentence_size=sample,
                 shuffle_input_sentence=True,
                 num_threads=threads,
@@ -260,6 +267,27 @@ def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     for path in files:
         for line in lines_of(path):
             yield line.decode("utf-8", "replace")
+
+
+def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
+    """Check that a text may contain these symbols, each a piece of its own.
+
+    Args:
+        symbols: each is printable, has no white space and no "▁", and is no piece of every vocabulary, such as "<s>".
+        name: of the option.
+
+    Raises:
+        BadInput: one is something else, or is there twice.
+    """
+    before = set[str]()
+    for symbol in symbols:
+        if not isinstance(symbol, str) or not symbol.isprintable() or not symbol or set(" ▁") & set(symbol):
+            raise BadInput(f"{name}: expected printable text without white space, such as '<2de>'; got {shown(symbol)}")
+        if RESERVED.fullmatch(symbol):
+            raise BadInput(f"{name}: expected none of the vocabulary's own pieces, got {symbol!r}")
+        if symbol in before:
+            raise BadInput(f"{name}: expected each symbol once, got {shown(symbol)} again")
+        before.add(symbol)
 
 
 def _why_not_learned(message: str, vocab_size: int) -> str:

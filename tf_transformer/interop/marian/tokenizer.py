@@ -58,7 +58,7 @@ class MarianTokenizer(Tokenizer):
         self._files = {SOURCE: source, TARGET: target}
         self._vocabularies = {VOCABULARY: vocabulary} | ({SOURCE_VOCABULARY: source_vocabulary} if separate else {})
         self.vocab_size = len(pieces)
-        self.symbols = []
+        self.controls = []
         self.first_piece = FIRST_ID
 
     @staticmethod
