@@ -102,7 +102,16 @@ def test_half_a_pair_of_surrogates_is_one_bad_line():
     assert encoded("\ud83d") == b"\xed\xa0\xbd" and len(both.describe()["sha256"]) == 64
 
 
-def test_sides_that_do_not_belong_together():
+def test_sides_that_do_not_belong_together(tmp_path):
+    (tmp_path / "long").write_text("a\nb\nc\n")
+    (tmp_path / "short").write_text("a\n")
+    for sides, counts in ((("long", "short"), (3, 1)), (("short", "long"), (1, 3))):
+        source = tt.sources.TextSource(*(tmp_path / side for side in sides))
+        names = [f"{count} in {tmp_path / side}" for side, count in zip(sides, counts, strict=True)]
+        with pytest.raises(
+            tt.BadInput, match=f"^expected the same number of lines in both files, got {' and '.join(names)}$"
+        ):
+            list(source.rows())
     with pytest.raises(tt.BadInput, match="^target: expected 1 texts, as many as of source, got 2$"):
         MemorySource(["a"], ["b", "c"])
     with pytest.raises(tt.BadInput, match="^train: expected two files, source and target, got 1$"):

@@ -195,7 +195,13 @@ class TextSource(Source):
         return [checksum_of_text(file) for file in (self.source, self.target)]
 
     def pairs(self) -> Iterator[Pair]:
-        return zip(lines_of(self.source), lines_of(self.target), strict=False)  # `check_text_pairs` compares numbers
+        sides = lines_of(self.source), lines_of(self.target)
+        for number, (source, target) in enumerate(itertools.zip_longest(*sides)):
+            if source is None or target is None:
+                longer = number + 1 + sum(1 for _ in itertools.chain(*sides))
+                counts = (number, longer) if source is None else (longer, number)
+                raise BadInput(unequal(self.source, self.target, *counts))
+            yield source, target
 
     def sentences(self) -> Iterator[str]:
         return sentences([self.source, self.target])
