@@ -1,11 +1,14 @@
 """Every source gives the same pairs, to a training and to records; so does a class of one's own."""
 
 import gzip
+import itertools
 import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer.corpora import data, toy_corpus
@@ -87,6 +90,73 @@ def test_a_source_of_ones_own_trains_and_makes_records(text, tmp_path):
     assert Records(tmp_path / "own").summary(512).pairs == PAIRS - len(BAD)
 
 
+def test_tagged_sources_are_one_source(text, tmp_path):
+    """As a loop would write it: one after the other, a tag before each source text; numbers go on."""
+    folder, pairs, _ = text
+    of_text, packed, of_memory, own = sources(folder, pairs)
+    tagged = {"<2de>": of_text, "<2fr>": of_memory, "<2it>": tt.sources.TaggedSource({"<old>": packed, "<new>": own})}
+    both = pickle.loads(pickle.dumps(tt.sources.TaggedSource(tagged)))
+    expected = [
+        (f"{tag} {source}".encode(), target.encode())
+        for tag in ("<2de>", "<2fr>", "<2it> <old>", "<2it> <new>")
+        for source, target in pairs
+    ]
+    assert [tuple(map(encoded, pair)) for pair in both.pairs()] == expected
+    bad = {start + place for start in range(0, 4 * PAIRS, PAIRS) for place in BAD}
+    good = [(n, *pair) for n, pair in enumerate(expected, 1) if n - 1 not in bad]
+    rows = list(both.rows())
+    assert [row[0] for row in rows] == list(range(1, 4 * PAIRS + 1))
+    assert [row for row in rows if row[0] - 1 not in bad] == good
+    assert {(row[0] - 1, *row[1:]) for row in rows} - {(n - 1, *pair) for n, *pair in good} == {
+        (place, b"", b"") for place in bad
+    }
+    parts = both.parts(17, tmp_path)
+    assert [part.number for part in parts] == list(range(4 * -(-PAIRS // 17)))
+    assert [part.first for part in parts] == [
+        start + n for start in range(0, 4 * PAIRS, PAIRS) for n in range(0, PAIRS, 17)
+    ]
+    assert [tuple(map(encoded, pair)) for part in parts for pair in both.read(part)] == expected
+    assert [(part.first + n + 1, *pair) for part in parts for n, *pair in both.good_pairs(part)] == good
+    assert list(both.sample(parts, 2 * len(parts)))[2:6] == [text.decode() for n in (1, 17) for text in expected[n]]
+    assert both.texts() == tuple([pair[side].decode() for _, *pair in good] for side in (0, 1))
+    assert both.symbols == ["<2de>", "<2fr>", "<2it>", "<old>", "<new>"]
+    assert both.describe() != tt.sources.TaggedSource(dict(reversed(tagged.items()))).describe()
+
+
+def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
+    _, pairs, _ = text
+    sides = [[*side, "Hallo"] for side in zip(*pairs, strict=True)]
+    german, english = MemorySource(*sides), MemorySource(*sides[::-1])
+    source = tt.sources.TaggedSource({"<2de>": german, "<2en>": english})
+    expected = dict(enumerate([f"<2de> {text}" for text in sides[0]] + [f"<2en> {text}" for text in sides[1]], 1))
+    for line in (*BAD, *(PAIRS + 1 + place for place in BAD)):
+        del expected[line + 1]
+
+    tokenizer = tt.PairCorpus(source, source.texts()).learn_tokenizer(400, "bpe")
+    assert tokenizer.ids(["<2de>", "<2en>"]).numpy().tolist() == [4, 5]
+    batching = Batching(tokenizer, 512, 3, folder=tmp_path / "ids")
+    ids = tt.PairCorpus(source, source.texts()).ids(batching)
+    found = tokenizer.detokenize(ids.batch(np.arange(len(ids))).source).numpy()
+    assert dict(zip(ids.lines.tolist(), map(bytes.decode, found), strict=True)) == expected
+    tt.PairCorpus(source, source.texts()).keep_ids(batching)
+    assert batching.folder.exists()  # since all its sources have checksums
+    others = [{"<2en>": english, "<2de>": german}, {"<2de>": german, "<2fr>": english}, {"<2de>": german}]
+    assert source.describe() not in [tt.sources.TaggedSource(other).describe() for other in others]
+
+    work = tt.Preparation(source, tmp_path / "records", tt.Filters(identical=True))
+    list(work.run(source.parts(150, work.folder), tokenizer))
+    records = Records(work.folder)
+    assert records.filtered == {"identical": 2}  # tags are no part of a text
+    made = records.made_of(512, 3)
+    batches = itertools.islice(made.since(), len(made))
+    found = {line: row for batch in batches for line, row in zip(batch.lines.tolist(), batch.source, strict=True)}
+    texts = tokenizer.detokenize(tf.ragged.constant(list(map(list, found.values())))).numpy()
+    identical = (PAIRS + 1, 2 * PAIRS + 2)
+    assert {line: text for line, text in expected.items() if line not in identical} == dict(
+        zip(found, map(bytes.decode, texts), strict=True)
+    )
+
+
 def test_a_bad_pair_is_an_error_that_says_where(text):
     """Also where TensorFlow asks for the pairs."""
     folder, _, tokenizer = text
@@ -100,6 +170,21 @@ def test_half_a_pair_of_surrogates_is_one_bad_line():
     both = MemorySource(["a \ud83d b", "a"], ["b", "c"])
     assert list(both.rows()) == [(1, b"", b""), (2, b"a", b"c")]
     assert encoded("\ud83d") == b"\xed\xa0\xbd" and len(both.describe()["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("tagged", "message"),
+    [
+        ({}, "sources: expected sources of pairs by their tags, got {}"),
+        ({"<2de>": ["a"]}, "sources: expected sources of pairs by their tags, got .*"),
+        ({"to de": MemorySource(["a"], ["b"])}, "sources: expected printable text without white space, .* got 'to de'"),
+        ({"</s>": MemorySource(["a"], ["b"])}, "sources: expected none of the vocabulary's own pieces, got '</s>'"),
+        ([MemorySource(["a"], ["b"])], "sources: expected a dictionary, got .*"),
+    ],
+)
+def test_what_is_no_tagged_source(tagged, message):
+    with pytest.raises(tt.BadInput, match=f"^{message}$"):
+        tt.sources.TaggedSource(tagged)
 
 
 def test_sides_that_do_not_belong_together(tmp_path):

@@ -219,6 +219,7 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "ParquetSource": {"pattern": "a", "columns": ("b", "c")},
         "Part": {"number": 0, "first": 0, "count": 1},
         "MemorySource": {"source": ["a"], "target": ["b"]},
+        "TaggedSource": {"sources": {"<2de>": tt.sources.MemorySource(["a"], ["b"])}},
         "TextSource": {"source": "a", "target": "b"},
         "TfdsSource": {"name": "a"},
         "Training": {"steps": 1, "batch_tokens": 300},

@@ -67,7 +67,7 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
-        tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample)
+        tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample, symbols=work.source.symbols)
     began = time.monotonic()
     if pipelines:
 

@@ -13,7 +13,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.ids import Batches, Ids, Order
 from tf_transformer.corpora.records import Records
-from tf_transformer.corpora.sources import MemorySource, Pair, Row, Source, TextSource, TfdsSource, decoded
+from tf_transformer.corpora.sources import MemorySource, Row, Source, TextSource, TfdsSource
 from tf_transformer.corpora.text_files import checksum_of_text
 from tf_transformer.evaluation import bleu
 from tf_transformer.files import checksum
@@ -169,7 +169,7 @@ class PairCorpus(Corpus):
 
     @checked
     def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
-        return Tokenizer.learn_from(self.sentences(), vocab_size, kind)
+        return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.source.symbols)
 
     @checked
     def batches(self, batching: Batching, first: Natural = 0, lines: bool = False) -> tf.data.Dataset:
@@ -244,7 +244,7 @@ class TfdsCorpus(PairCorpus):
     def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | Path | None = None):
         self.name = name
         train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
-        super().__init__(train, lists_of(dev.pairs()), lists_of(test.pairs()), languages)
+        super().__init__(train, dev.texts(), test.texts(), languages)
 
     def describe(self) -> dict[str, Any]:
         return {"train": self.name, "languages": list(self.languages or ())}
@@ -300,15 +300,6 @@ class PreparedCorpus(Corpus):
         if batching.tokenizer.fingerprint != self.records.tokenizer.fingerprint:  # that of a model to start from
             raise BadInput(f"{self.records.folder}: expected to train with the tokenizer of the records, got another")
         return self.records.summary(batching.batch_tokens)
-
-
-def lists_of(pairs: Iterable[Pair]) -> Texts:
-    """All sources, and all targets."""
-    sources, targets = list[str](), list[str]()
-    for source, target in pairs:
-        sources.append(decoded(source))
-        targets.append(decoded(target))
-    return sources, targets
 
 
 def two_files(name: str, files: Files) -> list[str]:

@@ -198,7 +198,7 @@ class Preparation:
 
         def stays(row: tuple[int, bytes, bytes]) -> bool:
             place, source, target = row
-            reason = "duplicates" if place in came_before else self.filters.reason(source, target)
+            reason = "duplicates" if place in came_before else self.filters.reason(*map(self._text, (source, target)))
             if reason:
                 taken[reason] += 1
             return not reason
@@ -206,6 +206,12 @@ class Preparation:
         rows = filter(stays, self.source.good_pairs(part))
         while batch := list(itertools.islice(rows, READ_LINES)):
             yield zip(*batch, strict=True)
+
+    def _text(self, text: bytes) -> bytes:
+        """What filters see of a text: symbols are no part of it."""
+        for symbol in self.source.symbols:
+            text = text.replace(symbol.encode(), b"")
+        return text
 
 
 def buckets(parts: list[Part]) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +21,8 @@ from tf_transformer.corpora.text_files import checksum_of_text, line_problem, un
 from tf_transformer.extras import import_extra
 from tf_transformer.files import encoded, lines_of, matching, user_path
 from tf_transformer.reading import reading
-from tf_transformer.text.tokenizer import sentences
-from tf_transformer.values import Natural, between, check_fields, checked
+from tf_transformer.text.tokenizer import check_symbols, sentences
+from tf_transformer.values import Natural, between, check_fields, checked, shown
 
 MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
@@ -69,9 +69,11 @@ class Source(abc.ABC):
     Attributes:
         skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
             such a pair is an error.
+        symbols: what the texts contain that is a piece of its own in a vocabulary, as of `Tokenizer.learn_from`.
     """
 
     skip_bad_lines: bool = True
+    symbols: Sequence[str] = ()
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -108,6 +110,14 @@ class Source(abc.ABC):
         """Every text of both sides, which a vocabulary is learned from."""
         for pair in self.pairs():
             yield from map(decoded, pair)
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """All sources, and all targets, to watch a training with or to score: `PairCorpus(train, dev=dev.texts())`.
+
+        Raises:
+            BadInput: a line is bad, and bad ones are not to be skipped.
+        """
+        return lists_of(pair for _, *pair in self.rows() if all(pair))
 
     def rows(self) -> Iterator[Row]:
         """All pairs with their numbers, from 1; both texts of a bad pair are empty.
@@ -351,12 +361,90 @@ class ParquetSource(Source):
         return files
 
 
+@dataclass(frozen=True)
+class TaggedSource(Source):
+    """Several sources as one, one after the other, with a tag before each source text.
+
+    So one model learns several directions, and a tag says which one a text takes:
+
+        german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
+        both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
+
+    Every tag is a piece of a vocabulary that a `PairCorpus` learns. What a source says of bad lines holds for its own.
+
+    Attributes:
+        sources: by their tags, which are symbols of `Tokenizer.learn_from`.
+    """
+
+    sources: Mapping[str, Source]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_symbols(self.sources, "sources")
+        if not self.sources or not all(isinstance(source, Source) for source in self.sources.values()):
+            raise BadInput(f"sources: expected sources of pairs by their tags, got {shown(self.sources)}")
+        inside = (symbol for source in self.sources.values() for symbol in source.symbols)
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*self.sources, *inside])))
+
+    def describe(self) -> dict[str, Any]:
+        known = {tag: source.describe() for tag, source in self.sources.items()}
+        checksums = [source.get("sha256") for source in known.values()]
+        # A list, since the order counts.
+        return {"tagged": list(map(list, known.items()))} | ({"sha256": checksums} if all(checksums) else {})
+
+    def pairs(self) -> Iterator[Pair]:
+        for tag, source in self.sources.items():
+            yield from ((_tagged(tag, text), target) for text, target in source.pairs())
+
+    def rows(self) -> Iterator[Row]:
+        number = 0
+        for tag, source in self.sources.items():
+            for _, text, target in source.rows():
+                number += 1
+                yield number, _tagged(tag, text) if text else text, target
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
+        parts, first = list[Part](), 0
+        for tag, source in self.sources.items():
+            for part in source.parts(pairs, folder):
+                parts.append(Part(len(parts), first, part.count, (tag, part)))
+                first += part.count
+        return parts
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        tag, source, own = self._of(part)
+        return ((_tagged(tag, text), target) for text, target in source.read(own))
+
+    def good_pairs(self, part: Part) -> Iterator[Row]:
+        tag, source, own = self._of(part)
+        return ((place, _tagged(tag, text), target) for place, text, target in source.good_pairs(own))
+
+    def _of(self, part: Part) -> tuple[str, Source, Part]:
+        """Whose part it is, and that part; a shorter one has its first pairs."""
+        tag, own = part.where
+        return tag, self.sources[tag], dataclasses.replace(own, count=part.count)
+
+
+def _tagged(tag: str, text: Text) -> bytes:
+    return encoded(tag) + b" " + encoded(text)
+
+
 def _parquet(path: str) -> Any:
     import_extra("pyarrow", "parquet", "reading Parquet files")
     from pyarrow import parquet
 
     with reading(path, "a Parquet file"):
         return parquet.ParquetFile(path)
+
+
+def lists_of(pairs: Iterable[Iterable[Text]]) -> tuple[list[str], list[str]]:
+    """All sources, and all targets."""
+    sources, targets = list[str](), list[str]()
+    for source, target in pairs:
+        sources.append(decoded(source))
+        targets.append(decoded(target))
+    return sources, targets
 
 
 def decoded(text: Text) -> str:
