@@ -21,7 +21,8 @@ _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u
 class Filters:
     """What to leave out of a corpus; nothing by default. A pair counts for the first filter that takes it.
 
-    The filters see texts as the tokenizer does: in NFKC, with single spaces between words.
+    The filters see texts as the tokenizer does: in NFKC, with single spaces between words. Symbols of a source, such
+    as "<2de>", count for duplicates alone.
 
     Attributes:
         duplicates: pairs that came before, anywhere in the corpus: the first one stays. They are known by a hash of
