@@ -219,7 +219,7 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
     """In Python, in a SavedModel, for the client of LiteRT, and by the pieces that CTranslate2 has."""
     lines = [text for pair in toy_corpus.corpus(train=331, dev=0, test=0)["train"] for text in pair]
     lines = [f"{symbol} {line}" for line, symbol in zip(lines, itertools.cycle(SYMBOLS))]
-    tokenizer = tt.Tokenizer.learn_from(lines, 370, kind, symbols=SYMBOLS, controls=["(NP"])
+    tokenizer = tt.Tokenizer.learn_from(lines, 370, kind, symbols=iter(SYMBOLS), controls=["(NP"])
     oracle = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     ids = range(5, 5 + len(SYMBOLS))
     assert (tokenizer.controls, tokenizer.ids(SYMBOLS).numpy().tolist()) == (["(NP"], [*ids])

@@ -119,6 +119,7 @@ class Tokenizer:
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
+        symbols, controls = list(symbols), list(controls)
         check_symbols(symbols)
         least = FIRST_ID + len(controls) + len(symbols) + 256 + 1
         if vocab_size < least:
@@ -138,7 +139,7 @@ class Tokenizer:
                 eos_id=EOS_ID,
                 unk_id=UNKNOWN_ID,
                 control_symbols=[f" {control}" for control in controls],  # no piece has a space
-                user_defined_symbols=list(symbols),
+                user_defined_symbols=symbols,
                 input_sentence_size=sample,
                 shuffle_input_sentence=True,
                 num_threads=threads,
