@@ -1,6 +1,7 @@
 """The pages in docs/: their links lead somewhere, their code runs, their tables are those of the code."""
 
 import ast
+import gzip
 import inspect
 import re
 
@@ -42,7 +43,7 @@ def there(folder, *names):
 
 GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run runs/mine
 GO_ON += ["guides/litert"]
-ALONE = ["tutorials/layers", "tutorials/parsing", "tutorials/fine-tune"]
+ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune"]
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
@@ -83,6 +84,25 @@ def test_the_page_of_the_parser(folder):
     tree = pages.run_blocks("docs/tutorials/parsing.md", quicker)["tree"]
     assert tree.leaves() == ["The", "cat", "slept", "."]
     assert there(folder, "parser") and (folder / "tree.svg").exists()
+
+
+@pytest.mark.program
+def test_the_page_of_several_languages(folder, text):
+    (raw := folder / "dataset/data/task1/raw").mkdir(parents=True)
+    for part, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
+        for language in ("en", "de"):
+            lines = (text / f"{part}.{language}").read_bytes()
+            for written in {"en": ("en",), "de": ("de", "fr")}[language]:
+                (raw / f"{name}.{written}.gz").write_bytes(gzip.compress(lines))
+    quicker = {
+        'tt.PRESETS["small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)",
+        "steps=1_200": "steps=8",
+        "eval_every=100": "eval_every=4",
+    }
+    names = pages.run_blocks("docs/tutorials/multilingual.md", quicker)
+    assert there(folder, "both")
+    assert names["translator"].tokenizer.ids(["<2de>", "<2fr>"]).numpy().tolist() == [4, 5]
+    assert len(names["texts"]) == 19 and names["texts"][0].startswith("<2fr> ")
 
 
 @pytest.mark.program
