@@ -121,7 +121,7 @@ class Both:
         import tensorflow as tf
 
         source, tolerance = self.ours.source(tf.constant([text]))[0], self.args.tolerance
-        log_probs = [self.ours.force(source, tf.constant([ids]))[0][0].numpy() for ids in (output, other)]
+        log_probs = [self.ours.force(source, tf.constant([ids]))[0].numpy() for ids in (output, other)]
         said = {
             "ours": self.pieces.decode(output),
             "theirs": self.pieces.decode(other),
@@ -151,7 +151,7 @@ class Both:
         for batch in batches(pairs, key=lambda pair: len(pair[0])):
             texts = list(zip(*batch, strict=True))
             ids = [self.ours.source(tf.constant(side))[0] for side in texts]
-            ours = self.ours.force(*ids)[0].numpy()
+            ours = self.ours.force(*ids).numpy()
             theirs = self.theirs.score_batch(*(self.split(list(side)) for side in texts))
             for row, target, found in zip(ours, ids[1].numpy(), theirs, strict=True):
                 expected = row[target > 0]
@@ -184,8 +184,8 @@ def noise_finds(translator, search, output: list[int], tolerance: float, tries: 
     exact, random = translator.model.decode_step, tf.random.Generator.from_seed(1)
 
     def noisy(*args, **kwargs):
-        logits, cache = exact(*args, **kwargs)
-        return logits + random.uniform(tf.shape(logits), -tolerance, tolerance), cache
+        logits, *others = exact(*args, **kwargs)
+        return logits + random.uniform(tf.shape(logits), -tolerance, tolerance), *others
 
     translator.model.decode_step = noisy
     try:

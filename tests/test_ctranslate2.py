@@ -15,7 +15,7 @@ import tf_transformer as tt
 from tf_transformer import layers
 from tf_transformer.interop.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
-from tf_transformer.text.tokenizer import EOS_ID
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 from trainers import export
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -206,7 +206,7 @@ def test_its_layer_normalization_has_our_epsilon(both):
 
 def test_scores_of_given_targets_agree(both, corpus):
     source, target = (both.ours.source(tf.constant(texts))[0] for texts in corpus)
-    log_probs, _ = both.ours.force(source, target)
+    log_probs = both.ours.force(source, target)
     found = both.theirs.score_batch(both.split(corpus[0]), both.split(corpus[1]))
     for ids, expected, scores in zip(target.numpy(), log_probs.numpy(), found, strict=True):
         np.testing.assert_allclose(scores.log_probs, expected[ids > 0], atol=1e-4)
@@ -218,10 +218,15 @@ def test_attention_agrees(both, corpus):
         both.split(corpus[0]), beam_size=1, max_decoding_length=5, return_attention=True, return_end_token=True
     )
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
-    outputs = tf.ragged.constant([both.pieces.piece_to_id(found.hypotheses[0]) for found in results], tf.int32)
-    _, attention = both.ours.force(source, outputs.to_tensor(PAD_ID))
-    for found, output, expected, tokens in zip(results, outputs, attention.numpy(), length.numpy(), strict=True):
-        np.testing.assert_allclose(found.attention[0], expected[: len(output), :tokens], atol=1e-5)
+    outputs = [both.pieces.piece_to_id(found.hypotheses[0]) for found in results]
+    shifted = tf.ragged.constant([[BOS_ID, *ids[:-1]] for ids in outputs], tf.int32).to_tensor(PAD_ID)
+    attention = np.mean(both.ours.model((source, shifted), return_attention_scores=True)[1].cross[-1], axis=1)
+    ours, symbols = both.ours.detailed_search(source, length, beam_size=1, min_length=2, max_length=5)
+    for row, (found, ids, tokens) in enumerate(zip(results, outputs, length.numpy(), strict=True)):
+        np.testing.assert_allclose(found.attention[0], attention[row, : len(ids), :tokens], atol=1e-5)
+        assert ours.ids[row, 0, : len(ids)].numpy().tolist() == ids
+        attended = symbols.attended[row, 0, : len(ids)].numpy()
+        assert attended.tolist() == np.argmax(found.attention[0], axis=1).tolist()
 
 
 @pytest.mark.parametrize("both", ["learned"], indirect=True)

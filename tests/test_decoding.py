@@ -10,7 +10,7 @@ from test_search import END, keep_symbols
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
 from tf_transformer.text.decoding import decoder_of
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search
 
 BOS = 2
 
@@ -21,17 +21,17 @@ def tiny(vocab_size, **sizes):
     return model
 
 
-def search_transformer(model, source, max_length, favour=None, **options):
+def search_transformer(model, source, max_length, favour=None, search=beam_search, **options):
     """What the translator does, with ids; `favour` [L, V] is added to the logits."""
     favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
     memory, memory_mask, _ = model.encode(source)
     own = decoder_of(model, memory, memory_mask)
 
     def step(ids, position, slot, ancestry, cache):
-        logits, cache = own.step(ids, position, slot, ancestry, cache)
-        return logits + tf.constant(favour)[position], cache
+        logits, *others = own.step(ids, position, slot, ancestry, cache)
+        return logits + tf.constant(favour)[position], *others
 
-    return beam_search(
+    return search(
         SearchProblem(Decoder(step, own.cache, own.keep), tf.fill([len(source)], BOS), max_length, END), **options
     )
 
@@ -77,7 +77,8 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkey
     favour = 2 * normal(7, 13, seed=1)
     favour[:3, END], favour[:, 0] = -9, -np.inf
     options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "favour": favour}
-    found, expected = search_transformer(model, source, **options), search_without_cache(model, source, **options)
+    found, symbols = search_transformer(model, source, search=detailed_search, **options)
+    expected = search_without_cache(model, source, **options)
     for part in ("ids", "lengths", "finished"):
         assert np.array_equal(getattr(found, part), getattr(expected, part))
     close(found.log_probs, expected.log_probs, atol=1e-4)
@@ -86,15 +87,19 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkey
     alone = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
     assert np.array_equal(alone.ids[0], found.ids[1])
     close(alone.scores[0], found.scores[1], atol=1e-4)
-    # Each output has the log-probability that the oracle gives to its symbols: a beam remembers its own ancestors.
+    # Each output has the log-probabilities and the attention that the oracle gives to its symbols: a beam remembers its
+    # own ancestors.
     weights = weights_of(model)
     for b, k in np.argwhere(found.lengths):
         ids = found.ids[b, k, : found.lengths[b, k]].numpy()
-        logits, _ = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3, window)
-        log_probs = (
+        logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3, window)
+        log_probs = [
             oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
-        )
+        ]
         close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
+        close(symbols.log_probs[b, k, : len(ids)], log_probs, atol=1e-5)
+        attention = np.mean(scores["cross"][-1], axis=0)[:, : np.count_nonzero(source[b]) - 1]  # not to the end symbol
+        assert symbols.attended[b, k, : len(ids)].numpy().tolist() == attention.argmax(axis=1).tolist()
 
 
 @pytest.mark.program

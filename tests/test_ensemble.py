@@ -39,16 +39,18 @@ def test_probabilities_are_the_mean_and_attention_is_that_of_all_heads():
 def test_cached_is_the_whole_sequence(mode):
     target = np.random.default_rng(3).integers(1, V, [B, T])
     memory, memory_mask, _ = ENSEMBLE.encode(ops.array(SOURCE))
-    whole, _, _ = ENSEMBLE.decode(ops.array(target), memory, memory_mask)
+    whole, _, attended = ENSEMBLE.decode(ops.array(target), memory, memory_mask, return_attention_scores=True)
     cache, weights = ENSEMBLE.init_cache(memory, T), ENSEMBLE.softmax_weights()
 
     def step(ids, cache, t):
-        return ENSEMBLE.decode_step(ids, cache, memory_mask, ops.reshape(t, [1]), t, softmax_weights=weights)
+        given = ids, cache, memory_mask, ops.reshape(t, [1]), t
+        return ENSEMBLE.decode_step(*given, softmax_weights=weights, return_attention_scores=True)
 
     step = COMPILERS[mode](step)
     for t in range(T):
-        logits, cache = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
+        logits, cache, _, found = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
         close(logits[:, 0], whole[:, t], atol=1e-5)
+        close(found[-1][:, :, 0], attended[-1][:, :, t], atol=1e-5)
 
 
 def test_an_ensemble_of_copies_is_the_model():

@@ -206,7 +206,8 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
     """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=ending.tokenizer.model)
     source, length, _ = ending.source(tf.constant(TEXTS))
-    found = [part.numpy() for part in ending.search(source, length, n_best=4)]
+    searched, symbols = ending.detailed_search(source, length, n_best=4)
+    found = [part.numpy() for part in searched]
     translated, details = (served_ending({"text": TEXTS}, name) for name in ("translate", "translate_details"))
     several = set()
     for row, n in np.ndindex(len(TEXTS), 4):
@@ -216,9 +217,8 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
         pieces = [processor.id_to_piece(id) for id in ids if id != EOS_ID]
         assert details["tokens"][row, n].decode().split() == pieces
         assert translated["lengths"][row, n] == np.count_nonzero(details["token_scores"][row, n]) == len(pieces)
-        assert [pair.split(b"-")[1] for pair in details["alignments"][row, n].split()] == [
-            str(place).encode() for place in range(len(pieces))
-        ]
+        attended = symbols.attended[row, n, : len(pieces)].numpy()
+        assert details["alignments"][row, n].decode().split() == [f"{s}-{t}" for t, s in enumerate(attended)]
         several.add((bool(finished), len(pieces)))
     assert len(several) > 6 and {finished for finished, _ in several} == {True, False}
 
@@ -369,7 +369,7 @@ def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
     found = restricted.search(source, length, n_best=3, max_length=40)
     for n in range(3):
         used = int(found.lengths[0, n])
-        log_probs, _ = restricted.force(source, found.ids[:, n, :used])
+        log_probs = restricted.force(source, found.ids[:, n, :used])
         assert used > 5 and float(tf.reduce_sum(log_probs)) == pytest.approx(float(found.log_probs[0, n]), abs=1e-3)
 
 

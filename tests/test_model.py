@@ -201,16 +201,23 @@ def test_a_source_of_padding_alone_gives_no_nan():
 def test_cached_is_the_whole_sequence(mode):
     source, target, compiled = ops.array(SOURCE), random_ids(B, T), COMPILERS[mode]
     weights = weights_of(MODEL)
-    expected = np.stack([oracle.transformer(SOURCE[b], target[b], weights, N, h)[0] for b in range(B)])
+    expected, attended = zip(*(oracle.transformer(SOURCE[b], target[b], weights, N, h) for b in range(B)), strict=True)
+    expected = np.stack(expected)
     close(compiled(lambda *ids: MODEL(ids))(source, ops.array(target)), expected, atol=1e-5)
 
     memory, memory_mask, _ = MODEL.encode(source)
-    step = compiled(lambda ids, cache, t: MODEL.decode_step(ids, cache, memory_mask, ops.reshape(t, [1]), t))
-    cache = MODEL.init_cache(memory, T)
+
+    def decode(ids, cache, t):
+        return MODEL.decode_step(ids, cache, memory_mask, ops.reshape(t, [1]), t, return_attention_scores=True)
+
+    step, cache = compiled(decode), MODEL.init_cache(memory, T)
     for t in range(T):
-        logits, cache = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
+        logits, cache, *found = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
         assert ops.dtype(logits) == "float32"
         close(logits[:, 0], expected[:, t], atol=1e-5)
+        for kind, scores in zip(("decoder", "cross"), found, strict=True):
+            for i in range(N):
+                close(scores[i][:, :, 0], np.stack([of_row[kind][i][:, t] for of_row in attended]), atol=1e-5)
 
 
 def test_dropout_is_for_training_only():

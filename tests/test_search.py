@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, begins_with, restricted
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search, penalty
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search, penalty
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -263,7 +263,8 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
 
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
-    """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order."""
+    """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order. What is
+    known of a symbol stays with it."""
     monkeypatch.setattr("tf_transformer.text.search.STEPS", steps)
     monkeypatch.setattr("tf_transformer.text.search.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
@@ -278,14 +279,23 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
         histories = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
         assert np.array(histories).shape == (*ids.shape, position + 1)
         assert np.array_equal(np.array(histories)[:, :, -1], ids)
-        return tf.gather(of_row[:, position], ids, batch_dims=1), (of_row, tf.constant(symbols))
+        logits = tf.gather(of_row[:, position], ids, batch_dims=1)
+        return logits, (of_row, tf.constant(symbols)), 10 * position + ids
 
     cache = (tf.constant(models), tf.zeros([19, 1], tf.int32))
-    found = beam_search(
-        SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([19], START), [11] * 19, END), beam_size=3
-    )
+    most = np.resize([11, 5, 7], 19)
+    problem = SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([19], START), most, END)
+    found, symbols = detailed_search(problem, beam_size=3, n_best=3)
     for b, model in enumerate(models):
-        agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 11, 3, 0.6))
+        next_log_probs = oracle.markov(model, START)
+        agree(found, b, oracle.beam_search(next_log_probs, END, most[b], 3, 0.6, 3))
+        for ids, log_probs, attended, length in zip(
+            *(part[b].numpy() for part in (*symbols, found.lengths)), strict=True
+        ):
+            before = [START, *ids[: max(length - 1, 0)]]
+            expected = [next_log_probs(tuple(ids[:t]))[ids[t]] for t in range(length)]
+            close(log_probs, np.pad(expected, [0, 11 - length]))
+            assert attended.tolist() == [10 * t + before[t] if t < length else 0 for t in range(11)]
     rows, slots = (sorted(set(column)) for column in zip(*sizes, strict=True))
     assert rows[0] <= 9 and rows[-1] == 19
     assert slots[0] == 3 * steps and slots[-1] < 33  # fewer than of all steps and beams

@@ -18,6 +18,7 @@ from tf_transformer.serving.export import Root
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text import text_model
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.tokenizer import EOS_ID
 
 
 def test_a_batch_answers_as_its_sentences_alone(translator):
@@ -95,7 +96,7 @@ def test_weights_in_another_dtype(translator, dtype):
         np.testing.assert_allclose(found.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
     source, length, _ = translator.source(tf.constant(TEXTS))
     target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
-    log_probs, expected = cast.force(source, target)[0], translator.force(source, target)[0]
+    log_probs, expected = cast.force(source, target), translator.force(source, target)
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
     assert cast.n_best(TEXTS, 2)[0][0].score == pytest.approx(translator.n_best(TEXTS, 2)[0][0].score, rel=0.05)
@@ -199,18 +200,22 @@ def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     Whole sequences are scored four rows at a time here."""
     monkeypatch.setattr(text_model, "FORCED", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
-    found = translator.search(source, length, n_best=5, beam_size=5, max_length=9)
+    found, symbols = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = found.ids.shape
-    log_probs, attention = translator.force(source, tf.reshape(found.ids, [B * N, L]))
-    shifted = np.pad(found.ids.numpy().reshape(B * N, L), [(0, 0), (1, 0)], constant_values=1)[:, :-1]
-    logits, scores = translator.model((np.repeat(source, N, axis=0), shifted), return_attention_scores=True)
-    np.testing.assert_allclose(attention, np.mean(scores.cross[-1], axis=1), rtol=1e-4, atol=1e-5)
-    every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), found.ids.numpy().reshape(B * N, L, 1), axis=2)
-    np.testing.assert_allclose(log_probs, every[:, :, 0], rtol=1e-4, atol=1e-4)
-    there = np.arange(L) < found.lengths.numpy()[..., None]
-    expected = np.where(there, log_probs.numpy().reshape(B, N, L), 0.0).sum(-1)
+    sources, ids = np.repeat(source, N, axis=0), found.ids.numpy().reshape(B * N, L)
+    shifted = np.pad(ids, [(0, 0), (1, 0)], constant_values=1)[:, :-1]
+    logits, scores = translator.model((sources, shifted), return_attention_scores=True)
+    every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[:, :, None], axis=2)[:, :, 0]
+    np.testing.assert_allclose(translator.force(sources, ids), every, rtol=1e-4, atol=1e-4)
+    there = np.arange(L) < found.lengths.numpy().reshape(B * N, 1)
     assert (found.lengths.numpy() > 1).all()
-    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-4, atol=1e-4)
+    log_probs = symbols.log_probs.numpy().reshape(B * N, L)
+    np.testing.assert_allclose(log_probs, np.where(there, every, 0.0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.log_probs.numpy().reshape(B * N), log_probs.sum(-1), rtol=1e-5, atol=1e-5)
+    attention = np.mean(scores.cross[-1], axis=1)
+    attended = np.where((sources > EOS_ID)[:, None], attention, 0.0).argmax(-1)
+    assert (attended != attention.argmax(-1)).any() and len(np.unique(attended)) > 2
+    np.testing.assert_array_equal(symbols.attended.numpy().reshape(B * N, L), np.where(there, attended, 0))
 
 
 HALF = "Two \ud83d doors"  # half an emoji: a surrogate without its other half, which UTF-8 lacks
@@ -354,7 +359,7 @@ def test_an_ensemble_translates(translator, ensemble):
     source, length, _ = both.source(tf.constant(TEXTS[:1]))
     found = both.search(source, length, max_length=9)
     ids = found.ids[0, :, : int(found.lengths[0, 0])]
-    each = [tt.Translator(model, translator.tokenizer).force(source, ids)[0] for model in ensemble.models]
+    each = [tt.Translator(model, translator.tokenizer).force(source, ids) for model in ensemble.models]
     expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
     assert float(found.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)

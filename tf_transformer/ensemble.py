@@ -68,15 +68,21 @@ class Ensemble(keras.Model):
         slot: Tensor,
         attention_mask: Tensor = None,
         softmax_weights: Tensor = None,
+        return_attention_scores: bool = False,
     ) -> Any:
         """As `Transformer.decode_step`."""
-        logits, new_cache, layers = [], [], len(cache) // len(self.models)
+        layers = len(cache) // len(self.models)
+        logits, new_cache, scores = [], [], []
         for i, model in enumerate(self.models):
             of_model = cache[i * layers : (i + 1) * layers], memory_mask, position, slot, attention_mask
-            model_logits, model_cache = model.decode_step(target, *of_model, softmax_weights and softmax_weights[i])
+            weights = softmax_weights and softmax_weights[i]
+            model_logits, model_cache, *model_scores = model.decode_step(
+                target, *of_model, weights, return_attention_scores
+            )
             logits.append(model_logits)
             new_cache += model_cache
-        return _log_mean(logits), new_cache
+            scores.append(model_scores)
+        return _log_mean(logits), new_cache, *map(_side_by_side, zip(*scores, strict=True))
 
     call = Transformer.call
     compute_output_shape = Transformer.compute_output_shape

@@ -170,7 +170,8 @@ class Transformer(KerasModel):
         slot: Tensor,
         attention_mask: Tensor = None,
         softmax_weights: Tensor = None,
-    ) -> tuple[Any, list[DecoderCache]]:
+        return_attention_scores: bool = False,
+    ) -> tuple[Any, ...]:
         """Decode only the newest target ids [B, T], with a cache of the earlier ones.
 
         Without an `attention_mask` the T columns are consecutive tokens. With one, the mask says which tokens they
@@ -184,22 +185,28 @@ class Transformer(KerasModel):
             slot: the cache's slot for the first column.
             attention_mask: bool [B, T, C]; `None` means causal.
             softmax_weights: from `softmax_weights()`.
+            return_attention_scores: also return each layer's attention weights, as `decode` does.
 
         Returns:
-            logits [B, T, V] and the new cache.
+            logits [B, T, V] and the new cache; if requested, each layer's weights of self-attention [B, h, T, C] and of
+            cross-attention [B, h, T, S].
         """
-        x = self.embedding.embed(target, position)
+        x, self_scores, cross_scores = self.embedding.embed(target, position), [], []
         new_cache = []
         for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
-            x, layer_cache = layer(
+            x, layer_cache, of_self, of_cross = layer(
                 x,
                 memory_mask=memory_mask,
                 attention_mask=attention_mask,
                 cache=layer_cache,
                 slot=slot,
+                return_attention_scores=True,
             )
             new_cache.append(layer_cache)
-        return self.embedding.logits(x, softmax_weights), new_cache
+            self_scores.append(of_self)
+            cross_scores.append(of_cross)
+        logits = self.embedding.logits(x, softmax_weights)
+        return (logits, new_cache, self_scores, cross_scores) if return_attention_scores else (logits, new_cache)
 
     def compute_output_shape(self, input_shape: Shape) -> Any:
         return (*input_shape[1], self.config.vocab_size)

@@ -49,7 +49,8 @@ class TextDecoder(Protocol):
         slot: Tensor,
         attention_mask: Tensor = None,
         softmax_weights: Tensor = None,
-    ) -> tuple[Any, list["DecoderCache"]]: ...
+        return_attention_scores: bool = False,
+    ) -> tuple[Any, ...]: ...
 
     def astype(self, dtype: str) -> "TextDecoder": ...
 

@@ -158,13 +158,12 @@ class Export(Root):
         defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
 
         traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
-        force = traced_once(translator.force)
 
         @traced_once
         def searched(text: Tensor, exact_n: Tensor, rows: Tensor) -> Any:
             source, source_length, truncated = translator.source(text)
-            found = translator.search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
-            return source, source_length, truncated, found
+            found, symbols = translator.detailed_search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
+            return source, source_length, truncated, found, symbols
 
         def search(text: Tensor, exact_n: int, given: Mapping[str, Any]) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
@@ -177,12 +176,12 @@ class Export(Root):
             return searched(text, tf.constant(exact_n), rows)
 
         def serving_default(text: Tensor) -> Any:
-            *_, truncated, found = search(text, 1, {})
+            *_, truncated, found, _ = search(text, 1, {})
             translation = translator.texts(found.ids)[:, 0]
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
         def translate(text: Tensor, **given: Any) -> Any:
-            _, source_length, truncated, found = search(text, n_best, given)
+            _, source_length, truncated, found, _ = search(text, n_best, given)
             return {
                 "translations": translator.texts(found.ids),
                 "scores": found.scores,
@@ -194,25 +193,23 @@ class Export(Root):
             }
 
         def details(text: Tensor, **given: Any) -> Any:
-            source, *_, found = search(text, n_best, given)
-            longest = tf.maximum(tf.reduce_max(found.lengths), 1)
-            outputs = found.ids[:, :, :longest]
-            B, L = tf.shape(source)[0], tf.shape(outputs)[2]
-            ids, sources = tf.reshape(outputs, [B * n_best, L]), tf.repeat(source, n_best, axis=0)
-            lengths = tf.reshape(found.lengths - tf.cast(found.finished, tf.int32), [-1, 1])
-            real = tf.range(L) < lengths  # [B * N, L]
-            log_probs, attention = force(source, ids)
-            log_probs = tf.where(real, log_probs, 0.0)[:, :max_length]
-            log_probs = tf.pad(log_probs, [[0, 0], [0, max_length - tf.shape(log_probs)[1]]])
-            log_probs = tf.reshape(log_probs, [B, n_best, max_length])
+            source, *_, found, symbols = search(text, n_best, given)
+            B, _, L = tf.unstack(tf.shape(found.ids))
+            lengths = found.lengths - tf.cast(found.finished, tf.int32)
+            is_token = tf.range(L) < lengths[:, :, tf.newaxis]  # [B, N, L]
+            token_scores = tf.where(is_token, symbols.log_probs, 0.0)
+            token_scores = tf.pad(token_scores, [[0, 0], [0, 0], [0, max_length - L]])
+
+            def tokens(part: Tensor) -> tf.RaggedTensor:
+                return tf.ragged.boolean_mask(tf.reshape(part, [B * n_best, L]), tf.reshape(is_token, [B * n_best, L]))
 
             def each(flat: Tensor) -> Any:
                 return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
 
             return {
-                "tokens": each(_joined(tokenizer.pieces(tf.ragged.boolean_mask(ids, real)))),
-                "alignments": each(_alignments(attention, sources, real)),
-                "token_scores": tf.ensure_shape(log_probs, [None, n_best, max_length]),
+                "tokens": each(_joined(tokenizer.pieces(tokens(found.ids)))),
+                "alignments": each(_alignments(tokens(symbols.attended))),
+                "token_scores": tf.ensure_shape(token_scores, [None, n_best, max_length]),
                 "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
@@ -220,7 +217,7 @@ class Export(Root):
             source_ids, _, cut = translator.source(tf.ensure_shape(source, [None]))
             target = tokenizer.tokenize_target(tf.ensure_shape(target, [None]))
             target_ids, _, target_cut = translator.with_end(target)
-            log_probs, _ = force(source_ids, target_ids)
+            log_probs = translator.force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
@@ -299,17 +296,8 @@ def _joined(pieces: Tensor) -> tf.Tensor:
     return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
 
 
-def _alignments(attention: Tensor, source: Tensor, real: Tensor) -> tf.Tensor:
-    """For each output token the source token it attends to most, in Pharaoh form "s-t s-t ...": string [B].
-
-    Args:
-        attention: [B, T, S].
-        source: ids [B, S].
-        real: bool [B, T], true for real output tokens.
-    """
-    attention = tf.where((source > EOS_ID)[:, tf.newaxis], attention, -1.0)
-    attention = tf.pad(attention, [[0, 0], [0, 0], [0, 1]], constant_values=-1.0)  # an empty batch has no columns
-    best = tf.argmax(attention, axis=-1, output_type=tf.int32)  # [B, T]
-    place = tf.broadcast_to(tf.range(tf.shape(best)[1]), tf.shape(best))
-    pairs = tf.strings.join([tf.strings.as_string(best), tf.strings.as_string(place)], "-")
-    return _joined(tf.ragged.boolean_mask(pairs, real))
+def _alignments(attended: tf.RaggedTensor) -> tf.Tensor:
+    """The source tokens [B, None] that belong to an output's tokens, in Pharaoh form "s-t s-t ...": string [B]."""
+    place = tf.ragged.range(attended.row_lengths())
+    pairs = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, place)], "-")
+    return _joined(attended.with_flat_values(pairs))

@@ -66,14 +66,18 @@ def decoder_of(
     layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights() if weights is None else weights
 
-    def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[tf.Tensor, Any]:
-        memory_mask, layers = cache
+    def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[Any, ...]:
+        memory_mask, is_token, layers = cache
         positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
-        logits, layers = model.decode_step(ids, layers, memory_mask, positions, slot, ancestry, weights)
-        return logits, (memory_mask, layers)
+        seen = layers, memory_mask, positions, slot, ancestry
+        logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
+        attention = tf.reduce_mean(cross_scores[-1], axis=1)  # [B, K, S]
+        attended = tf.argmax(tf.where(tf.expand_dims(is_token, 1), attention, -1.0), axis=2, output_type=tf.int32)
+        return logits, (memory_mask, is_token, layers), attended
 
     def keep(cache: Any, slots: tf.Tensor) -> Any:
-        memory_mask, layers = cache
-        return memory_mask, [layer._replace(target=layer.target.keep(slots)) for layer in layers]
+        *masks, layers = cache
+        return *masks, [layer._replace(target=layer.target.keep(slots)) for layer in layers]
 
-    return Decoder(step, (memory_mask, layers), keep)
+    is_token = tf.pad(memory_mask[:, 1:], [[0, 0], [0, 1]])  # all but the last one, which is the end symbol
+    return Decoder(step, (memory_mask, is_token, layers), keep)

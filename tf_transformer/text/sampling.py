@@ -65,7 +65,7 @@ def sample(
         cache: Any,
     ) -> Any:
         seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
-        logits, cache = decoder.step(newest[:, tf.newaxis], position, position, seen, cache)
+        logits, cache, *_ = decoder.step(newest[:, tf.newaxis], position, position, seen, cache)
         logits = tf.cast(logits, tf.float32)
         possible = restricted(logits, Prefixes(ids[:, tf.newaxis], position, end_id), rules)[:, 0]
         logits, V = logits[:, 0], tf.shape(logits)[2]  # [B, V]

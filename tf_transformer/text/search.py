@@ -27,18 +27,43 @@ class Hypotheses(NamedTuple):
     finished: tf.Tensor  # bool [B, N], the end symbol was reached
 
 
+class Symbols(NamedTuple):
+    """What a search keeps of each symbol of its hypotheses; zeros follow the last one."""
+
+    ids: Any  # int32 [B, N, L]
+    # `()` in a search that is not detailed:
+    log_probs: Any = ()  # float32 [B, N, L]
+    attended: Any = ()  # int32 [B, N, L], the source position of greatest attention when the symbol was chosen
+
+
+class Finished(NamedTuple):
+    """The K best hypotheses of each sentence that have finished, best first; unused places have score -1e9."""
+
+    scores: tf.Tensor  # float32 [B, K]
+    log_probs: tf.Tensor  # float32 [B, K]
+
+
+class Step(NamedTuple):
+    """What a decoder says of the symbols that follow K beams."""
+
+    logits: tf.Tensor  # float32 [B, K, V]
+    may_follow: tf.Tensor | None  # bool [B, K or 1, V]; `None` means all
+    attended: tf.Tensor | None  # int32 [B, K]; `None` in a search that is not detailed
+
+
 class Decoder(NamedTuple):
     """A model as a search, or sampling, calls it: step by step, with a cache.
 
     `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest symbol. It returns the logits
-    [B, K, V] of the next one, and the new cache. The cache is append-only: the K newest symbols take slots slot to
-    slot + K - 1, and nothing is re-ordered. `ancestry` says which slots each beam may see, its own newest one included.
+    [B, K, V] of the next one, and the new cache; for a detailed search also the source position of greatest attention,
+    int32 [B, K]. The cache is append-only: the K newest symbols take slots slot to slot + K - 1, and nothing is
+    re-ordered. `ancestry` says which slots each beam may see, its own newest one included.
 
     `keep(cache, slots [B, M])` returns the cache with only these slots, in this order. Beams share most of their
     history, so after some steps they see few of the slots.
     """
 
-    step: Callable[..., tuple[tf.Tensor, Any]]
+    step: Callable[..., tuple[Any, ...]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
     steps: int | None = None  # at most so many, with fixed shapes; a search that takes more finds nothing
@@ -57,7 +82,6 @@ class Rows(NamedTuple):
     """What a search is asked for, by row."""
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
-    start_ids: tf.Tensor  # int32 [B]
     max_length: tf.Tensor  # int32 [B]
     options: dict[str, tf.Tensor]  # by name, [B]
 
@@ -71,14 +95,20 @@ class BeamState(NamedTuple):
     position: tf.Tensor  # int32, the number of symbols in an alive hypothesis
     slot: tf.Tensor  # int32, the first free slot of the cache
     rows: Rows
-    alive_ids: tf.Tensor  # int32 [B, K, L]
+    newest: tf.Tensor  # int32 [B, K], the last symbol of each alive hypothesis
+    symbols: Symbols  # of the K best finished hypotheses, then of the K alive ones, N = 2K
     alive_log_probs: tf.Tensor  # float32 [B, K], descending
     ancestry: tf.Tensor  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: tf.Tensor  # int32 [B], the number of symbols in the sentence's alive hypotheses
-    best: Hypotheses  # finished ones, N = K
+    best: Finished
     finished: tf.Tensor  # int32 [B], how many have finished, also those that are no longer among the best
     running: tf.Tensor  # bool [B], the sentence's search goes on
     cache: Any
+
+    @property
+    def alive_ids(self) -> tf.Tensor:
+        """int32 [B, K, L]."""
+        return tf.split(self.symbols.ids, 2, axis=1)[1]
 
 
 def penalty(length: Tensor, exponent: Tensor) -> Any:
@@ -116,10 +146,31 @@ def beam_search(
     Returns:
         `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
+    found, _ = _search(problem, False, n_best, exact_n, allowed, **options)
+    return found
+
+
+@checked
+def detailed_search(
+    problem: SearchProblem, *, n_best: Beams = 1, exact_n: Count | tf.Tensor | None = None, **options: Any
+) -> tuple[Hypotheses, Symbols]:
+    """As `beam_search`; also each symbol's log-probability and its source position of greatest attention."""
+    return _search(problem, True, n_best, exact_n, None, **options)
+
+
+def _search(
+    problem: SearchProblem,
+    detailed: bool,
+    n_best: int,
+    exact_n: int | tf.Tensor | None,
+    allowed: Callable[..., tf.Tensor] | None,
+    **options: Any,
+) -> tuple[Hypotheses, Symbols]:
+    """`detailed_search`, or with less detail `beam_search`; their arguments."""
     exact_n = n_best if exact_n is None else exact_n
     B = tf.shape(problem.start_ids)[0]
     by_row = _broadcast(options, B)
-    rows = Rows(tf.range(B), problem.start_ids, tf.cast(problem.max_length, tf.int32), by_row)
+    rows = Rows(tf.range(B), tf.cast(problem.max_length, tf.int32), by_row)
     if "min_length" in by_row:
         by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
     K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
@@ -128,34 +179,35 @@ def beam_search(
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
-        newest = tf.gather(state.alive_ids, tf.maximum(position - 1, 0), axis=2)
-        newest = tf.where(position == 0, state.rows.start_ids[:, tf.newaxis], newest)
         own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
         ancestry = state.ancestry | own
-        logits, cache = problem.decoder.step(newest, position, slot, ancestry, state.cache)
+        logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
-        return (_extend(state, tf.cast(logits, tf.float32), may_follow, problem.end_id, exact_n),)
+        step = Step(tf.cast(logits, tf.float32), may_follow, attended[0] if detailed else None)
+        return (_extend(state, step, problem.end_id, exact_n),)
 
     def may_advance(state: BeamState) -> tf.Tensor:
         has_room = state.slot < tf.shape(state.ancestry)[2]
         going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
         return has_room & (2 * going_on > tf.shape(state.running)[0])
 
-    def advance_far(state: BeamState, results: Hypotheses) -> tuple[BeamState, Hypotheses]:
+    def advance_far(state: BeamState, results: Any) -> tuple[BeamState, Any]:
         state = _make_room(_running_only(state), problem.decoder.keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
-        return state, _put_rows(results, state.rows.number, _results(state, n_best))
+        return state, _put_rows(results, state.rows.number, _results(state, n_best, problem.end_id))
 
+    kept = (tf.int32, tf.float32, tf.int32) if detailed else (tf.int32,)
     state = BeamState(
         position=tf.constant(0),
         slot=tf.constant(0),
         rows=rows,
-        alive_ids=tf.zeros([B, K, L], tf.int32),
+        newest=tf.broadcast_to(problem.start_ids[:, tf.newaxis], [B, K]),
+        symbols=Symbols(*(tf.zeros([B, 2 * K, L], dtype) for dtype in kept)),
         alive_log_probs=tf.broadcast_to(tf.where(tf.range(K) == 0, 0.0, IMPOSSIBLE), [B, K]),
         ancestry=tf.zeros([B, K, 0], tf.bool),
         lengths=tf.zeros([B], tf.int32),
-        best=_no_hypotheses(B, K, L),
+        best=Finished(*[tf.fill([B, K], IMPOSSIBLE)] * 2),
         finished=tf.zeros([B], tf.int32),
         running=rows.max_length > 0,
         cache=problem.decoder.cache,
@@ -167,9 +219,8 @@ def beam_search(
         state = state._replace(ancestry=ancestry, cache=problem.decoder.keep(state.cache, slots))
         in_time = lambda state: tf.reduce_any(state.running) & (state.position < steps)  # noqa: E731
         (state,) = tf.while_loop(in_time, advance, [state])
-        pairs = zip(_no_hypotheses(B, n_best, L), _results(state, n_best), strict=True)
-        return Hypotheses(*(_where_rows(state.running, *pair) for pair in pairs))
-    loop = [state, _results(state, n_best)]
+        return _results(state, n_best, problem.end_id)
+    loop = [state, _results(state, n_best, problem.end_id)]
     going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
     _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
     return results
@@ -211,13 +262,6 @@ def _invariants(structure: Any) -> Any:
     return shapes._replace(cache=tf.nest.map_structure(of_cache, structure.cache))
 
 
-def _no_hypotheses(B: tf.Tensor, K: tf.Tensor, L: tf.Tensor) -> Hypotheses:
-    nothing = tf.fill([B, K], IMPOSSIBLE)
-    return Hypotheses(
-        tf.zeros([B, K, L], tf.int32), nothing, nothing, tf.zeros([B, K], tf.int32), tf.zeros([B, K], tf.bool)
-    )
-
-
 def _running_only(state: BeamState) -> BeamState:
     """Drop the rows that have ended. A single row goes on until the search ends."""
     if state.running.shape[0] == 1:
@@ -250,88 +294,115 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Te
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
-def _put_rows(results: Hypotheses, number: tf.Tensor, new: Hypotheses) -> Hypotheses:
+def _put_rows(results: Any, number: tf.Tensor, new: Any) -> Any:
     """Write `new` into the rows `number` of `results`."""
-    number = number[:, tf.newaxis]
-    return Hypotheses(*(tf.tensor_scatter_nd_update(*pair) for pair in zip(results, [number] * 5, new, strict=True)))
+    places = number[:, tf.newaxis]
+    return tf.nest.map_structure(lambda old, rows: tf.tensor_scatter_nd_update(old, places, rows), results, new)
 
 
-def _extend(
-    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int, exact_n: int | tf.Tensor
-) -> BeamState:
+def _extend(state: BeamState, step: Step, end_id: int, exact_n: int | tf.Tensor) -> BeamState:
     """Extend alive hypotheses by one symbol. Some end and join the finished ones; the best of the rest stay alive."""
-    beam_size, K = state.rows.options["beam_size"], tf.shape(logits)[1]
-    log_probs, parents, symbols = _candidates(state, logits, may_follow, end_id)
-    ids = _append(tf.gather(state.alive_ids, parents, batch_dims=1), symbols, state.position)  # [B, 2K, L]
-    ends = symbols == end_id
+    beam_size, K = state.rows.options["beam_size"], tf.shape(step.logits)[1]
+    log_probs, parents, added = _candidates(state, step, end_id)
+    ends = added.ids == end_id
     length = state.position + 1
 
     # An end symbol counts only among a row's beam_size best; with one beam, only where greedy search would choose it.
-    finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs)
-    best = _keep_best(state.best, ids, log_probs, finishes, length, state.rows)
+    finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs) & state.running[:, tf.newaxis]
+    best, kept = _keep_best(state.best, log_probs, finishes, length, state.rows)
 
     alive_log_probs, chosen = tf.math.top_k(tf.where(ends, IMPOSSIBLE, log_probs), K)
     alive_log_probs = tf.where(_first(beam_size, K), alive_log_probs, IMPOSSIBLE)
-    alive_ids = tf.gather(ids, chosen, batch_dims=1)
+    newest, symbols = _append(state, tf.concat([kept, K + chosen], axis=1), parents, added)
     ancestry = tf.gather(state.ancestry, tf.gather(parents, chosen, batch_dims=1), batch_dims=1)
 
-    # A row that has ended stays as it is, whatever the others do.
+    # A row that has ended stays as it is, whatever the others do; it has nothing that finishes.
     state = state._replace(
         position=length,
         ancestry=ancestry,
-        alive_ids=_where_rows(state.running, alive_ids, state.alive_ids),
+        newest=newest,
+        symbols=symbols,
         alive_log_probs=_where_rows(state.running, alive_log_probs, state.alive_log_probs),
         lengths=tf.where(state.running, length, state.lengths),
         finished=state.finished + tf.reduce_sum(tf.cast(finishes, tf.int32), axis=1),
-        best=Hypotheses(*(_where_rows(state.running, new, old) for new, old in zip(best, state.best, strict=True))),
+        best=best,
     )
     return state._replace(running=state.running & ~_has_ended(state, exact_n))
 
 
-def _candidates(
-    state: BeamState, logits: tf.Tensor, may_follow: tf.Tensor | None, end_id: int
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _candidates(state: BeamState, step: Step, end_id: int) -> tuple[tf.Tensor, tf.Tensor, Symbols]:
     """The 2K best extensions of a sentence's beams: log-probabilities, parent beams and symbols, each [B, 2K].
 
     Two stages avoid a log-softmax over the vocabulary, and a sort over the logits of all beams. A row with k < K beams
     gets 2k candidates, as in a search with k beams.
     """
     alive_log_probs, beam_size = state.alive_log_probs, state.rows.options["beam_size"]
+    logits, may_follow, attended = step
     B, K = tf.shape(logits)[0], tf.shape(logits)[1]
     per_beam = tf.minimum(2 * K, tf.shape(logits)[-1])
     possible = logits if may_follow is None else tf.where(may_follow, logits, IMPOSSIBLE)
     possible = restricted(possible, Prefixes(state.alive_ids, state.position, end_id), state.rows.options)
     top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
     log_denominator = log_sum_exp(logits, top_symbols[:, :, :1], possible is logits)
-    log_probs = alive_log_probs[:, :, tf.newaxis] + (top_logits - log_denominator)
+    symbol_log_probs = top_logits - log_denominator
+    log_probs = alive_log_probs[:, :, tf.newaxis] + symbol_log_probs
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
     lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
     flat = tf.pad(flat, [[0, 0], [0, lacking]], constant_values=IMPOSSIBLE)
     log_probs, chosen = tf.math.top_k(flat, 2 * K)
     log_probs = tf.where(_first(2 * beam_size, 2 * K), log_probs, IMPOSSIBLE)
     chosen = tf.minimum(chosen, K * per_beam - 1)
-    symbols = tf.gather(tf.reshape(top_symbols, [B, K * per_beam]), chosen, batch_dims=1)
-    return log_probs, chosen // per_beam, symbols
+    parents = chosen // per_beam
+
+    def of_chosen(part: tf.Tensor) -> tf.Tensor:
+        return tf.gather(tf.reshape(part, [B, K * per_beam]), chosen, batch_dims=1)
+
+    added = Symbols(of_chosen(top_symbols))
+    if attended is not None:
+        added = Symbols(added.ids, of_chosen(symbol_log_probs), tf.gather(attended, parents, batch_dims=1))
+    return log_probs, parents, added
 
 
 def _keep_best(
-    best: Hypotheses, ids: tf.Tensor, log_probs: tf.Tensor, finishes: tf.Tensor, length: tf.Tensor, rows: Rows
-) -> Hypotheses:
-    """Merge candidates [B, 2K] that have just finished into the finished ones [B, K]."""
+    best: Finished, log_probs: tf.Tensor, finishes: tf.Tensor, length: tf.Tensor, rows: Rows
+) -> tuple[Finished, tf.Tensor]:
+    """Merge candidates [B, 2K] that have just finished into the finished ones [B, K].
+
+    Returns:
+        the K best, and their places among the K finished ones and the 2K candidates, int32 [B, K].
+    """
     K = tf.shape(best.scores)[1]
     scores = log_probs / penalty(length, rows.options["length_penalty"][:, tf.newaxis])
-    new = Hypotheses(
-        ids,
-        tf.where(finishes, scores, IMPOSSIBLE),
-        tf.where(finishes, log_probs, IMPOSSIBLE),
-        tf.where(finishes, length, 0),
-        finishes,
-    )
-    merged = Hypotheses(*(tf.concat(pair, axis=1) for pair in zip(best, new, strict=True)))
-    scores, order = tf.math.top_k(merged.scores, K)
-    best = Hypotheses(*(tf.gather(part, order, batch_dims=1) for part in merged))
-    within = _first(rows.options["beam_size"], K)
-    return best._replace(scores=tf.where(within, scores, IMPOSSIBLE), finished=best.finished & within)
+    scores = tf.concat([best.scores, tf.where(finishes, scores, IMPOSSIBLE)], axis=1)
+    scores, places = tf.math.top_k(scores, K)  # equal scores keep their order
+    log_probs = tf.gather(tf.concat([best.log_probs, log_probs], axis=1), places, batch_dims=1)
+    return Finished(tf.where(_first(rows.options["beam_size"], K), scores, IMPOSSIBLE), log_probs), places
+
+
+def _append(state: BeamState, places: tf.Tensor, parents: tf.Tensor, added: Symbols) -> tuple[tf.Tensor, Symbols]:
+    """The newest symbol of each alive hypothesis, and all symbols. A row that has ended stays as it is.
+
+    Args:
+        state: before the step.
+        places: int32 [B, 2K], of the finished hypotheses and the alive ones that are kept, among the K finished before
+            and the 2K candidates.
+        parents: int32 [B, 2K], the beams that the candidates extend.
+        added: by which symbols, [B, 2K].
+    """
+    K = tf.shape(places)[1] // 2
+    nothing = tf.zeros_like(places)
+    same = nothing + tf.range(2 * K)
+    origins = tf.gather(tf.concat([same[:, :K], K + parents], axis=1), places, batch_dims=1)
+    origins = _where_rows(state.running, origins, same)
+    places = _where_rows(state.running, places, nothing)
+    # Finished hypotheses get a zero, which they have behind their end already.
+    new = tf.nest.map_structure(lambda part: tf.gather(tf.pad(part, [[0, 0], [K, 0]]), places, batch_dims=1), added)
+    here = tf.range(tf.shape(state.symbols.ids)[2]) == state.position
+
+    def extended(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        return tf.where(here, new[:, :, tf.newaxis], tf.gather(old, origins, batch_dims=1))
+
+    return tf.split(new.ids, 2, axis=1)[1], tf.nest.map_structure(extended, state.symbols, new)
 
 
 def _has_ended(state: BeamState, exact_n: int | tf.Tensor) -> tf.Tensor:
@@ -347,32 +418,39 @@ def _has_ended(state: BeamState, exact_n: int | tf.Tensor) -> tf.Tensor:
     worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that must be certain
     beam_size, finished = tf.cast(options["beam_size"], tf.float32), tf.cast(state.finished, tf.float32)
     enough = finished >= tf.maximum(tf.round(options["patience"] * beam_size), 1.0)
-    greedy = (options["beam_size"] == 1) & state.best.finished[:, 0]
+    greedy = (options["beam_size"] == 1) & _possible(state.best.scores[:, 0])
     return (worst >= reachable) | enough | greedy | (state.lengths >= max_length)
 
 
-def _results(state: BeamState, n_best: int) -> Hypotheses:
-    """The n_best finished outputs; the alive ones in a row without any."""
+def _results(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
+    """The n_best finished outputs; the alive ones in a row without any. A row that goes on has none yet."""
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.options["length_penalty"])[:, tf.newaxis]
-    unfinished = Hypotheses(
-        state.alive_ids,
-        tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE),
-        state.alive_log_probs,
-        tf.broadcast_to(state.lengths[:, tf.newaxis], tf.shape(scores)),
-        tf.zeros_like(state.best.finished),
-    )
-    any_finished = tf.reduce_any(state.best.finished, axis=1)
-    ids, scores, log_probs, lengths, finished = (
-        _places(_where_rows(any_finished, *pair), n_best) for pair in zip(state.best, unfinished, strict=True)
-    )
-    used = (tf.range(n_best) < tf.shape(state.alive_ids)[1]) & _possible(scores)
-    return Hypotheses(
-        ids=tf.where(used[:, :, tf.newaxis], ids, 0),
+    scores = tf.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE)
+    any_finished = _possible(state.best.scores[:, 0])
+
+    def chosen(finished: tf.Tensor, alive: tf.Tensor) -> tf.Tensor:
+        return _places(_where_rows(any_finished, finished, alive), n_best)
+
+    scores, log_probs = chosen(state.best.scores, scores), chosen(state.best.log_probs, state.alive_log_probs)
+    used = (tf.range(n_best) < tf.shape(state.newest)[1]) & _possible(scores) & ~state.running[:, tf.newaxis]
+
+    def of_used(part: tf.Tensor) -> tf.Tensor:
+        part = chosen(*tf.split(part, 2, axis=1))
+        return tf.where(used[:, :, tf.newaxis], part, tf.zeros_like(part))
+
+    symbols = tf.nest.map_structure(of_used, state.symbols)
+    # A finished output has one end symbol, its last.
+    count = tf.range(1, tf.shape(symbols.ids)[2] + 1)
+    lengths = tf.reduce_sum(tf.where(symbols.ids == end_id, count, 0), axis=2)
+    finished = used & any_finished[:, tf.newaxis]
+    hypotheses = Hypotheses(
+        ids=symbols.ids,
         scores=tf.where(used, scores, IMPOSSIBLE),
         log_probs=tf.where(used, log_probs, IMPOSSIBLE),
-        lengths=tf.where(used, lengths, 0),
-        finished=finished & used,
+        lengths=tf.where(finished, lengths, tf.where(used, state.lengths[:, tf.newaxis], 0)),
+        finished=finished,
     )
+    return hypotheses, symbols
 
 
 def _places(part: tf.Tensor, n_best: int) -> tf.Tensor:
@@ -395,9 +473,3 @@ def _first(count: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
 def _where_rows(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
     """`new` in the rows where condition [B] holds, `old` in the others."""
     return tf.where(tf.reshape(condition, [-1] + [1] * (len(new.shape) - 1)), new, old)
-
-
-def _append(ids: tf.Tensor, symbols: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    """Write symbols [B, M] at `position` of ids [B, M, L]."""
-    here = tf.range(tf.shape(ids)[2]) == position
-    return tf.where(here, symbols[:, :, tf.newaxis], ids)

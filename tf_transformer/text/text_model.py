@@ -13,7 +13,7 @@ from tf_transformer.text.batching import check_length
 from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
+from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, Symbols, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
@@ -117,10 +117,22 @@ class TextModel(SetOnce):
             options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
                 model's own, and max_length, by default no limit.
         """
-        options = {name: self.options[name] for name in OPTIONS} | options
-        problem = self.problem(source, source_length, options.pop("max_length", tf.int32.max))
+        problem, options = self._asked(source, source_length, options)
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
+
+    def detailed_search(self, source: Tensor, source_length: Tensor, **options: Any) -> tuple[Hypotheses, Symbols]:
+        """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
+        in the last layer, a mean over heads."""
+        problem, options = self._asked(source, source_length, options)
+        return detailed_search(problem, **options)
+
+    def _asked(
+        self, source: Tensor, source_length: Tensor, options: dict[str, Any]
+    ) -> tuple[SearchProblem, dict[str, Any]]:
+        """The problem and the options of a search, from those of a request."""
+        options = {name: self.options[name] for name in OPTIONS} | options
+        return self.problem(source, source_length, options.pop("max_length", tf.int32.max)), options
 
     def drawn(
         self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: int | None
@@ -147,35 +159,31 @@ class TextModel(SetOnce):
             limit = tf.minimum(limit, self.model.config.max_length)
         return tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
 
-    def force(self, source: Tensor, target: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Score each symbol of given targets, N of each source. Their logits are made for some rows at a time.
+    def force(self, source: Tensor, target: Tensor) -> tf.Tensor:
+        """The log-probability of each symbol of given targets. Their logits are made for some rows at a time.
 
         Args:
             source: ids [B, S].
-            target: ids [B * N, T] that end with EOS; those of the first source, then those of the second, and so on.
+            target: ids [B, T] that end with EOS.
 
         Returns:
-            log-probabilities float32 [B * N, T]; the last layer's attention over the source, a mean over heads
-            [B * N, T, S].
+            float32 [B, T].
         """
         rows, T = tf.unstack(tf.shape(target))
         encoded = self.model.encode(source)[:2]
-        of_source = tf.range(rows) // tf.maximum(rows // tf.maximum(tf.shape(source)[0], 1), 1)
         at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
 
-        def score(i: tf.Tensor, log_probs: tf.TensorArray, attention: tf.TensorArray) -> tuple[Any, ...]:
+        def score(i: tf.Tensor, log_probs: tf.TensorArray) -> tuple[Any, ...]:
             some = slice(i * at_once, (i + 1) * at_once)
-            memory, memory_mask = tf.nest.map_structure(lambda part: tf.gather(part, of_source[some]), encoded)
+            memory, memory_mask = tf.nest.map_structure(lambda part: part[some], encoded)
             shifted = tf.pad(target[some], [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-            logits, _, cross_scores = self.model.decode(shifted, memory, memory_mask, return_attention_scores=True)
-            found = -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits)
-            return i + 1, log_probs.write(i, found), attention.write(i, tf.reduce_mean(cross_scores[-1], axis=1))
+            logits, _, _ = self.model.decode(shifted, memory, memory_mask)
+            return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits))
 
         count = tf.maximum(-(-rows // at_once), 1)
-        parts = [tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None] * rank) for rank in (2, 3)]
-        _, *parts = tf.while_loop(lambda i, *_: i < count, score, [tf.constant(0), *parts], parallel_iterations=1)
-        log_probs, attention = (part.concat() for part in parts)
-        return log_probs, attention
+        parts = tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None, None])
+        _, parts = tf.while_loop(lambda i, _: i < count, score, [tf.constant(0), parts], parallel_iterations=1)
+        return parts.concat()
 
     def texts(self, ids: Tensor) -> tf.Tensor:
         """Output ids [B, N, L] to texts [B, N]."""
