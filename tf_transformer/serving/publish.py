@@ -17,6 +17,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.files import new_folder, user_path
 from tf_transformer.reading import read_bytes, read_json, reading
 from tf_transformer.serving.check import check, failures, plainly_named
+from tf_transformer.serving.compact import compact
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.folders import is_version, saved_model_of
 from tf_transformer.serving.litert_client import versions
@@ -84,6 +85,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
     with new_folder(path) as folder:
         tf.saved_model.save(export, str(folder), signatures=export.signatures)
+        compact(folder)
         (folder / "batching_params.pbtxt").write_text(batching_params())
         extra = folder / "assets.extra"
         extra.mkdir()

@@ -1,0 +1,78 @@
+"""The rewritten graph of a SavedModel: smaller, with the same outputs and side effects."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import TEXTS
+from served import Served
+
+from tf_transformer.serving.check import graph_of, nodes_of
+from tf_transformer.serving.compact import compact
+from tf_transformer.serving.export import Export
+from tf_transformer.serving.publish import save_export
+
+
+class Module(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = tf.Variable(np.arange(35.0).reshape(5, 7), dtype=tf.float32)
+        self.calls = tf.Variable(0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5], name="x"), tf.TensorSpec([], tf.int32, "times")])
+    def __call__(self, x, times):
+        self.calls.assign_add(1)
+        self.calls.assign_add(1)
+        _ = tf.exp(x)  # nobody uses it
+
+        def body(i, product):
+            matrix = tf.convert_to_tensor(self.matrix)
+            wide, again = (tf.matmul(product + tf.constant(0.5), matrix) for _ in range(2))
+            return i + 1, tf.cond(i > 1, lambda: wide[:, :5] - 1.0, lambda: again[:, :5] / 2.0)
+
+        _, product = tf.while_loop(
+            lambda i, _: i < times, body, [0, x], [tf.TensorShape([]), tf.TensorShape([None, 5])]
+        )
+        return {"product": product, "first": tf.random.uniform([3]), "second": tf.random.uniform([3])}
+
+
+def test_same_outputs_and_side_effects(tmp_path):
+    module = Module()
+    tf.saved_model.save(module, str(tmp_path), signatures=module.__call__.get_concrete_function())
+    before, fingerprint = [node.op for node in nodes_of(graph_of(tmp_path))], (tmp_path / "fingerprint.pb").read_bytes()
+    compact(tmp_path)
+    after = nodes_of(graph_of(tmp_path))
+    ops = [node.op for node in after]
+    assert set(before) - set(ops) == {"Exp"}
+    assert ops.count("MatMul") == before.count("MatMul") / 2 > 0
+    assert all(ops.count(op) == before.count(op) > 0 for op in ("RandomUniform", "AssignAddVariableOp"))
+    assert max(len(node.name) for node in after if node.op == "MatMul") < 16
+    assert not any("_output_shapes" in node.attr for node in after)
+    assert (tmp_path / "fingerprint.pb").read_bytes() != fingerprint  # that of the new graph
+
+    x = np.random.default_rng(3).normal(size=(2, 5)).astype("float32")
+    expected = x
+    for i in range(3):
+        wide = (expected + np.float32(0.5)) @ np.arange(35, dtype="float32").reshape(5, 7)
+        expected = wide[:, :5] - 1 if i > 1 else wide[:, :5] / 2
+    loaded = tf.saved_model.load(str(tmp_path))
+    for number, call in enumerate((loaded, loaded.signatures["serving_default"]), 1):
+        found = call(x=tf.constant(x), times=tf.constant(3))
+        np.testing.assert_allclose(found["product"], expected, rtol=1e-5)
+        assert not np.array_equal(found["first"], found["second"])
+        assert loaded.calls.numpy() == 2 * number
+
+
+@pytest.mark.program
+def test_an_export_gives_the_same_bit_for_bit(translator, tmp_path):
+    export = Export(translator, max_length=11)
+    save_export(export, tmp_path / "compact" / "1")
+    tf.saved_model.save(export, str(tmp_path / "plain" / "1"), signatures=export.signatures)
+    compacted, plain = (Served(tmp_path / name / "1") for name in ("compact", "plain"))
+    for name, (inputs, _, defaults) in compacted.signatures.items():
+        request = {port: TEXTS for port in inputs if port not in defaults}
+        for port, value in compacted(request, name).items():
+            np.testing.assert_array_equal(value, plain(request, name)[port], err_msg=f"{name}: {port}")
+    compacted.close()
+    plain.close()
+    sizes = [len(nodes_of(graph_of(tmp_path / name / "1"))) for name in ("compact", "plain")]
+    assert sizes[0] < 0.65 * sizes[1]
