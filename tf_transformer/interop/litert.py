@@ -113,10 +113,10 @@ def save(
         "framework_version": __version__,
         "tf_version": tf.__version__,
     }
-    contents = _converted(translator, dtype, max_length)
-    description["sha256"] = hashlib.sha256(contents).hexdigest()
     with new_folder(path) as folder:
+        contents = _converted(translator, dtype, max_length)
         (folder / "model.tflite").write_bytes(contents)
+        description["sha256"] = hashlib.sha256(contents).hexdigest()
         for name, content in (tokenizer.files | tokenizer.vocabularies).items():
             (folder / name).write_bytes(content)
         write_json(folder / "model.json", description)
