@@ -234,7 +234,7 @@ def test_no_checkpoint(changed, monkeypatch):
     with pytest.raises(tt.BadInput, match="found none of model.safetensors, .*, tf_model.h5, pytorch_model.bin in"):
         tt.load_marian(folder)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(tt.BadInput, match=r'takes safetensors: pip install "tf-transformer\[marian\]"'):
+    with pytest.raises(tt.BadInput, match=r'takes safetensors: pip install "tf-transformer\[hub\]"'):
         tt.load_marian(HERE)
     shutil.copy(HERE / "model.safetensors", folder)
     monkeypatch.undo()

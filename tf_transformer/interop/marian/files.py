@@ -3,25 +3,23 @@ vocabulary, settings, weights."""
 
 import dataclasses
 import re
-import zipfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
 from tf_transformer.files import user_path
+from tf_transformer.interop import checkpoint
+from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_settings, in_order
 from tf_transformer.interop.hub import INDEX
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
-from tf_transformer.reading import check_archive, check_file, check_h5, made_of, read_json, reading
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.reading import check_h5, made_of, read_json, reading
 
 MOST_SYMBOLS = 2**24  # of a vocabulary without weights
-NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
+KIND = "MarianMT"  # in messages
 
 
 def load_marian(directory: str | Path) -> MarianTransformer:
@@ -39,7 +37,7 @@ def load_marian(directory: str | Path) -> MarianTransformer:
     weights_file, tensors = _read_tensors(directory)
     try:
         config = _config_of(settings)
-        config.check_stored(sum(tensor.nbytes for tensor in tensors.values()))
+        config.check_stored(checkpoint.size_of_weights(directory))
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     target = read_vocabulary(directory)
@@ -47,10 +45,8 @@ def load_marian(directory: str | Path) -> MarianTransformer:
     own = config.source_vocab_size and len(source.rows)
     model = MarianTransformer(dataclasses.replace(config, vocab_size=len(target.rows), source_vocab_size=own))
     model.build()
-    try:
+    with reading(weights_file, f"the weights of {KIND}"):
         _assign(model, tensors, source.rows, target.rows)
-    except BadInput as error:
-        raise BadInput(f"{weights_file}: {error}") from error
     return model
 
 
@@ -102,18 +98,9 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
 
 def search_options(directory: str | Path) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
-    decoder.yml: beam_size, at most a request's, and max_length, which there counts the start symbol, too."""
+    decoder.yml: beam_size and max_length."""
     directory = Path(directory)
-    _, settings = _read_settings(directory)
-    if (directory / "generation_config.json").is_file():
-        settings |= read_json(directory / "generation_config.json")
-    found = {"beam_size": settings.get("num_beams"), "max_length": settings.get("max_length")}
-    options = {name: value for name, value in found.items() if type(value) is int and value > 0}
-    if "beam_size" in options:
-        options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
-    if "max_length" in options:
-        options["max_length"] -= 1
-    return {name: value for name, value in options.items() if value}
+    return checkpoint.search_options(directory, _read_settings(directory)[1])
 
 
 def _read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
@@ -152,57 +139,14 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
 
 def _most_symbols(directory: Path) -> int:
     """The most symbols that a vocabulary can have: each has a row in the files of weights, if these are there."""
-    weights = [file for pattern in ("*.safetensors", "*.h5", "*.bin", "*.npz") for file in directory.glob(pattern)]
-    return sum(check_file(file).stat().st_size for file in weights) or MOST_SYMBOLS
+    return checkpoint.size_of_weights(directory) or MOST_SYMBOLS
 
 
-def _read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
+def _read_tensors(directory: Path) -> tuple[Path, Mapping[str, np.ndarray]]:
     """The file of the weights, and the weights by PyTorch's names."""
     if native.is_native(directory):
         return native.read_tensors(directory)
-    file = _weights_file(directory)
-    with reading(file, "the weights of MarianMT"):
-        return file, READERS[file.name](file)
-
-
-def _weights_file(directory: Path) -> Path:
-    for name in READERS:
-        if (directory / name).is_file():
-            return check_file(directory / name)
-    raise BadInput(f"expected a checkpoint of MarianMT, found none of {', '.join(READERS)} in {directory}")
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    return import_extra("safetensors.numpy", "marian", f"{path}: reading it").load_file(path)
-
-
-def _read_several_safetensors(index: Path) -> dict[str, np.ndarray]:
-    places: dict[str, str] = read_json(index)["weight_map"]
-    tensors: dict[str, np.ndarray] = {}
-    for name in sorted(set(places.values())):
-        if Path(name).name != name:
-            raise ValueError(f"expected names of files beside it, got {name}")
-        file = check_file(index.with_name(name))
-        with reading(file, "the weights of MarianMT"):
-            tensors |= _read_safetensors(file)
-    if missing := places.keys() - tensors:
-        raise ValueError(
-            f"expected files with all tensors that it names, found none with {', '.join(sorted(missing)[:3])}"
-        )
-    return {name: tensors[name] for name in places}
-
-
-def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    without = "without a model.safetensors beside it, which MarianMTModel.save_pretrained writes"
-    torch = import_extra("torch", "torch", f"{path}: reading it {without},")
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # before, a file could run code (CVE-2025-32434)
-        raise BadInput(f"{path}: expected PyTorch 2.6 or later to read it safely, got {torch.__version__}")
-    if zipfile.is_zipfile(path):
-        check_archive(path)
-    tensors = torch.load(path, map_location="cpu", weights_only=True)
-    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
-        raise ValueError("expected tensors that lie in the file, got one that is larger")
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    return checkpoint.read_tensors(directory, KIND, READERS)
 
 
 def _read_h5(path: Path) -> dict[str, np.ndarray]:
@@ -225,11 +169,9 @@ def _read_h5(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-READERS: dict[str, Callable[..., Any]] = {
-    "model.safetensors": _read_safetensors,
-    INDEX: _read_several_safetensors,
-    "tf_model.h5": _read_h5,
-    "pytorch_model.bin": _read_torch,
+READERS = {  # one made by PyTorch comes last, since reading it takes PyTorch
+    name: checkpoint.READERS.get(name, _read_h5)
+    for name in ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")
 }
 
 
@@ -245,9 +187,7 @@ def _config_of(settings: dict[str, Any]) -> MarianConfig:
     }
     # Missing values are the defaults of transformers.MarianConfig, which writes only what differs.
     settings = {"activation_function": "gelu"} | settings
-    for name, allowed in wanted.items():
-        if settings.get(name, allowed[0] if name != "model_type" else None) not in allowed:
-            raise BadInput(f"{name}: expected {' or '.join(map(repr, allowed))}, got {settings.get(name)!r}")
+    check_settings(settings, wanted)
     size = settings.get("vocab_size", 58101)
     values = {
         "num_layers": settings.get("encoder_layers", 12),
@@ -267,66 +207,21 @@ def _config_of(settings: dict[str, Any]) -> MarianConfig:
     return made_of(MarianConfig, values)
 
 
-def _assign(model: MarianTransformer, tensors: dict[str, np.ndarray], source_rows: list[int], rows: list[int]) -> None:
+def _assign(
+    model: MarianTransformer, tensors: Mapping[str, np.ndarray], source_rows: list[int], rows: list[int]
+) -> None:
     """Assign every tensor, with the vocabularies' rows in our order, and leave none over."""
-    left = dict(tensors)
-
-    def in_order(x: np.ndarray, rows: list[int] = rows) -> np.ndarray:
-        size = max(rows) + 1
-        if len(x) != size:
-            raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
-        return x[rows]
-
-    def assign(variable: keras.Variable, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
-        if name not in left:
-            raise BadInput(f"expected a tensor {name}, found none")
-        value = change(left.pop(name))
-        if value.shape != variable.shape:
-            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
-        variable.assign(value.astype("float32"))
-
-    def linear(layer: keras.layers.Layer, name: str) -> None:
-        assign(layer.kernel, f"{name}.weight", np.transpose)
-        assign(layer.bias, f"{name}.bias")
-
-    def norm(layer: keras.layers.Layer, name: str) -> None:
-        assign(layer.norm.gamma, f"{name}.weight")
-        assign(layer.norm.beta, f"{name}.bias")
-
-    def attention(layer: keras.layers.Layer, name: str) -> None:
-        linear(layer.query_projection, f"{name}.q_proj")
-        linear(layer.key_projection, f"{name}.k_proj")
-        linear(layer.value_projection, f"{name}.v_proj")
-        linear(layer.output_projection, f"{name}.out_proj")
-
-    stacks: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-    for side, layers in stacks.items():
-        for i, layer in enumerate(layers):
-            name = f"model.{side}.layers.{i}"
-            attention(layer.self_attention, f"{name}.self_attn")
-            norm(layer.self_attention_norm, f"{name}.self_attn_layer_norm")
-            if side == "decoder":
-                attention(layer.cross_attention, f"{name}.encoder_attn")
-                norm(layer.cross_attention_norm, f"{name}.encoder_attn_layer_norm")
-            linear(layer.feed_forward.hidden, f"{name}.fc1")
-            linear(layer.feed_forward.output_projection, f"{name}.fc2")
-            norm(layer.feed_forward_norm, f"{name}.final_layer_norm")
+    weights = Assignment(tensors)
+    weights.stacks(model)
     # One matrix; the file has it under one of these names, or under several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     if model.source_embedding is not None:
-        assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))
+        weights.assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))
         names = names[2:]
-    names = [name for name in [*names, "lm_head.weight"] if name in left] or names[:1]
-    assign(model.embedding.embeddings, names[0], in_order)
-    for name in names[1:]:
-        if not np.array_equal(left.pop(name), tensors[names[0]]):
-            raise BadInput(f"{name}: expected the values of {names[0]}, got others")
+    weights.assign_shared(model.embedding.embeddings, [*names, "lm_head.weight"], lambda x: in_order(x, rows))
     bias = np.zeros(len(rows), "float32")
-    if "final_logits_bias" in left:
-        bias = in_order(left.pop("final_logits_bias").ravel())
+    if "final_logits_bias" in weights.left:
+        bias = in_order(weights.take("final_logits_bias").ravel(), rows)
     bias[:CONTROLS] = NO_SHARE
     model.embedding.logits_bias.assign(bias)
-    for side in ("encoder", "decoder"):
-        left.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids: nothing learned
-    if left:
-        raise BadInput(f"expected the tensors of MarianMT, found also {', '.join(sorted(left)[:3])}")
+    weights.check_none_left(KIND)

@@ -4,21 +4,14 @@ import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.interop.marian.files import has_two_vocabularies, read_vocabulary
+from tf_transformer.interop.pieces import PieceTable, joined, texts_of
 from tf_transformer.reading import check_archive, read_bytes, reading
-from tf_transformer.text.tokenizer import (
-    FIRST_ID,
-    UNKNOWN_ID,
-    Tokenizer,
-    durable_tokenizer,
-    engine_of,
-    text_tensor,
-)
+from tf_transformer.text.tokenizer import FIRST_ID, Tokenizer, engine_of
 from tf_transformer.type_names import Tensor
 
 SOURCE, TARGET, VOCABULARY = FILES = ("source.spm", "target.spm", "vocabulary.json")
@@ -49,10 +42,8 @@ class MarianTokenizer(Tokenizer):
                 source, target, vocabulary = (archive.read(name) for name in FILES)
                 separate = SOURCE_VOCABULARY in archive.namelist()
                 source_vocabulary = archive.read(SOURCE_VOCABULARY) if separate else vocabulary
-            engines = [engine_of(each) for each in (source, target)]
             pieces, source_pieces = json.loads(vocabulary), json.loads(source_vocabulary)
-            engine = engines[1] if separate else engines[0]
-            texts = [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
+            texts = texts_of(pieces, target if separate else source)
             self.op = _Graph(_Side(source, source_pieces), _Side(target, pieces), texts)
         self.model = model
         self._files = {SOURCE: source, TARGET: target}
@@ -121,30 +112,15 @@ class MarianTokenizer(Tokenizer):
         return self.op.target.table.lookup(pieces)
 
 
-class _Side(tf.Module):
-    """The tokenizer of one side, sources or targets.
+class _Side(PieceTable):
+    """The tokenizer of one side, sources or targets, which reads a code, too."""
 
-    Args:
-        model: a serialized SentencePiece model.
-        pieces: by id.
-    """
-
-    def __init__(self, model: bytes, pieces: list[str]) -> None:
-        super().__init__()
-        self.engine = durable_tokenizer(model, tf.string)
-        ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
-        initializer = tf.lookup.KeyValueTensorInitializer(list(ids), list(ids.values()), tf.string, tf.int32)
-        self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
-        self.pieces = tf.constant(pieces)
-
-    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
-        texts = text_tensor(texts)
-        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
+    def pieces_of(self, texts: Tensor) -> tf.RaggedTensor:
         has_code = tf.strings.regex_full_match(texts, f"{CODE}.*")
         code = tf.strings.regex_replace(tf.boolean_mask(texts, has_code), f"({CODE}).*", r"\1", replace_global=False)
         text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
         codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none a row
-        return self.table.lookup(tf.concat([codes, self.engine.tokenize(text)], axis=1))
+        return tf.concat([codes, super().pieces_of(text)], axis=1)
 
 
 class _Graph(tf.Module):
@@ -160,13 +136,4 @@ class _Graph(tf.Module):
         self.source, self.target, self.texts = source, target, tf.constant(texts)
 
     def detokenize(self, ids: Tensor) -> tf.Tensor:
-        joined = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)
-        return tf.strings.strip(tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace"))
-
-
-def _text(piece: str, engine: Any) -> bytes:
-    """The text of a piece: empty for a control symbol, and one byte for a byte piece."""
-    id = engine.piece_to_id(piece)
-    if engine.is_byte(id):
-        return bytes([int(piece[1:-1], 16)])
-    return b"" if engine.is_control(id) else piece.replace("▁", " ").encode()
+        return joined(self.texts, ids)

@@ -1,0 +1,245 @@
+"""The files of a pretrained checkpoint as Hugging Face's `transformers` writes them, whatever its family: settings and
+weights."""
+
+import functools
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.extras import import_extra
+from tf_transformer.interop.hub import INDEX
+from tf_transformer.model import Transformer
+from tf_transformer.reading import check_archive, check_file, read_json, reading
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+
+NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
+SINUSOIDS = {f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")}
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors by name, each read from its file when it is asked for: a large model is in memory once, not twice.
+
+    Args:
+        readers: by name, what reads the tensor.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]) -> None:
+        self.readers = readers
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+
+def read_tensors(
+    directory: Path, kind: str, readers: Mapping[str, Callable[[Path], Mapping[str, np.ndarray]]]
+) -> tuple[Path, Mapping[str, np.ndarray]]:
+    """The file of a checkpoint's weights, and the weights by PyTorch's names.
+
+    Args:
+        directory: the checkpoint's folder.
+        kind: of checkpoint, for messages.
+        readers: by the file's name, such as `READERS`; the first that is there is read.
+
+    Raises:
+        BadInput: there is none, or it holds something else.
+    """
+    for name, read in readers.items():
+        if (directory / name).is_file():
+            file = check_file(directory / name)
+            with reading(file, f"the weights of {kind}"):
+                return file, read(file)
+    raise BadInput(f"expected a checkpoint of {kind}, found none of {', '.join(readers)} in {directory}")
+
+
+def size_of_weights(directory: Path) -> int:
+    """The bytes of a folder's files of weights."""
+    files = [file for pattern in ("*.safetensors", "*.h5", "*.bin", "*.npz") for file in directory.glob(pattern)]
+    return sum(check_file(file).stat().st_size for file in files)
+
+
+def _read_safetensors(path: Path) -> Tensors:
+    opened = import_extra("safetensors.numpy", "hub", f"{path}: reading it").safe_open(path, framework="numpy")
+    return Tensors({name: functools.partial(opened.get_tensor, name) for name in opened.keys()})  # noqa: SIM118
+
+
+def _read_several_safetensors(index: Path) -> Tensors:
+    places: dict[str, str] = read_json(index)["weight_map"]
+    readers: dict[str, Callable[[], np.ndarray]] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"expected names of files beside it, got {name}")
+        file = check_file(index.with_name(name))
+        with reading(file, "weights"):
+            readers |= _read_safetensors(file).readers
+    if missing := places.keys() - readers:
+        raise ValueError(
+            f"expected files with all tensors that it names, found none with {', '.join(sorted(missing)[:3])}"
+        )
+    return Tensors({name: readers[name] for name in places})
+
+
+def _read_torch(path: Path) -> Tensors:
+    without = "without a model.safetensors beside it, which `save_pretrained` writes"
+    torch = import_extra("torch", "torch", f"{path}: reading it {without},")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # before, a file could run code (CVE-2025-32434)
+        raise BadInput(f"{path}: expected PyTorch 2.6 or later to read it safely, got {torch.__version__}")
+    is_archive = zipfile.is_zipfile(path)
+    if is_archive:
+        check_archive(path)
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
+        raise ValueError("expected tensors that lie in the file, got one that is larger")
+
+    def read(name: str) -> np.ndarray:
+        return tensors[name].float().numpy()
+
+    return Tensors({name: functools.partial(read, name) for name in tensors})
+
+
+READERS: Mapping[str, Callable[[Path], Mapping[str, np.ndarray]]] = {
+    "model.safetensors": _read_safetensors,
+    INDEX: _read_several_safetensors,
+    "pytorch_model.bin": _read_torch,
+}
+
+
+def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> None:
+    """Check settings of config.json; one that is missing has the first of its allowed values, except for the model's
+    type.
+
+    Raises:
+        BadInput: one has another value.
+    """
+    for name, values in allowed.items():
+        if settings.get(name, None if name == "model_type" else values[0]) not in values:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {settings.get(name)!r}")
+
+
+def search_options(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's options of the search that mean the same here: beam_size, at most a request's, and max_length,
+    which there counts the start symbol, too.
+
+    Args:
+        directory: the checkpoint's folder; its generation_config.json is read if it is there.
+        settings: of its config.json.
+    """
+    if (directory / "generation_config.json").is_file():
+        settings = {**settings, **read_json(directory / "generation_config.json")}
+    found = {"beam_size": settings.get("num_beams"), "max_length": settings.get("max_length")}
+    options = {name: value for name, value in found.items() if type(value) is int and value > 0}
+    if "beam_size" in options:
+        options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
+    if "max_length" in options:
+        options["max_length"] -= 1
+    return {name: value for name, value in options.items() if value}
+
+
+def in_order(x: np.ndarray, rows: list[int]) -> np.ndarray:
+    """These rows of x, which has no others.
+
+    Raises:
+        BadInput: it has more or fewer.
+    """
+    size = max(rows) + 1
+    if len(x) != size:
+        raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
+    return x[rows]
+
+
+class Assignment:
+    """Tensors on their way into a model's variables, by the names of BART and its kin.
+
+    Args:
+        tensors: by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
+        self.tensors = tensors
+        self.left = set(tensors)
+
+    def take(self, name: str) -> np.ndarray:
+        """A tensor, once.
+
+        Raises:
+            BadInput: there is none.
+        """
+        if name not in self.left:
+            raise BadInput(f"expected a tensor {name}, found none")
+        self.left.remove(name)
+        return self.tensors[name]
+
+    def assign(
+        self, variable: keras.Variable, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    ) -> None:
+        """Assign a tensor, changed, to a variable.
+
+        Raises:
+            BadInput: there is no such tensor, or it has another shape.
+        """
+        value = change(self.take(name))
+        if value.shape != variable.shape:
+            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
+        variable.assign(np.asarray(value, "float32"))
+
+    def assign_shared(
+        self, variable: keras.Variable, names: list[str], change: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Assign a tensor that the file has under one of these names, or under several.
+
+        Raises:
+            BadInput: there is none, or several differ.
+        """
+        first, *others = [name for name in names if name in self.left] or names[:1]
+        self.assign(variable, first, change)
+        for name in others:
+            if not np.array_equal(self.take(name), self.tensors[first]):
+                raise BadInput(f"{name}: expected the values of {first}, got others")
+
+    def linear(self, layer: keras.layers.Layer, name: str) -> None:
+        self.assign(layer.kernel, f"{name}.weight", np.transpose)
+        self.assign(layer.bias, f"{name}.bias")
+
+    def norm(self, layer: keras.layers.Layer, name: str) -> None:
+        self.assign(layer.gamma, f"{name}.weight")
+        self.assign(layer.beta, f"{name}.bias")
+
+    def attention(self, layer: keras.layers.Layer, name: str) -> None:
+        self.linear(layer.query_projection, f"{name}.q_proj")
+        self.linear(layer.key_projection, f"{name}.k_proj")
+        self.linear(layer.value_projection, f"{name}.v_proj")
+        self.linear(layer.output_projection, f"{name}.out_proj")
+
+    def stacks(self, model: Transformer) -> None:
+        """Assign the layers of encoder and decoder."""
+        sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+        for side, layers in sides.items():
+            for i, layer in enumerate(layers):
+                name = f"model.{side}.layers.{i}"
+                self.attention(layer.self_attention, f"{name}.self_attn")
+                self.norm(layer.self_attention_norm.norm, f"{name}.self_attn_layer_norm")
+                if side == "decoder":
+                    self.attention(layer.cross_attention, f"{name}.encoder_attn")
+                    self.norm(layer.cross_attention_norm.norm, f"{name}.encoder_attn_layer_norm")
+                self.linear(layer.feed_forward.hidden, f"{name}.fc1")
+                self.linear(layer.feed_forward.output_projection, f"{name}.fc2")
+                self.norm(layer.feed_forward_norm.norm, f"{name}.final_layer_norm")
+
+    def check_none_left(self, kind: str) -> None:
+        """Check that each tensor has become a variable; sinusoids, with nothing learned, are left.
+
+        Raises:
+            BadInput: one has not.
+        """
+        if left := self.left.difference(SINUSOIDS):
+            raise BadInput(f"expected the tensors of {kind}, found also {', '.join(sorted(left)[:3])}")
