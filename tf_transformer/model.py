@@ -105,6 +105,14 @@ class Transformer(KerasModel):
         """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
         return self.embedding.embed(source)
 
+    def encoder_output(self, x: Tensor) -> Any:
+        """The encoder's output, from that of its last layer [B, S, d]: the same."""
+        return x
+
+    def decoder_output(self, x: Tensor) -> Any:
+        """The decoder's output, from that of its last layer [B, T, d]: the same."""
+        return x
+
     def encode(
         self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False
     ) -> tuple[Any, Any, list[Any]]:
@@ -122,7 +130,7 @@ class Transformer(KerasModel):
                 scores.append(layer_scores)
             else:
                 x = layer(x, mask=mask)
-        return x, mask, scores
+        return self.encoder_output(x), mask, scores
 
     def decode(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False
@@ -141,7 +149,7 @@ class Transformer(KerasModel):
                 cross_scores.append(of_cross)
             else:
                 x = layer(x, memory, memory_mask=memory_mask)
-        return self.embedding.logits(x), self_scores, cross_scores
+        return self.embedding.logits(self.decoder_output(x)), self_scores, cross_scores
 
     def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
@@ -205,7 +213,7 @@ class Transformer(KerasModel):
             new_cache.append(layer_cache)
             self_scores.append(of_self)
             cross_scores.append(of_cross)
-        logits = self.embedding.logits(x, softmax_weights)
+        logits = self.embedding.logits(self.decoder_output(x), softmax_weights)
         return (logits, new_cache, self_scores, cross_scores) if return_attention_scores else (logits, new_cache)
 
     def compute_output_shape(self, input_shape: Shape) -> Any:

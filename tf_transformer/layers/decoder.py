@@ -130,7 +130,8 @@ class DecoderLayer(KeepsQuantized, Rematerialized):
         Returns:
             x [B, T, d]; then the cache if one was given; then both attention weights if requested.
         """
-        T, target, attend = ops.shape(x)[1], self.self_attention.project(x), attention
+        inputs = self.self_attention_norm.sublayer_input(x)
+        T, target, attend = ops.shape(x)[1], self.self_attention.project(inputs), attention
         if cache is None:
             kv = self.cross_attention.project(memory)
             masks = attention_mask, as_key_mask(x_mask)
@@ -143,11 +144,12 @@ class DecoderLayer(KeepsQuantized, Rematerialized):
             if self.attention_window:
                 attention_mask = last_allowed(attention_mask, self.attention_window // 2 + 1)
 
-        attended, self_scores = self.self_attention.attend(x, target, attention_mask, attend)
+        attended, self_scores = self.self_attention.attend(inputs, target, attention_mask, attend)
         x = self.self_attention_norm(x, attended)
-        attended, cross_scores = self.cross_attention.attend(x, kv, as_key_mask(memory_mask))
+        inputs = self.cross_attention_norm.sublayer_input(x)
+        attended, cross_scores = self.cross_attention.attend(inputs, kv, as_key_mask(memory_mask))
         x = self.cross_attention_norm(x, attended)
-        x = self.feed_forward_norm(x, self.feed_forward(x))
+        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x)))
 
         outputs: tuple[Any, ...] = (x,) if cache is None else (x, cache)
         if return_attention_scores:

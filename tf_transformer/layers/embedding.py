@@ -29,12 +29,12 @@ def sinusoids(positions: Tensor, d_model: Count) -> Any:
         float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
     """
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # of each sine and cosine, float64
-    angles = _angles(positions, frequencies)
-    pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
+    x = angles(positions, frequencies)
+    pairs = ops.stack([ops.sin(x), ops.cos(x)], axis=-1)  # [T, ceil(d_model / 2), 2]
     return ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
 
 
-def _angles(positions: Tensor, frequencies: Tensor) -> Any:
+def angles(positions: Tensor, frequencies: Tensor) -> Any:
     """positions [T] times frequencies [F], less full circles: float32 [T, F].
 
     A plain product in float32 is wrong by up to 2e-4 below position 4,096.

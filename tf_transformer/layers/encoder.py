@@ -86,7 +86,8 @@ class EncoderLayer(KeepsQuantized, Rematerialized):
         Returns:
             [B, S, d]; with `return_attention_scores` also the attention weights [B, h, S, S].
         """
-        kv = self.self_attention.project(x)
+        inputs = self.self_attention_norm.sublayer_input(x)
+        kv = self.self_attention.project(inputs)
         mask, attend = as_key_mask(mask), attention
         if (
             self.attention_window and return_attention_scores
@@ -94,9 +95,9 @@ class EncoderLayer(KeepsQuantized, Rematerialized):
             mask = intersect(mask, near_mask(ops.shape(x)[1], self.attention_window))
         elif self.attention_window:
             attend = functools.partial(restricted_attention, window=self.attention_window)
-        attended, scores = self.self_attention.attend(x, kv, mask, attend)
+        attended, scores = self.self_attention.attend(inputs, kv, mask, attend)
         x = self.self_attention_norm(x, attended)
-        x = self.feed_forward_norm(x, self.feed_forward(x))
+        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x)))
         return (x, scores) if return_attention_scores else x
 
     def compute_output_shape(self, x_shape: Shape) -> Any:

@@ -80,6 +80,12 @@ class AddAndNorm(Rematerialized):
         self.norm = LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 
+    # A variant overrides this method to normalize before the sub-layer.
+
+    def sublayer_input(self, x: Tensor) -> Any:
+        """What the sub-layer reads of x [B, T, d]: all of it."""
+        return x
+
     def call(self, x: Tensor, sublayer_output: Tensor) -> Any:
         return self.norm(x + self.output_dropout(sublayer_output))
 

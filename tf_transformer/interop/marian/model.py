@@ -167,6 +167,7 @@ class MarianTransformer(Transformer):
     """
 
     config: MarianConfig
+    kinds: tuple[type[EncoderLayer], type[DecoderLayer]] = (MarianEncoderLayer, MarianDecoderLayer)
 
     def __init__(self, config: MarianConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -185,18 +186,16 @@ class MarianTransformer(Transformer):
 
     def make_encoder_layers(self) -> list[EncoderLayer]:
         config, sizes = self.config, self.layer_options()
-        return [
-            MarianEncoderLayer(**sizes, activation=config.activation, name=f"encoder_{i}")
-            for i in range(config.num_layers)
-        ]
+        kind, _ = self.kinds
+        options = {**sizes, "activation": config.activation}
+        return [kind(**options, name=f"encoder_{i}") for i in range(config.num_layers)]
 
     def make_decoder_layers(self) -> list[DecoderLayer]:
         config = self.config
         sizes = self.layer_options() | {"num_heads": config.num_decoder_heads, "d_ff": config.decoder_d_ff}
-        return [
-            MarianDecoderLayer(**sizes, activation=config.activation, name=f"decoder_{i}")
-            for i in range(config.num_decoder_layers)
-        ]
+        _, kind = self.kinds
+        options = {**sizes, "activation": config.activation}
+        return [kind(**options, name=f"decoder_{i}") for i in range(config.num_decoder_layers)]
 
     def build(self, input_shape: Shape = None) -> None:
         super().build(input_shape)
