@@ -43,7 +43,7 @@ def there(folder, *names):
 
 GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run runs/mine
 GO_ON += ["guides/litert"]
-ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune"]
+ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
@@ -113,6 +113,14 @@ def test_the_page_of_fine_tuning(folder):
     assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
     sentences = ["The women do not sing.", "He is tired."]
     assert names["adapted"](sentences) == names["start"](sentences)
+
+
+@pytest.mark.program
+def test_the_page_of_languages(folder):
+    (folder / "facebook").mkdir()
+    (folder / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
+    names = pages.run_blocks("docs/guides/languages.md")
+    assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")
 
 
 def test_the_file_tree_is_true():

@@ -81,9 +81,9 @@ def inputs(answers):
 
 def search(model, source, beam_size, n_best=1):
     """At most as many symbols as the answers have; no length penalty."""
-    translator = tt.Translator(
-        model, mock.create_autospec(tt.Tokenizer, instance=True, vocab_size=model.config.vocab_size)
-    )
+    tokenizer = mock.create_autospec(tt.Tokenizer, instance=True, vocab_size=model.config.vocab_size, languages=())
+    tokenizer.start = lambda rows: tf.fill([rows, 1], BOS_ID)
+    translator = tt.Translator(model, tokenizer)
     options = {"beam_size": beam_size, "length_penalty": 0.0, "max_length": make.LONGEST, "patience": math.inf}
     return translator.search(source, tf.fill([len(source)], 50), n_best=n_best, **options)
 

@@ -243,6 +243,7 @@ def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = {
         "MarianSourceEmbedding": {"vocab_size": 300},
+        "M2M100Embedding": {"vocab_size": 300},
         "PositionalEmbedding": {"vocab_size": 300},
         "Cooldown": {"schedule": tt.WarmupSchedule(8), "cooldown_steps": 1, "train_steps": 2**31 - 1},
         "WarmupSchedule": {"d_model": 8},

@@ -3,6 +3,7 @@ on Apache Beam.
 """
 
 import argparse
+import functools
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ def main(argv: list[str] | None = None) -> None:
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
     )
     parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
+    for side in ("source", "target"):
+        what = f"the {side}'s, for a model of several languages (the export's)"
+        parser.add_argument(f"--{side}-language", metavar="CODE", help=what)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
     add_pipeline_options(bulk.add_argument)
@@ -46,6 +50,8 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.source != "-" or not args.output:
             parser.error("--input: expected --output PREFIX with it, and no other file")
+        if args.source_language or args.target_language:
+            parser.error("--input: expected no languages with it, since the export has fixed them")
         if args.n_best and not args.json:
             parser.error("--n-best: expected --json with it")
         load_beam()
@@ -55,8 +61,11 @@ def main(argv: list[str] | None = None) -> None:
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
     translator = saved_model(args.model, args.batch_size)
+    languages = chosen(vars(args), ("source_language", "target_language"))
     lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
-    translated = (f"{one_line(translation)}\n" for translation in in_chunks(translator, lines))
+    translated = (
+        f"{one_line(translation)}\n" for translation in in_chunks(functools.partial(translator, **languages), lines)
+    )
     if args.output:
         write_text(args.output, translated)
     else:

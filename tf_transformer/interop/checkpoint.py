@@ -17,8 +17,11 @@ from tf_transformer.model import Transformer
 from tf_transformer.reading import check_archive, check_file, read_json, reading
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
+MOST_SYMBOLS = 2**24  # of a vocabulary without weights
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
-SINUSOIDS = {f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")}
+SINUSOIDS = {
+    f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")
+}
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -60,6 +63,11 @@ def read_tensors(
             with reading(file, f"the weights of {kind}"):
                 return file, read(file)
     raise BadInput(f"expected a checkpoint of {kind}, found none of {', '.join(readers)} in {directory}")
+
+
+def most_symbols(directory: Path) -> int:
+    """The most symbols that a vocabulary can have: each has a row in the files of weights, if these are there."""
+    return size_of_weights(directory) or MOST_SYMBOLS
 
 
 def size_of_weights(directory: Path) -> int:

@@ -49,7 +49,9 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: Qua
     The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,
     the SentencePiece model, or source.spm and target.spm of a pretrained model that has two; a code such as ">>fra<<"
     is a piece of its own before the text's pieces. With two vocabularies there are source_vocabulary.json and
-    target_vocabulary.json. Sources are lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
+    target_vocabulary.json. A model of several languages takes the piece of one, such as "__en__" or "eng_Latn", before
+    the source's pieces, and that of another as `target_prefix`. Sources are lists of SentencePiece's pieces;
+    CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
@@ -123,7 +125,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
             spec.bias = array(layer.bias)
 
     def norm(spec: Any, layer: keras.layers.Layer) -> None:
-        spec.gamma, spec.beta = array(layer.norm.gamma), array(layer.norm.beta)
+        spec.gamma, spec.beta = array(layer.gamma), array(layer.beta)
 
     def attention(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> Any:
         """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
@@ -148,12 +150,12 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         linear(spec.linear[-1], layer.output_projection)
         spec.linear[-1].weight = widened(spec.linear[-1].weight.T).T
         spec.queries_scale = d_k**-0.5
-        norm(spec.layer_norm, residual)
+        norm(spec.layer_norm, residual.norm)
 
     def feed_forward(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> None:
         linear(spec.linear_0, layer.hidden)
         linear(spec.linear_1, layer.output_projection)
-        norm(spec.layer_norm, residual)
+        norm(spec.layer_norm, residual.norm)
 
     activations = {
         keras.activations.relu: common_spec.Activation.RELU,
@@ -167,8 +169,9 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
             expected = ", ".join(known.__name__ for known in activations)
             raise BadInput(f"activation: expected one of {expected}, which CTranslate2 has, got {activation.__name__}")
         heads = _only("num_heads", [part.num_heads for layer in layers for part in _attentions(layer)])
-        return kind(len(layers), heads, pre_norm=False, activation=activations[activation], **options)
+        return kind(len(layers), heads, pre_norm=norm_first, activation=activations[activation], **options)
 
+    norm_first = getattr(model, "encoder_norm", None) is not None  # and once more at the end of each stack
     encoder = stack(TransformerEncoderSpec, model.encoder_layers)
     heads = model.decoder_layers[-1].cross_attention.num_heads  # whose mean is the attention that it gives
     decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
@@ -182,6 +185,10 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
         attention(layer_spec.attention, layer.cross_attention, layer.cross_attention_norm)
         feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
+
+    if norm_first:
+        norm(spec.encoder.layer_norm, model.encoder_norm)
+        norm(spec.decoder.layer_norm, model.decoder_norm)
 
     embedding = model.embedding
     learned = embedding.positions == "learned"
@@ -222,7 +229,7 @@ def _check_parts(model: Transformer) -> None:
                     f"no other, got {type(part).__name__}, whose {method} is its own"
                 )
 
-    check(model, Transformer, "embed_source", "encode", "decode", "decode_step")
+    check(model, Transformer, "embed_source", "encoder_output", "decoder_output", "encode", "decode", "decode_step")
     check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
     if getattr(model, "source_embedding", None) is not None:
         check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
@@ -237,7 +244,7 @@ def _check_parts(model: Transformer) -> None:
                 check(attention, MultiHeadAttention, "project", "attend")
             check(layer.feed_forward, FeedForward, "call")
             for norm in _norms(layer):
-                check(norm, AddAndNorm, "call")
+                check(norm, AddAndNorm, "sublayer_input", "call")
 
 
 def _only(name: str, values: list[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.files import user_path
 from tf_transformer.interop.family import Family
+from tf_transformer.interop.m2m100 import family as m2m100
 from tf_transformer.interop.marian import family as marian
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
@@ -15,7 +16,8 @@ from tf_transformer.reading import made_of, read_bytes
 from tf_transformer.text.tokenizer import Tokenizer
 
 PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer)
-FAMILIES = (marian.FAMILY, PAPER)  # the paper's tokenizer takes any file, so it comes last
+# A tokenizer of MarianMT takes any archive, and the paper's any file, so these come last.
+FAMILIES = (m2m100.FAMILY, marian.FAMILY, PAPER)
 
 
 def family_named(name: str) -> Family:

@@ -14,7 +14,7 @@ WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # on
 PARTS = {INDEX: ["model-*.safetensors"]}
 HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
 FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
-OTHERS = ("*.json", "*.spm", "README.md")
+OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
 
 
 def folder_of(name: str | Path, owner: str = "", revision: str | None = None) -> Path:

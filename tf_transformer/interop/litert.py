@@ -84,13 +84,15 @@ def save(
         facts: further entries of model.json, e.g. source_language, target_language, step, origin, license.
 
     Raises:
-        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, or a check failed;
-            nothing is left behind.
+        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, the model knows
+            several languages, or a check failed; nothing is left behind.
         FileExistsError: path exists.
     """
     dtype = dtype or "float32"
     if dtype not in DTYPES:
         raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for LiteRT, got {dtype!r}")
+    if languages := translator.tokenizer.languages:
+        raise BadInput(f"translator: expected a model of one pair of languages for LiteRT, got one of {len(languages)}")
     if is_int8(translator.model):
         raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
     if checked:

@@ -7,7 +7,7 @@ TensorFlow Serving can merge requests. No row ever raises, whatever it contains:
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tf_transformer.model import check_finite
 from tf_transformer.text.search import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
+from tf_transformer.text.tokenizer import EOS_ID, LANGUAGES, Tokenizer
 from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.values import BadInput, Fact, checked, convert, number
 from tf_transformer.version import __version__
@@ -134,10 +134,11 @@ class Export(Root):
         n_best: the number of translations in an answer, fixed by the export.
         max_beam_size: the greatest beam size of a request.
         max_length: the default and the greatest number of symbols in a translation, the end symbol included.
-        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu.
+        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu. In a model of several
+            languages the first two are the defaults of inputs, by default those of the translator.
 
     Raises:
-        BadInput: an option is out of range, or a weight is not finite.
+        BadInput: an option is out of range, a weight is not finite, or a model of several languages has no default.
     """
 
     @checked
@@ -153,17 +154,26 @@ class Export(Root):
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
         if wrong := problem(values, highest | {"max_length": math.inf}):
             raise BadInput(wrong)
+        if translator.tokenizer.languages:
+            translator = translator.speaking(*(facts.get(name) for name in LANGUAGES))
+            facts |= dict(zip(LANGUAGES, translator.tokenizer.spoken(), strict=True))
+            facts["languages"] = ", ".join(translator.tokenizer.languages)
         model, tokenizer = translator.model, translator.tokenizer
+        languages = {name: tf.constant([facts[name]]) for name in LANGUAGES if tokenizer.languages}
         options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
         defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
 
         traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
 
         @traced_once
-        def searched(text: Tensor, exact_n: Tensor, rows: Tensor) -> Any:
-            source, source_length, truncated = translator.source(text)
-            found, symbols = translator.detailed_search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
+        def searched(text: Tensor, exact_n: Tensor, rows: Tensor, spoken: Sequence[Tensor]) -> Any:
+            speaker = translator.speaking(*spoken)
+            source, source_length, truncated = speaker.source(text)
+            found, symbols = speaker.detailed_search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
             return source, source_length, truncated, found, symbols
+
+        def languages_of(text: Tensor, given: Mapping[str, Any]) -> list[Any]:
+            return [_per_row(name, given.get(name, default), text) for name, default in languages.items()]
 
         def search(text: Tensor, exact_n: int, given: Mapping[str, Any]) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
@@ -173,7 +183,7 @@ class Export(Root):
                 if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
-            return searched(text, tf.constant(exact_n), rows)
+            return searched(text, tf.constant(exact_n), rows, languages_of(text, given))
 
         def serving_default(text: Tensor) -> Any:
             *_, truncated, found, _ = search(text, 1, {})
@@ -213,11 +223,12 @@ class Export(Root):
                 "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
             }
 
-        def score(source: Tensor, target: Tensor) -> Any:
-            source_ids, _, cut = translator.source(tf.ensure_shape(source, [None]))
-            target = tokenizer.tokenize_target(tf.ensure_shape(target, [None]))
-            target_ids, _, target_cut = translator.with_end(target)
-            log_probs = translator.force(source_ids, target_ids)
+        def score(source: Tensor, target: Tensor, **given: Any) -> Any:
+            source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
+            speaker = translator.speaking(*languages_of(source, given))
+            source_ids, _, cut = speaker.source(source)
+            target_ids, _, target_cut = translator.with_end(speaker.target(target))
+            log_probs = speaker.force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
             length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
@@ -225,7 +236,7 @@ class Export(Root):
             return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
         def tokenize(text: Tensor) -> Any:
-            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))
+            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, len(tokenizer.languages) and 1 :]
             return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
         def detokenize(tokens: Tensor) -> Any:
@@ -237,13 +248,13 @@ class Export(Root):
             tokenizer,
             [
                 Signature("serving_default", serving_default),
-                Signature("translate", translate, options=defaults),
-                Signature("translate_details", details, options=defaults),
-                Signature("score", score, ("source", "target")),
+                Signature("translate", translate, options=defaults | languages),
+                Signature("translate_details", details, options=defaults | languages),
+                Signature("score", score, ("source", "target"), languages),
                 Signature("tokenize", tokenize),
                 Signature("detokenize", detokenize, ("tokens",)),
             ],
-            {"serving_default": {}, "translate": {name: values[name] for name in options}},
+            {"serving_default": {}, "translate": {name: (values | facts)[name] for name in [*options, *languages]}},
             **facts,
             **values,
             max_beam_size=max_beam_size,

@@ -34,6 +34,7 @@ ROWS = [
 ]
 SHORT = [row for row in ROWS if len(row) < 100]
 INTEGERS = [-(2**31), -1, 0, 1, 2**31 - 1]
+STRINGS = [b"", b"xx", b"\xff", b"</s>"]
 FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
 INVALID_ARGUMENT = 3
 
@@ -151,7 +152,8 @@ class Calls:
     def options_out_of_range(self) -> Iterator[tuple[str, str]]:
         answers = []
         for key, default in self.signature.defaults.items():
-            extremes = np.array(INTEGERS if default.dtype.kind in "iu" else FLOATS, default.dtype)
+            kinds = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
+            extremes = np.array(kinds.get(default.dtype.kind, FLOATS), default.dtype)
             answers.append(self.call([SHORT[0]] * len(extremes), **{key: extremes}))
         if answers:
             yield from self.values(answers, "options out of range")
@@ -198,7 +200,9 @@ class Calls:
 
 
 def _other(default: np.ndarray, place: int) -> np.ndarray:
-    """A value near an option's default, another for every place."""
+    """A value near an option's default, another for every place; a text stays."""
+    if default.dtype == object:
+        return default
     return np.maximum(default * [1.0, 0.5, 0.25][place % 3], 0).astype(default.dtype)
 
 

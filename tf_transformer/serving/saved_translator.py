@@ -9,7 +9,8 @@ import tensorflow as tf
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
-from tf_transformer.values import Count, checked
+from tf_transformer.text.tokenizer import LANGUAGES, check_language
+from tf_transformer.values import BadInput, Count, checked
 
 
 class SavedTranslator:
@@ -24,25 +25,35 @@ class SavedTranslator:
 
     @checked
     def __init__(self, path: str | os.PathLike[str], batch_size: Count = 32) -> None:
-        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
-
         with plainly_named(saved_model_of(path)) as plain:
             self._model = tf.saved_model.load(str(plain))
         self.batch_size = batch_size
 
     @overload  # a string is an iterable of strings, too
-    def __call__(self, texts: str) -> str: ...  # type: ignore[overload-overlap]
+    def __call__(self, texts: str, **languages: str) -> str: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, texts: Iterable[str | bytes]) -> list[str]: ...
+    def __call__(self, texts: Iterable[str | bytes], **languages: str) -> list[str]: ...
 
-    def __call__(self, texts: str | Iterable[str | bytes]) -> str | list[str]:
-        """The answer to each text. A string gives a string, a list a list."""
+    def __call__(self, texts: str | Iterable[str | bytes], **languages: str) -> str | list[str]:
+        """The answer to each text. A string gives a string, a list a list.
+
+        Args:
+            texts: sentences.
+            languages: source_language, target_language or both, for a model of several languages; by default those
+                that the export has fixed.
+
+        Raises:
+            BadInput: the model does not know such a language.
+        """
         if isinstance(texts, str):
-            return self([texts])[0]
-        texts = list(texts)
+            return self([texts], **languages)[0]
+        texts, given = list(texts), self._given(languages)
 
         def answer(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            if given:
+                outputs = self._model.signatures["translate"](text=batch, **given)
+                return outputs["translations"][:, 0], outputs["truncated"]
             outputs = self._model.signatures["serving_default"](text=batch)
             (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
             return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))
@@ -50,3 +61,18 @@ class SavedTranslator:
         rows = by_batch(answer, [texts], self.batch_size)
         warn_of_truncated(texts, [truncated for _, truncated in rows])
         return [text.decode() for text, _ in rows]
+
+    def _given(self, languages: dict[str, str]) -> dict[str, tf.Tensor]:
+        """Languages as inputs of the signature `translate`."""
+        if not languages:
+            return {}
+        signature = self._model.signatures.get("translate")
+        inputs = signature.structured_input_signature[1] if signature else {}
+        known = self._model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
+        for name, language in languages.items():
+            if name not in LANGUAGES:
+                raise TypeError(f"expected one of {', '.join(LANGUAGES)}; got {name}")
+            if name not in inputs:
+                raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
+            check_language(name, language, known)
+        return {name: tf.constant([language]) for name, language in languages.items()}

@@ -81,3 +81,22 @@ def decoder_of(
 
     is_token = tf.pad(memory_mask[:, 1:], [[0, 0], [0, 1]])  # all but the last one, which is the end symbol
     return Decoder(step, (memory_mask, is_token, layers), keep)
+
+
+def decoder_after(decoder: Decoder, ids: tf.Tensor) -> Decoder:
+    """A decoder of `decoder_of` that has taken a symbol, ids [B], before those of the search.
+
+    It keeps the symbol in slot 0, which the search does not count and all beams see.
+    """
+
+    def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[Any, ...]:
+        ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [1, 0]], constant_values=True)
+        return decoder.step(ids, position + 1, slot + 1, ancestry, cache)
+
+    def keep(cache: Any, slots: tf.Tensor) -> Any:
+        last = tf.shape(cache[-1][0].target.key)[2] - 1  # at first there is only slot 0, and no copies but its own
+        return decoder.keep(cache, tf.minimum(tf.pad(slots + 1, [[0, 0], [1, 0]]), last))
+
+    seen = tf.ones([tf.shape(ids)[0], 1, 1], tf.bool)
+    _, cache, _ = decoder.step(ids[:, tf.newaxis], 0, 0, seen, decoder.cache)
+    return Decoder(step, cache, keep, decoder.steps)

@@ -10,14 +10,14 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
-from tf_transformer.text.decoding import decoder_of
+from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, Symbols, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, Tokenizer, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
-from tf_transformer.values import checked
+from tf_transformer.values import Natural, checked
 
 FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
 
@@ -77,23 +77,34 @@ class TextModel(SetOnce):
             self._functions[key] = tf.function(function, autograph=False, **options)
         return self._functions[key]
 
+    def speaking(self, *languages: Any) -> "TextModel":
+        """A text model of this model for other languages, the arguments of `Tokenizer.for_languages`, if any."""
+        return TextModel(self.model, self.tokenizer.for_languages(*languages), **self.options) if languages else self
+
     def source(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Tokenize texts [B] for the encoder.
 
         Returns:
-            ids int32 [B, S], at most max_source_length and EOS; the number of tokens before the cut, int32 [B]; whether
-            the text was cut, bool [B].
+            ids int32 [B, S], at most max_source_length and EOS, after the language's if there is one; the number of
+            tokens before the cut, int32 [B]; whether the text was not read as a whole, bool [B]: it was cut, or a
+            language is unknown, and nothing was read.
         """
-        return self.with_end(self.tokenizer.tokenize(text))
+        return self.with_end(self.tokenizer.tokenize(text), min(len(self.tokenizer.languages), 1))
 
-    def with_end(self, tokens: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """As `source`, from ragged ids [B, None]."""
+    def target(self, text: Tensor) -> tf.RaggedTensor:
+        """Tokenize texts [B] as outputs are: ragged ids [B, None], without the language's."""
+        ids = self.tokenizer.tokenize_target(text)
+        return ids[:, 1:] if self.tokenizer.languages else ids
+
+    @checked
+    def with_end(self, tokens: tf.RaggedTensor, codes: Natural = 0) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `source`, from ragged ids [B, None], of which the first `codes` are languages."""
         if (backend := keras.backend.backend()) != "tensorflow":
             raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
-        length = tf.cast(tokens.row_lengths(), tf.int32)
+        length = tf.cast(tokens.row_lengths(), tf.int32) - codes
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
-        source = tf.concat([tokens[:, : self.max_source_length], end], axis=1).to_tensor(PAD_ID)
-        return source, length, length > self.max_source_length
+        source = tf.concat([tokens[:, : self.max_source_length + codes], end], axis=1).to_tensor(PAD_ID)
+        return source, tf.maximum(length, 0), (length > self.max_source_length) | (length < 0)
 
     @checked
     def search(
@@ -145,9 +156,12 @@ class TextModel(SetOnce):
     def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
         """The problem of a search; the arguments are as in `search`."""
         memory, memory_mask, _ = self.model.encode(source)
+        decoder, start = decoder_of(self.model, memory, memory_mask), self.tokenizer.start(tf.shape(source)[0])
+        for place in range(start.shape[1] - 1):
+            decoder = decoder_after(decoder, start[:, place])
         return SearchProblem(
-            decoder_of(self.model, memory, memory_mask),
-            start_ids=tf.fill(tf.shape(source_length), BOS_ID),
+            decoder,
+            start_ids=start[:, -1],
             max_length=self.limit(source_length, max_length),
             end_id=EOS_ID,
         )
@@ -164,7 +178,7 @@ class TextModel(SetOnce):
 
         Args:
             source: ids [B, S].
-            target: ids [B, T] that end with EOS.
+            target: ids [B, T] that end with EOS, without the language's.
 
         Returns:
             float32 [B, T].
@@ -172,12 +186,13 @@ class TextModel(SetOnce):
         rows, T = tf.unstack(tf.shape(target))
         encoded = self.model.encode(source)[:2]
         at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
+        start = self.tokenizer.start(rows)
 
         def score(i: tf.Tensor, log_probs: tf.TensorArray) -> tuple[Any, ...]:
             some = slice(i * at_once, (i + 1) * at_once)
             memory, memory_mask = tf.nest.map_structure(lambda part: part[some], encoded)
-            shifted = tf.pad(target[some], [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-            logits, _, _ = self.model.decode(shifted, memory, memory_mask)
+            shifted = tf.concat([start[some], target[some]], axis=1)[:, :-1]
+            logits = self.model.decode(shifted, memory, memory_mask)[0][:, start.shape[1] - 1 :]
             return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits))
 
         count = tf.maximum(-(-rows // at_once), 1)
@@ -206,16 +221,18 @@ class TextModel(SetOnce):
         if target is None:
             found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
             return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
-        return self.attention_of(ids, self.ended("translation", self.tokenizer.tokenize_target([target])))
+        return self.attention_of(ids, self.ended("translation", self.target([target])))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
         ids, *_ = self.source(text_tensor([source]))
-        return self.attention_of(ids, append_end(self.tokenizer.tokenize_target([target]))).scores
+        return self.attention_of(ids, append_end(self.target([target]))).scores
 
     def attention_of(self, source: Tensor, output: Tensor) -> Attention:
         """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
-        shifted = tf.pad(output, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
+        start = self.tokenizer.start(1)
+        output = tf.concat([start[:, 1:], output], axis=1)  # a language is a token, too
+        shifted = tf.concat([start[:, :1], output], axis=1)[:, :-1]
         scores = self.model((source, shifted), return_attention_scores=True)[1]
         tokens = _tokens(self.tokenizer.source_pieces(source))
         return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)

@@ -32,6 +32,7 @@ except (ImportError, tf.errors.NotFoundError) as error:  # there is none, or it 
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
+LANGUAGES = ("source_language", "target_language")  # the names of the options
 FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
@@ -70,6 +71,36 @@ class Tokenizer:
         if not self.first_piece:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
         self.op = durable_tokenizer(model)
+
+    # A tokenizer of several languages overrides these. The ids of a source, and of a target, then begin with those of
+    # their language. If it does not know both languages of a text, the text has no ids.
+
+    languages: Sequence[str] = ()  # that texts may be in; none if the model has one pair
+
+    def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
+        """A tokenizer of sources and targets in other languages; `None` leaves a language as it is.
+
+        Args:
+            source_language: one of `languages`, or a tensor of strings, [1] or [B].
+            target_language: as the other.
+
+        Raises:
+            BadInput: there is no such language.
+        """
+        given = source_language or target_language
+        raise BadInput(f"language: expected none, since this model has one pair of languages, got {given!r}")
+
+    def spoken(self) -> tuple[Any, ...]:
+        """The languages of sources and of targets, as `for_languages` takes them; () if `languages` has none.
+
+        Raises:
+            BadInput: one is missing.
+        """
+        return ()
+
+    def start(self, rows: Tensor) -> tf.Tensor:
+        """The ids before an output, int32 [rows, P]: the start symbol and, if there are `languages`, the target's."""
+        return tf.fill([rows, 1], BOS_ID)
 
     @staticmethod
     def recognizes(model: bytes) -> bool:
@@ -208,6 +239,17 @@ class Tokenizer:
     def ids(self, pieces: Tensor) -> tf.RaggedTensor:
         """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
+
+
+def check_language(name: str, language: Any, known: Sequence[str]) -> None:
+    """Check that a language is one of those that a model knows.
+
+    Raises:
+        BadInput: it is not; `name` is that of the option.
+    """
+    if language not in known:
+        some, got = ", ".join(known[:5]), repr(language) if language else "none"
+        raise BadInput(f"{name}: expected one of {len(known)} languages, such as {some}; got {got}")
 
 
 def text_tensor(texts: Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_transformer.text.batching import by_batch, warn_of_truncated
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import Tokenizer
+from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
 from tf_transformer.type_names import Dtype, Folders, Tensor, TextDecoder
 from tf_transformer.values import Count, Positive, Seed, checked
 
@@ -47,6 +47,7 @@ class Translator(TextModel):
             - extra_length: an output has at most this many tokens more than its source, its end symbol included (50); a
               number above 10,000 counts as 10,000.
             - max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
+            - source_language, target_language: of a model of several languages, which `tokenizer.languages` lists.
 
     Raises:
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
@@ -60,11 +61,14 @@ class Translator(TextModel):
         *,
         batch_size: Count = 64,
         export_options: Mapping[str, Any] | None = None,
-        **options: float,
+        **options: Any,
     ) -> None:
+        if languages := {name: options.pop(name) for name in LANGUAGES if name in options}:
+            tokenizer = tokenizer.for_languages(**languages)
         super().__init__(model, tokenizer, **options)
         self.batch_size = batch_size
-        self.export_options: dict[str, Any] = dict(export_options or {})
+        own = LANGUAGES if tokenizer.languages else ()  # the tokenizer has them
+        self.export_options = {name: value for name, value in (export_options or {}).items() if name not in own}
 
     @classmethod
     @checked
@@ -120,42 +124,55 @@ class Translator(TextModel):
         return self.replace(model=self.model.astype(dtype))
 
     @overload  # a string is a sequence of strings, too
-    def __call__(self, texts: str) -> str: ...  # type: ignore[overload-overlap]
+    def __call__(self, texts: str, **languages: str) -> str: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, texts: Sequence[str]) -> list[str]: ...
+    def __call__(self, texts: Sequence[str], **languages: str) -> list[str]: ...
 
-    def __call__(self, texts: str | Sequence[str]) -> str | list[str]:
-        """The best translation of each text. A string gives a string, a list a list."""
+    def __call__(self, texts: str | Sequence[str], **languages: str) -> str | list[str]:
+        """The best translation of each text. A string gives a string, a list a list.
+
+        Args:
+            texts: sentences.
+            languages: source_language and target_language, of a model of several; by default the translator's own.
+        """
         if isinstance(texts, str):
-            return self([texts])[0]
-        return [best[0].text if best else "" for best in self.n_best(texts, 1)]
+            return self([texts], **languages)[0]
+        return [best[0].text if best else "" for best in self.n_best(texts, 1, **languages)]
 
     @checked
-    def n_best(self, texts: Sequence[str], n: Count, prefixes: Sequence[str] | None = None) -> list[list[Translation]]:
+    def n_best(
+        self, texts: Sequence[str], n: Count, prefixes: Sequence[str] | None = None, **languages: str
+    ) -> list[list[Translation]]:
         """The n best translations of each text, best first; at most beam_size.
 
         Args:
             texts: sentences.
             n: how many.
             prefixes: whole words that the translations of each text begin with; "" means anything.
+            languages: as for a call.
         """
         n = min(n, self.beam_size)
 
-        def search(text: Tensor, prefix_text: Tensor = None) -> Any:
-            source, source_length, truncated = self.source(text)
-            prefix = None if prefix_text is None else self.tokenizer.tokenize_target(prefix_text).to_tensor()
-            return truncated, self.search(source, source_length, n_best=n, prefix=prefix)
+        def search(model: TextModel, text: Tensor, prefix_text: Tensor = None) -> Any:
+            source, source_length, truncated = model.source(text)
+            prefix = None if prefix_text is None else model.target(prefix_text).to_tensor()
+            return truncated, model.search(source, source_length, n_best=n, prefix=prefix)
 
         columns = [texts] if prefixes is None else [texts, prefixes]
         return [
             [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
-            for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns)
+            for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns, languages)
         ]
 
     @checked
     def sample(
-        self, texts: Sequence[str], temperature: Positive = 1.0, k: Count | None = None, seed: Seed = 0
+        self,
+        texts: Sequence[str],
+        temperature: Positive = 1.0,
+        k: Count | None = None,
+        seed: Seed = 0,
+        **languages: str,
     ) -> list[str]:
         """A random translation of each text, which depends on the text, its place in the list, and the seed alone.
 
@@ -164,42 +181,48 @@ class Translator(TextModel):
             temperature: above 1 for more variety, below 1 for less; near 0 it draws the likeliest symbol.
             k: the number of symbols to choose from, the likeliest; `None` means all.
             seed: any whole number; equal ones give equal translations.
+            languages: as for a call.
         """
 
-        def draw(text: Tensor, seeds: Tensor, temperature: Tensor) -> Any:
-            source, source_length, truncated = self.source(text)
-            return truncated, self.drawn(source, source_length, seeds, temperature, k)
+        def draw(model: TextModel, text: Tensor, seeds: Tensor, temperature: Tensor) -> Any:
+            source, source_length, truncated = model.source(text)
+            return truncated, model.drawn(source, source_length, seeds, temperature, k)
 
         heat = tf.constant(temperature, tf.float32)
-        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], heat, seed=seed)]
+        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], languages, heat, seed=seed)]
 
     def _by_batch(
         self,
         name: str,
         function: Callable[..., Any],
         columns: list[Sequence[str]],
+        languages: Mapping[str, str],
         *options: Any,
         seed: int | None = None,
     ) -> list[list[tuple[Any, ...]]]:
         """Call a function on batches of texts of similar length.
 
-        It takes columns of texts [B], with a seed for all also one of each row [B], and options; it returns which
-        texts are truncated, bool [B], and `Hypotheses`.
+        It takes a text model, columns of texts [B], with a seed for all also one of each row [B], and options; it
+        returns which texts are truncated, bool [B], and `Hypotheses`.
 
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
         """
 
+        tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
+        spoken = [tf.constant([language]) for language in tokenizer.spoken()]
+
         def texts_and_more(*arguments: Tensor) -> Any:
-            truncated, found = function(*arguments)
+            model = self.speaking(*arguments[len(arguments) - len(spoken) :])
+            truncated, found = function(model, *arguments[: len(arguments) - len(spoken)])
             return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
         specs = [tf.TensorSpec([None], tf.string)] * len(columns)
         specs += [] if seed is None else [tf.TensorSpec([None], tf.uint64)]
-        specs += [tf.TensorSpec([], option.dtype) for option in options]
+        specs += [tf.TensorSpec(option.shape, option.dtype) for option in (*options, *spoken)]
         traced = self.traced(name, texts_and_more, input_signature=specs)
         columns = [list(column) for column in columns]
-        rows = by_batch(lambda *batch: traced(*batch, *options), columns, self.batch_size, seed)
+        rows = by_batch(lambda *batch: traced(*batch, *options, *spoken), columns, self.batch_size, seed)
         warn_of_truncated(columns[0], [truncated for truncated, *_ in rows])
         return [
             list(zip(lengths, (text.decode() for text in texts), *others, strict=True))

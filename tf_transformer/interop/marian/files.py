@@ -18,7 +18,6 @@ from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
 from tf_transformer.reading import check_h5, made_of, read_json, reading
 
-MOST_SYMBOLS = 2**24  # of a vocabulary without weights
 KIND = "MarianMT"  # in messages
 
 
@@ -69,7 +68,7 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
     """
     directory = Path(directory)
     (settings_file, settings), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
-    name, most = "vocab_size", _most_symbols(directory)
+    name, most = "vocab_size", checkpoint.most_symbols(directory)
     if side == "target" and not _shared(settings) and settings.get("decoder_vocab_size"):
         name = "decoder_vocab_size"
     size = settings.get(name, 58101)
@@ -135,11 +134,6 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
     return directory / name, read_json(directory / name)
-
-
-def _most_symbols(directory: Path) -> int:
-    """The most symbols that a vocabulary can have: each has a row in the files of weights, if these are there."""
-    return checkpoint.size_of_weights(directory) or MOST_SYMBOLS
 
 
 def _read_tensors(directory: Path) -> tuple[Path, Mapping[str, np.ndarray]]:

@@ -1,0 +1,356 @@
+"""M2M100 and NLLB-200 against what `transformers` answers.
+
+tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/make.py. Where transformers and torch are
+installed (pip install torch "transformers<6"), others are made anew.
+"""
+
+import importlib.util
+import itertools
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from conftest import array
+
+import tf_transformer as tt
+from tf_transformer.corpora import toy_corpus
+from tf_transformer.interop.families import load_tokenizer, tokenizer_of
+from tf_transformer.interop.m2m100.files import read_vocabulary
+from tf_transformer.interop.m2m100.languages import NLLB
+from tf_transformer.interop.m2m100.model import M2M100Transformer
+from tf_transformer.interop.m2m100.tokenizer import M2M100Tokenizer
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+
+numpy_files = pytest.importorskip("safetensors.numpy")
+
+HERE = Path(__file__).parent / "m2m100"
+TRAINED = HERE / "trained"
+sys.path.insert(0, str(HERE))
+make = importlib.import_module("make")
+sys.path.remove(str(HERE))
+ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
+DIRECTIONS = [tuple(name.split("-")) for name in ANSWERS]
+needs_transformers = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
+    reason="transformers and torch are not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return tt.Translator.from_pretrained(TRAINED, target_language="de")
+
+
+@pytest.fixture(scope="module")
+def exact(translator):
+    """Searches as `transformers` does without a length penalty."""
+    return translator.replace(beam_size=4, length_penalty=0.0, patience=math.inf)
+
+
+def languages(source, target):
+    return {"source_language": source, "target_language": target}
+
+
+def of_checkpoint(folder, rows):
+    order = read_vocabulary(folder).rows
+    return [[order[id] for id in row] for row in rows]
+
+
+@pytest.mark.parametrize("source, target", DIRECTIONS)
+def test_ids_and_texts(translator, source, target):
+    answers = ANSWERS[f"{source}-{target}"]
+    tokenizer = translator.tokenizer.for_languages(source, target)
+    ids = tokenizer.tokenize(answers["texts"])
+    assert of_checkpoint(TRAINED, ids.to_list()) == [row[:-1] for row in answers["ids"]]  # without the end symbol
+    reversed_ids = tokenizer.for_languages(target, source).tokenize_target(answers["texts"])
+    assert reversed_ids.to_list() == ids.to_list()
+    assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == answers["decoded"]
+    assert tokenizer.ids(tokenizer.pieces(ids[:5])).to_list() == ids[:5].to_list()
+
+
+def ours(folder, ids):
+    """Ids of a target as the checkpoint has them, as ours."""
+    order = {row: id for id, row in enumerate(read_vocabulary(folder).rows)} | {make.END: EOS_ID}
+    found = np.vectorize(order.get)(ids)
+    found[:, 0] = BOS_ID
+    return found
+
+
+def test_logits(translator):
+    answers = np.load(TRAINED / "logits.npz")
+    source, target = DIRECTIONS[-1]
+    text = ANSWERS[f"{source}-{target}"]["sentences"][:5]
+    ids, *_ = translator.speaking(source, target).source(tf.constant(text))
+    found = array(translator.model((ids, ours(TRAINED, answers["target"]))))
+    rows = read_vocabulary(TRAINED).rows
+    np.testing.assert_allclose(found[..., EOS_ID:], answers["logits"][..., rows[EOS_ID:]], atol=1e-5)
+    assert found[..., :EOS_ID].max() < -15  # our own padding and start symbol
+
+
+@pytest.mark.parametrize("source, target", DIRECTIONS)
+def test_searches(exact, source, target):
+    answers, spoken = ANSWERS[f"{source}-{target}"], languages(source, target)
+    found = exact.n_best(answers["sentences"], 1, **spoken)
+    assert [best[0].text for best in found] == answers["beam"]
+    np.testing.assert_allclose([best[0].log_prob for best in found], answers["log_probs"], atol=1e-4)
+    assert exact.replace(beam_size=1)(answers["sentences"], **spoken) == answers["greedy"]
+
+
+def test_a_batch_of_several_languages(exact):
+    """Each row has its own; an unknown language is an empty row that says so."""
+    parts = {pair: ANSWERS["-".join(pair)] for pair in DIRECTIONS}
+    rows = [
+        (text, *pair, best)
+        for pair, part in parts.items()
+        for text, best in zip(part["sentences"], part["beam"], strict=True)
+    ]
+    rows = [*rows[::7], (rows[0][0], "en", "xx", ""), (rows[0][0], "", "de", ""), ("", "en", "de", "")]
+    text, source, target, best = (list(column) for column in zip(*rows, strict=True))
+    model = exact.speaking(tf.constant(source), tf.constant(target))
+    ids, length, unread = model.source(tf.constant(text))
+    found = model.search(ids, length)
+    assert [each.decode() for each in model.texts(found.ids)[:, 0].numpy()] == best
+    assert unread.numpy().tolist()[-4:] == [False, True, True, False]
+    assert length.numpy().tolist()[-3:] == [0, 0, 0] == found.lengths[-3:, 0].numpy().tolist()
+
+
+def test_given_translations_have_the_scores_of_the_search(exact):
+    (source, target), *_ = DIRECTIONS
+    answers = ANSWERS[f"{source}-{target}"]
+    model = exact.speaking(source, target)
+    ids, length, _ = model.source(tf.constant(answers["sentences"]))
+    searched = model.search(ids, length)
+    log_probs, weights = model.force(ids, searched.ids[:, 0])
+    found = np.sum(np.where(searched.ids[:, 0] > 0, log_probs, 0), axis=1)
+    np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
+    np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, atol=1e-5)
+    shown = exact.replace(**languages(source, target)).attention(answers["sentences"][0], answers["beam"][0])
+    assert (shown.source[0], shown.target[0]) == (f"__{source}__", f"__{target}__")
+    assert shown.scores.cross[-1].shape[2:] == (len(shown.target), len(shown.source))
+
+
+def test_prefixes_and_samples(translator):
+    text = ANSWERS["en-de"]["sentences"][0]
+    ((best, *_),) = translator.n_best([text], 1, prefixes=["Wir"], target_language="de")
+    assert best.text.startswith("Wir")
+    assert translator.sample([text], temperature=1e-3) == translator.replace(beam_size=1)([text])
+
+
+def test_languages_that_are_no_options(translator):
+    with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
+        translator(["A"], target_language="xx")
+    with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
+        tt.Translator.from_pretrained(TRAINED)(["A"])
+    with pytest.raises(tt.BadInput, match="^source_language: expected one of 100"):
+        translator.export(source_language="xx")
+    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained")
+    with pytest.raises(tt.BadInput, match="^language: expected none, since .* one pair of languages, got 'en'$"):
+        marian(["A"], source_language="en")
+    with pytest.raises(tt.BadInput, match="expected a model of one pair of languages for LiteRT, got one of 100"):
+        translator.save("unused", format="litert")
+
+
+def test_a_tokenizer_keeps_its_languages(translator, tmp_path):
+    other = translator.replace(target_language="en", source_language="de").tokenizer
+    other.save(tmp_path / "tokenizer.model")
+    again = load_tokenizer(tmp_path / "tokenizer.model")
+    assert type(again) is M2M100Tokenizer is type(tokenizer_of(other.model))
+    assert again.spoken() == ("de", "en") and again.fingerprint == other.fingerprint
+    assert translator.tokenizer.spoken() == ("en", "de") and translator.tokenizer.fingerprint != again.fingerprint
+    assert again.start(2).numpy().tolist() == [[BOS_ID, again.tokenize_target(["x"]).to_list()[0][0]]] * 2
+    (tmp_path / "broken").write_bytes(other.model[:-30])
+    with pytest.raises(tt.BadInput, match="broken: vocabulary: expected a tokenizer of M2M100"):
+        load_tokenizer(tmp_path / "broken")
+
+
+def test_fit_learns_a_language_first(translator):
+    """A target begins with its language, as in the labels of `transformers`."""
+    pairs = list(zip(ANSWERS["en-de"]["sentences"], ANSWERS["en-de"]["beam"], strict=True))
+    batches = tt.data.token_batches(pairs, translator.tokenizer, batch_tokens=300, max_length=40, repeat=True)
+    (source, target_in), target_out = next(iter(batches))
+    code = translator.tokenizer.start(1).numpy()[0]
+    assert np.all(array(target_in)[:, :2] == code) and np.all(array(target_out)[:, 0] == code[1])
+    assert np.all(array(source)[:, 0] == translator.tokenizer.tokenize(["x"]).to_list()[0][0])
+    model = tt.Translator.from_pretrained(TRAINED).model
+    model.compile(keras.optimizers.Adam(1e-3), loss=tt.SmoothedCrossEntropy(0.1))
+    history = model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0).history
+    assert history["loss"][1] < history["loss"][0] < 4
+
+
+def test_saving_and_loading(translator, tmp_path):
+    model = translator.model
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    inputs = np.array([[5, 6, 7, EOS_ID]]), np.array([[BOS_ID, 8, 9]])
+    np.testing.assert_array_equal(array(again(inputs)), array(model(inputs)))
+    assert again.config == model.config and type(again) is M2M100Transformer
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Changes a copy of the checkpoint."""
+
+    def change(drop=(), tensors=None, **config):
+        for name in ("config.json", "vocab.json", "tokenizer_config.json", make.PIECES, "model.safetensors"):
+            shutil.copy(TRAINED / name, tmp_path)
+        said = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(said | config))
+        held = numpy_files.load_file(tmp_path / "model.safetensors") | (tensors or {})
+        numpy_files.save_file({k: v for k, v in held.items() if k not in drop}, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("config.json: model_type: expected 'm2m_100', got 'nllb-moe'", {"model_type": "nllb-moe"}),
+        ("config.json: activation_function: expected 'swish' or .*, got 'tanh'", {"activation_function": "tanh"}),
+        ("config.json: tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
+        ("config.json: .*num_heads=5", {"encoder_attention_heads": 5}),
+        ("config.json: __\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),
+        ("config.json: pad_token_id: expected an id below vocab_size=.*, got 9999", {"pad_token_id": 9999}),
+        (
+            "expected a tensor model.decoder.layer_norm.weight, found none",
+            {"drop": ["model.decoder.layer_norm.weight"]},
+        ),
+        ("expected the tensors of M2M100, found also other", {"tensors": {"other": np.zeros(2)}}),
+        ("fc1.weight: expected shape", {"encoder_ffn_dim": 54}),
+    ],
+)
+def test_what_it_does_not_know_is_said(changed, message, change):
+    with pytest.raises(tt.BadInput, match=message):
+        tt.Translator.from_pretrained(changed(**change))
+
+
+def test_weights_of_other_dtypes_and_in_several_files(changed, translator):
+    import ml_dtypes
+
+    folder = changed()
+    tensors = numpy_files.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    half = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+    places = {name: f"model-{number % 3}-of-3.safetensors" for number, name in enumerate(half)}
+    for file in set(places.values()):
+        numpy_files.save_file({name: half[name] for name in half if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    found = tt.Translator.from_pretrained(folder).model.get_weights()
+    for value, other in zip(found, translator.model.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, rtol=2**-7)
+    (folder / make.PIECES).unlink()
+    with pytest.raises(tt.BadInput, match="expected a checkpoint of M2M100, found no sentencepiece.bpe.model in"):
+        M2M100Tokenizer.from_checkpoint(folder)
+
+
+@needs_transformers
+def test_weights_that_pytorch_saved(changed, translator):
+    import torch
+
+    folder = changed()
+    tensors = numpy_files.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors["lm_head.weight"] = tensors["model.encoder.embed_tokens.weight"] = tensors["model.shared.weight"]
+    tensors["model.encoder.embed_positions.weights"] = np.zeros((66, 24))
+    torch.save({name: torch.tensor(value) for name, value in tensors.items()}, folder / "pytorch_model.bin")
+    found = tt.Translator.from_pretrained(folder).model.get_weights()
+    assert all(map(np.array_equal, found, translator.model.get_weights()))
+
+
+@pytest.fixture(scope="module")
+def nllb(tmp_path_factory):
+    """The files of a checkpoint of NLLB's kind, with SentencePiece's own normal form."""
+    folder = tmp_path_factory.mktemp("nllb")
+    sentences = [
+        *itertools.chain(*toy_corpus.corpus(train=300, dev=0, test=0)["train"]),
+        "東京 に 京 100,000 Δελφοί",
+    ] * 2
+    engine = make.learn_pieces(folder / make.PIECES, sentences, 330, "nmt_nfkc")
+    size = engine.vocab_size() + 1 + len(NLLB.split()) + 1 + 2  # a mask, and two symbols without a name
+    (folder / "config.json").write_text(json.dumps({"model_type": "m2m_100", "vocab_size": size}))
+    config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+NATURAL = ["The old woman opens the door.", "½ ﬁ é 東京", "Δελφοί 100,000", "x y  z", "unknown 😀😀", "eng_Latn a"]
+
+
+def test_nllb_s_vocabulary(nllb):
+    """Four control symbols, SentencePiece's pieces, 202 languages, the mask."""
+    engine = sentencepiece.SentencePieceProcessor(model_file=str(nllb / make.PIECES))
+    tokenizer = M2M100Tokenizer.from_checkpoint(nllb)
+    assert tokenizer.spoken() == ("eng_Latn", "fra_Latn") and list(tokenizer.languages) == NLLB.split()
+    count = engine.vocab_size() + 1
+
+    def expected(text, code):
+        ids = (id + 1 if id else make.UNKNOWN for id in engine.encode(text))  # fairseq's offset
+        return [count + NLLB.split().index(code), *ids]
+
+    texts = [*NATURAL, *make.HOSTILE]
+    found = of_checkpoint(nllb, tokenizer.tokenize(texts).to_list())
+    assert found == [expected(text, "eng_Latn") for text in texts]
+    found = of_checkpoint(nllb, tokenizer.for_languages("ace_Arab", "zul_Latn").tokenize_target(texts[:3]).to_list())
+    assert found == [expected(text, "zul_Latn") for text in texts[:3]]
+    pieces = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
+    assert len(set(pieces)) == len(pieces) and pieces[-3:] == ["<mask>", "madeupword0", "madeupword1"]
+    assert tokenizer.detokenize([list(range(len(pieces) - 205, len(pieces)))]).numpy() == [b""]
+
+
+def test_nllb_s_languages_may_be_listed(nllb, tmp_path):
+    shutil.copytree(nllb, tmp_path / "listed")
+    listed = {"additional_special_tokens": ["fra_Latn", {"content": "eng_Latn"}, "<mask>"]}
+    (tmp_path / "listed/special_tokens_map.json").write_text(json.dumps(listed))
+    tokenizer = M2M100Tokenizer.from_checkpoint(tmp_path / "listed")
+    assert list(tokenizer.languages) == ["fra_Latn", "eng_Latn"]
+
+
+@needs_transformers
+def test_nllb_s_own_tokenizer(nllb, monkeypatch):
+    from transformers import NllbTokenizer
+
+    monkeypatch.setenv("TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK", "true")
+    theirs = NllbTokenizer.from_pretrained(nllb, extra_special_tokens=NLLB.split())
+    names = {id: piece for piece, id in theirs.get_vocab().items()}
+    tokenizer = M2M100Tokenizer.from_checkpoint(nllb)
+    texts = [text for text in NATURAL if "eng_Latn" not in text]
+    found = [[piece.decode() for piece in row] for row in tokenizer.pieces(tokenizer.tokenize(texts)).to_list()]
+    assert found == [[names[id] for id in row[:-1]] for row in theirs(texts)["input_ids"]]
+
+
+@needs_transformers
+def test_a_checkpoint_of_random_weights(nllb, tmp_path):
+    """Of other sizes, which are primes where they can be."""
+    import torch
+
+    folder = tmp_path / "random"
+    shutil.copytree(nllb, folder)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    sizes = {"d_model": 14, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 7}
+    sizes |= {"decoder_attention_heads": 2, "activation_function": "gelu", "scale_embedding": False}
+    theirs = make.random_checkpoint(folder, size, **sizes)
+    translator = tt.Translator.from_pretrained(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
+    model = translator.speaking("eng_Latn", "deu_Latn")
+    source, length, _ = model.source(tf.constant(NATURAL))
+    ids = torch.tensor(np.where(source > 0, np.array(read_vocabulary(folder).rows)[source], make.PADDING))
+    code = read_vocabulary(folder).rows[model.tokenizer.start(1).numpy()[0, 1]]
+    target = torch.tensor([[make.END, code, *range(20, 31)]] * len(NATURAL))
+    rows = read_vocabulary(folder).rows
+    with torch.no_grad():
+        given = {"input_ids": ids, "attention_mask": ids != make.PADDING}
+        logits = theirs(**given, decoder_input_ids=target).logits.numpy()
+        options = {"forced_bos_token_id": code, "max_new_tokens": 14, "length_penalty": 0.0, "do_sample": False}
+        beams = theirs.generate(**given, **options, num_beams=4).tolist()
+    found = array(translator.model((source, ours(folder, target.numpy()))))
+    np.testing.assert_allclose(found[..., EOS_ID:], logits[..., rows[EOS_ID:]], atol=1e-4)
+    searched = model.search(source, length, max_length=13)
+    for row, count, expected in zip(searched.ids[:, 0].numpy(), searched.lengths[:, 0].numpy(), beams, strict=True):
+        assert [rows[id] for id in row[:count]] == expected[2 : 2 + count]

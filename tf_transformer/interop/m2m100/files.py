@@ -1,0 +1,194 @@
+"""Reads an M2M100 or NLLB-200 checkpoint, written by Hugging Face's `transformers`: vocabulary, settings, weights."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.interop import checkpoint
+from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_settings, in_order
+from tf_transformer.interop.m2m100.languages import BY_NAME, NLLB, languages_among
+from tf_transformer.interop.m2m100.model import M2M100Config, M2M100Transformer
+from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS
+from tf_transformer.reading import check_kinds, made_of, read_bytes, read_json, reading
+from tf_transformer.text.tokenizer import engine_of
+
+PIECES = "sentencepiece.bpe.model"
+KIND = "M2M100"  # in messages
+CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # with their defaults
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids of NLLB's vocabulary
+
+
+def load_model(directory: Path) -> M2M100Transformer:
+    """Load a checkpoint from its folder: config.json, the files of `read_vocabulary`, and one of model.safetensors (or
+    several such files, and model.safetensors.index.json) and pytorch_model.bin.
+
+    Raises:
+        BadInput: the folder holds something else, or a kind of M2M100 that is not supported.
+    """
+    settings = _read_settings(directory)
+    weights_file, tensors = checkpoint.read_tensors(directory, KIND, checkpoint.READERS)
+    with reading(directory / "config.json", f"the settings of {KIND}"):
+        config = _config_of(settings)
+        config.check_stored(checkpoint.size_of_weights(directory))
+    rows = read_vocabulary(directory).rows
+    model = M2M100Transformer(dataclasses.replace(config, vocab_size=len(rows)))
+    model.build()
+    with reading(weights_file, f"the weights of {KIND}"):
+        weights = Assignment(tensors)
+        weights.stacks(model)
+        weights.norm(model.encoder_norm, "model.encoder.layer_norm")
+        weights.norm(model.decoder_norm, "model.decoder.layer_norm")
+        names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
+        weights.assign_shared(model.embedding.embeddings, [*names, "lm_head.weight"], lambda x: in_order(x, rows))
+        weights.check_none_left(KIND)
+    model.embedding.logits_bias.assign(np.repeat([NO_SHARE, 0], [CONTROLS, len(rows) - CONTROLS]))
+    return model
+
+
+class Vocabulary(NamedTuple):
+    """A checkpoint's vocabulary in the order of our ids."""
+
+    pieces: list[str]  # by our id
+    rows: list[int]  # by our id, the checkpoint's own
+    languages: dict[str, int]  # our ids, by code
+    silent: list[int]  # our ids without a text
+
+
+def read_vocabulary(directory: Path) -> Vocabulary:
+    """Read a vocabulary in our order: padding, start, end, unknown, then the checkpoint's other ids in their order.
+
+    M2M100 numbers its pieces in vocab.json; without this file they have NLLB's order: four control symbols, the pieces
+    of sentencepiece.bpe.model, the languages, the mask. The languages come after all pieces.
+
+    Raises:
+        BadInput: the folder has no vocabulary, or the file holds something else.
+    """
+    settings, size = _read_settings(directory), _size(directory)
+    tokenizer = directory / "tokenizer_config.json"
+    said = read_json(tokenizer) if tokenizer.is_file() else {}
+    check_kinds(said, {"language_codes": str})
+    if (directory / "vocab.json").is_file():
+        file, ids = directory / "vocab.json", read_json(directory / "vocab.json")
+        name = said.get("language_codes", "m2m100")
+        if name not in BY_NAME:
+            raise BadInput(f"{tokenizer}: language_codes: expected one of {', '.join(BY_NAME)}; got {str(name)[:99]!r}")
+        codes = {code: f"__{code}__" for code in BY_NAME[name].split()}
+        more = []
+    else:
+        file = directory / PIECES
+        with reading(file, "a SentencePiece model"):
+            engine = engine_of(read_pieces(directory))
+            pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]  # after its own control symbols
+        ids = {piece: id for id, piece in enumerate([*SPECIAL, *pieces])}
+        codes = {code: code for code in _listed_languages(directory, said) or NLLB.split()}
+        more = ["<mask>"]
+    languages = {code: len(ids) + place for place, code in enumerate(codes)}
+    names = ids | {codes[code]: id for code, id in languages.items()}
+    names |= {piece: len(names) + place for place, piece in enumerate(more)}
+    controls = {name: settings.get(name, id) for name, id in CONTROL_IDS.items()} | {"<unk>": ids.get("<unk>")}
+    for name, id in (names | controls).items():
+        if type(id) is not int or not 0 <= id < size:
+            where = directory / "config.json" if name in CONTROL_IDS or name in codes.values() else file
+            raise BadInput(f"{where}: {name}: expected an id below vocab_size={size}, got {id!r}")
+    pad, start, end, unknown = controls.values()
+    rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (end, unknown))]
+    by_id = {id: piece for piece, id in names.items()}
+    pieces = [by_id.get(id, f"madeupword{id - len(names)}") for id in rows]  # fairseq's names
+    pieces[:2] = [_unused(name, names) for name in ("<pad>", "<s>")]
+    ours = {id: place for place, id in enumerate(rows)}
+    texts = {id for piece, id in ids.items() if piece not in SPECIAL}
+    silent = [place for place, id in enumerate(rows) if id not in texts]
+    return Vocabulary(pieces, rows, {code: ours[id] for code, id in languages.items()}, silent)
+
+
+def read_pieces(directory: Path) -> bytes:
+    """The serialized SentencePiece model.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if not (directory / PIECES).is_file():
+        raise BadInput(f"expected a checkpoint of {KIND}, found no {PIECES} in {directory}")
+    return read_bytes(directory / PIECES)
+
+
+def default_languages(directory: Path) -> dict[str, str]:
+    """The languages that tokenizer_config.json sets, as arguments of `Tokenizer.for_languages`."""
+    file = directory / "tokenizer_config.json"
+    said = read_json(file) if file.is_file() else {}
+    found = {"source_language": said.get("src_lang"), "target_language": said.get("tgt_lang")}
+    return {name: code for name, code in found.items() if isinstance(code, str) and code}
+
+
+def search_options(directory: Path) -> dict[str, Any]:
+    """A checkpoint's options of the search that mean the same here; max_length there counts the language, too."""
+    options = checkpoint.search_options(directory, _read_settings(directory))
+    if "max_length" in options:
+        options["max_length"] -= 1
+    return {name: value for name, value in options.items() if value}
+
+
+def _listed_languages(directory: Path, said: dict[str, Any]) -> list[str]:
+    """The codes that the tokenizer's files list among its symbols; none if they do not."""
+    file = directory / "special_tokens_map.json"
+    for settings in (said, read_json(file) if file.is_file() else {}):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            symbols = settings.get(name)
+            if isinstance(symbols, list):
+                symbols = [each.get("content") if isinstance(each, dict) else each for each in symbols]
+                if found := languages_among([each for each in symbols if isinstance(each, str)]):
+                    return list(dict.fromkeys(found))
+    return []
+
+
+def _read_settings(directory: Path) -> dict[str, Any]:
+    if not (directory / "config.json").is_file():
+        raise BadInput(f"expected a checkpoint of {KIND}, found no config.json in {directory}")
+    return read_json(directory / "config.json")
+
+
+def _size(directory: Path) -> int:
+    """The number of rows of the checkpoint's embeddings."""
+    size, most = _read_settings(directory).get("vocab_size", 128112), checkpoint.most_symbols(directory)
+    if type(size) is not int or not 0 < size <= most:
+        file = directory / "config.json"
+        raise BadInput(f"{file}: vocab_size: expected a number up to {most:,}, got {str(size)[:99]!r}")
+    return size
+
+
+def _unused(name: str, names: dict[str, int]) -> str:
+    """A name for a symbol that is ours alone."""
+    while name in names:
+        name = f"<{name}>"
+    return name
+
+
+def _config_of(settings: dict[str, Any]) -> M2M100Config:
+    # Missing values are the defaults of transformers.M2M100Config, which writes only what differs.
+    settings = {"activation_function": "relu"} | settings
+    allowed = {
+        "model_type": ("m2m_100",),
+        "activation_function": ACTIVATIONS,
+        "tie_word_embeddings": (True,),
+    }
+    check_settings(settings, allowed)
+    padding = settings.get("pad_token_id", CONTROL_IDS["pad_token_id"])
+    values = {
+        "num_layers": settings.get("encoder_layers", 12),
+        "d_model": settings.get("d_model", 1024),
+        "d_ff": settings.get("encoder_ffn_dim", 4096),
+        "num_heads": settings.get("encoder_attention_heads", 16),
+        "dropout": settings.get("dropout", 0.1),
+        "attention_dropout": settings.get("attention_dropout", 0.1),
+        "vocab_size": settings.get("vocab_size", 128112),
+        "num_decoder_layers": settings.get("decoder_layers", 12),
+        "num_decoder_heads": settings.get("decoder_attention_heads", 16),
+        "decoder_d_ff": settings.get("decoder_ffn_dim", 4096),
+        "activation": settings["activation_function"],
+        "scale_embedding": settings.get("scale_embedding", True),
+        "first_position": padding + 1,
+    }
+    return made_of(M2M100Config, values)
