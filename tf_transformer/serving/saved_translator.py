@@ -52,7 +52,7 @@ class SavedTranslator:
 
         def answer(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             if given:
-                outputs = self._model.signatures["translate"](text=batch, **given)
+                outputs = self._model.translate(batch, **given)
                 return outputs["translations"][:, 0], outputs["truncated"]
             outputs = self._model.signatures["serving_default"](text=batch)
             (answers,) = (output for output in outputs.values() if output.dtype == tf.string)

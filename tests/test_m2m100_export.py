@@ -1,0 +1,95 @@
+"""The exports of a model of several languages, against what `transformers` answers with the checkpoint."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from served import Served
+
+import tf_transformer as tt
+from tf_transformer.serving.check import check
+from trainers import translate
+
+pytest.importorskip("safetensors")
+
+TRAINED = Path(__file__).parent / "m2m100" / "trained"
+ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def translator():
+    options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf}
+    return tt.Translator.from_pretrained(TRAINED, target_language="de", **options)
+
+
+@pytest.fixture(scope="module")
+def saved(translator, tmp_path_factory):
+    path = tmp_path_factory.mktemp("savedmodels") / "many" / "1"
+    translator.save(path, max_length=64)
+    return path
+
+
+@pytest.mark.program
+def test_its_export_passes_every_check(saved):
+    findings = check(saved)
+    assert [finding for finding in findings if finding.level != "ok"] == []
+    assert "translate: options out of range give" in "".join(finding.message for finding in findings)
+
+
+@pytest.mark.program
+def test_the_languages_are_inputs(saved):
+    """Of all rows, of each row, or the export's own; a row with an unknown one is empty and says so."""
+    served, (forth, back) = Served(saved), ANSWERS.values()
+    assert {"source_language", "target_language"} <= served.signatures["score"][0].keys()
+    texts = [*forth["sentences"], *back["sentences"], "a", "a"]
+    languages = {"source_language": ["en"] * 30 + ["de"] * 30 + ["en", "xx"]}
+    languages |= {"target_language": ["de"] * 30 + ["en"] * 30 + ["\udcff", "de"]}
+    languages = {name: [code.encode(errors="surrogateescape") for code in codes] for name, codes in languages.items()}
+    found = served({"text": texts, **languages}, "translate")
+    assert [text.decode() for text in found["translations"][:, 0]] == [*forth["beam"], *back["beam"], "", ""]
+    np.testing.assert_allclose(found["log_probs"][:60, 0], forth["log_probs"] + back["log_probs"], atol=1e-4)
+    assert found["truncated"].tolist() == [False] * 60 + [True] * 2 and found["source_length"][60:].tolist() == [0, 0]
+    assert [text.decode() for text in served({"text": texts[:30]})["translation"]] == forth["beam"]
+
+    details = served({"text": texts[:1], **{name: codes[:1] for name, codes in languages.items()}}, "translate_details")
+    assert details["source_tokens"][0].startswith(b"__en__ ") and not details["tokens"][0, 0].startswith(b"__")
+    sums = np.sum(details["token_scores"][0, 0])  # without the end symbol's
+    assert found["log_probs"][0, 0] < sums < 0
+    assert served({"tokens": details["tokens"][:, 0]}, "detokenize")["text"][0].decode() == forth["beam"][0]
+    given = {"source": texts[30:32], "target": back["beam"][:2], "source_language": [b"de"], "target_language": [b"en"]}
+    scored = served(given, "score")
+    np.testing.assert_allclose(scored["log_prob"], back["log_probs"][:2], atol=1e-4)
+    info = served({"key": ["source_language", "target_language", "languages"]}, "model_info")["value"]
+    assert info[:2].tolist() == [b"en", b"de"] and info[2].startswith(b"af, am, ar, ")
+    served.close()
+
+
+@pytest.mark.program
+def test_clients_choose_languages(saved, tmp_path, capsys):
+    _, back = ANSWERS.values()
+    client, languages = tt.SavedTranslator(saved), {"source_language": "de", "target_language": "en"}
+    assert client(back["sentences"], **languages) == back["beam"]
+    with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
+        client("A", target_language="xx")
+    (tmp_path / "text").write_text("\n".join(back["sentences"]), encoding="utf-8")
+    translate.main([str(saved), str(tmp_path / "text"), "--source-language", "de", "--target-language", "en"])
+    assert capsys.readouterr().out.splitlines() == back["beam"]
+    again = tt.load(saved)
+    assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
+    assert again.replace(target_language="fr").export().facts["target_language"] == "fr"
+
+
+def test_ctranslate2_translates_alike(translator, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    translator.save(tmp_path / "many", format="ctranslate2")
+    engine = ctranslate2.Translator(str(tmp_path / "many"), inter_threads=1, intra_threads=1)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "many/sentencepiece.bpe.model"))
+    for name, answers in ANSWERS.items():
+        source, target = (f"__{code}__" for code in name.split("-"))
+        sources = [[source, *row] for row in pieces.encode(answers["sentences"], out_type=str)]
+        options = {"beam_size": 1, "length_penalty": 0, "min_decoding_length": 0, "max_decoding_length": 64}
+        found = engine.translate_batch(sources, target_prefix=[[target]] * len(sources), **options)
+        assert [pieces.decode(result.hypotheses[0][1:]) for result in found] == answers["greedy"]
