@@ -253,6 +253,29 @@ def marian(folder):
     return lambda: use(tt.Translator.from_pretrained(path))
 
 
+def m2m100(folder, name="m2m100"):
+    path = folder / name
+    shutil.copytree(HERE / "m2m100/trained", path)
+    symbols = {"additional_special_tokens": ["eng_Latn", {"content": "deu_Latn"}]}
+    (path / "special_tokens_map.json").write_text(json.dumps(symbols))
+    return lambda: use(tt.Translator.from_pretrained(path, source_language="en", target_language="de"))
+
+
+def nllb(folder):
+    """Without vocab.json: the pieces are numbered as SentencePiece has them."""
+    m2m100(folder, "nllb")
+    (folder / "nllb/vocab.json").unlink()
+    (folder / "nllb/tokenizer_config.json").write_text('{"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}')
+    return lambda: use(tt.Translator.from_pretrained(folder / "nllb"))
+
+
+def exported_m2m100(folder):
+    read = exported_marian(folder)
+    tokenizer = tt.Translator.from_pretrained(HERE / "m2m100/trained", target_language="de").tokenizer
+    (folder / "tokenizer.model").write_bytes(tokenizer.model)
+    return read
+
+
 def tensors_of(path):
     from safetensors.numpy import load_file
 
@@ -393,6 +416,13 @@ KINDS = {  # by name the maker, and the file
     "Marian's own vocabulary": (marian_s_own, "release/*.yml"),
     "Marian's own weights": (marian_s_own, "release/*.npz"),
     "exported Marian's tokenizer": (exported_marian, "tokenizer.model"),
+    "M2M100's config": (m2m100, "m2m100/config.json"),
+    "M2M100's vocabulary": (m2m100, "m2m100/vocab.json"),
+    "M2M100's weights": (m2m100, "m2m100/model.safetensors"),
+    "M2M100's pieces": (m2m100, "m2m100/sentencepiece.bpe.model"),
+    "M2M100's tokenizer": (m2m100, "m2m100/tokenizer_config.json"),
+    "NLLB's symbols": (nllb, "nllb/special_tokens_map.json"),
+    "exported M2M100's tokenizer": (exported_m2m100, "tokenizer.model"),
     "trees": (trees, "some.trees"),
     "text": (plain_text, "text/train.de"),
     "packed text": (packed_text, "text/train.de.gz"),

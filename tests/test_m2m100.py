@@ -131,16 +131,17 @@ def test_given_translations_have_the_scores_of_the_search(exact):
     found = np.sum(np.where(searched.ids[:, 0] > 0, log_probs, 0), axis=1)
     np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
     np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)
-    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, atol=1e-5)
-    shown = exact.replace(**languages(source, target)).attention(answers["sentences"][0], answers["beam"][0])
+    shown = exact.replace(**languages(source, target)).attention(answers["sentences"][0])
     assert (shown.source[0], shown.target[0]) == (f"__{source}__", f"__{target}__")
-    assert shown.scores.cross[-1].shape[2:] == (len(shown.target), len(shown.source))
+    expected = np.mean(shown.scores.cross[-1][0], axis=0)[1:]  # without the language's
+    np.testing.assert_allclose(weights[0, : len(shown.target) - 1, : len(shown.source)], expected, atol=1e-5)
 
 
 def test_prefixes_and_samples(translator):
     text = ANSWERS["en-de"]["sentences"][0]
     ((best, *_),) = translator.n_best([text], 1, prefixes=["Wir"], target_language="de")
     assert best.text.startswith("Wir")
+    assert translator.n_best([text], 1, prefixes=[""]) == translator.n_best([text], 1)
     assert translator.sample([text], temperature=1e-3) == translator.replace(beam_size=1)([text])
 
 

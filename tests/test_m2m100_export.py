@@ -82,6 +82,31 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
     assert again.replace(target_language="fr").export().facts["target_language"] == "fr"
 
 
+@pytest.mark.program
+def test_a_rest_client_learns_the_languages(saved, monkeypatch):
+    """Over REST every input must be sent; the playground's page sends them, too."""
+    pytest.importorskip("flask")
+    from savedmodels.clients import rest as client_module
+    from savedmodels.playground import rest
+    from savedmodels.playground.model import ServedModel
+
+    playground, client = rest.app(ServedModel(saved)).test_client(), client_module.Client(name="many")
+
+    def ask(what, body=None):
+        path = f"/v1/models/many{what}"
+        return (playground.post(path, data=json.dumps(body)) if body else playground.get(path)).get_json()
+
+    monkeypatch.setattr(client, "_ask", ask)
+    options = client.options()
+    assert (options["source_language"], options["target_language"]) == ("en", "de")
+    options |= dict([client_module.option("source_language=de"), client_module.option("target_language=en")])
+    _, back = ANSWERS.values()
+    lines = client_module.translated(client, back["sentences"][:3], options, 0, 1)
+    assert [line.split("\t")[2] for line in lines] == back["beam"][:3]
+    page = playground.get("/").get_data(as_text=True)
+    assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
+
+
 def test_ctranslate2_translates_alike(translator, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     translator.save(tmp_path / "many", format="ctranslate2")

@@ -64,7 +64,7 @@ class Client:
         if unknown := given.keys() - dtypes.keys():
             raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
         defaults = self.predict("model_info", {"key": np.array(names, object)})["value"]
-        values: dict[str, Any] = {**dict(zip(names, map(json.loads, defaults), strict=True)), **given}
+        values: dict[str, Any] = {**dict(zip(names, map(parsed, defaults), strict=True)), **given}
         return {name: tf.make_ndarray(tf.make_tensor_proto([values[name]], dtypes[name])) for name in names}
 
 
@@ -86,10 +86,20 @@ def lines() -> list[str]:
     return [line.rstrip("\r\n") for line in sys.stdin]
 
 
+def parsed(value: str) -> Any:
+    """The value of an option: a number, or a text, such as a language's code."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        if not value:
+            raise
+        return value
+
+
 def option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as name and number."""
+    """NAME=VALUE as name and value."""
     name, _, value = text.partition("=")
-    return name, json.loads(value)
+    return name, parsed(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -99,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
-    what = "an option of the search, such as beam_size=2; may be repeated (the model's)"
+    what = "an option of the model, such as beam_size=2; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="deadline of each request in seconds (30)")

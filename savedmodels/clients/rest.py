@@ -55,7 +55,7 @@ class Client:
         if "translate" not in signatures:
             raise LookupError("expected a translator's model, got one without the signature translate")
         names = sorted(signatures["translate"]["inputs"].keys() - {"text"})
-        return dict(zip(names, map(json.loads, self.predict(names, "model_info")), strict=True))
+        return dict(zip(names, map(parsed, self.predict(names, "model_info")), strict=True))
 
     def _ask(self, what: str, body: Any = None) -> Any:
         """An answer as JSON; again and again while the server is busy."""
@@ -99,10 +99,20 @@ def lines() -> list[str]:
     return [line.rstrip("\r\n") for line in sys.stdin]
 
 
+def parsed(value: str) -> Any:
+    """The value of an option: a number, or a text, such as a language's code."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        if not value:
+            raise
+        return value
+
+
 def option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as name and number."""
+    """NAME=VALUE as name and value."""
     name, _, value = text.partition("=")
-    return name, json.loads(value)
+    return name, parsed(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="name of the model (demo)")
     parser.add_argument("--version", help="a version's number or label (the newest)")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
-    what = "an option of the search, such as beam_size=2; may be repeated (the model's)"
+    what = "an option of the model, such as beam_size=2; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")

@@ -44,6 +44,7 @@ def app(model: ServedModel) -> Flask:
         fixed = [option.name for option in known if option.name not in inputs]
         aligned = "translate_details" in model.signatures
         shown = {"name": model.name, "version": model.version}
+        shown["languages"] = [name for name in ("source_language", "target_language") if name in inputs]
         html = render_template("page.html", **shown, options=options, fixed=fixed, aligned=aligned)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 

@@ -247,7 +247,7 @@ def check_language(name: str, language: Any, known: Sequence[str]) -> None:
     Raises:
         BadInput: it is not; `name` is that of the option.
     """
-    if language not in known:
+    if not isinstance(language, str) or language not in known:
         some, got = ", ".join(known[:5]), repr(language) if language else "none"
         raise BadInput(f"{name}: expected one of {len(known)} languages, such as {some}; got {got}")
 

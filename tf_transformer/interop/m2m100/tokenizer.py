@@ -41,15 +41,17 @@ class M2M100Tokenizer(Tokenizer):
                 self._contents = {name: archive.read(name) for name in (IDS, PIECES, VOCABULARY)}
             said, pieces = json.loads(self._contents[IDS]), json.loads(self._contents[VOCABULARY])
             self._ids: dict[str, int] = {str(code): int(id) for code, id in said["ids"].items()}
+            self._silent = [int(id) for id in said["silent"]]
+            if not {*self._ids.values(), *self._silent} <= {*range(len(pieces))}:
+                raise ValueError(f"expected ids below {len(pieces)}")
+            self.first_piece = min({*range(FIRST_ID, len(pieces))}.difference(self._silent))
             texts = texts_of(pieces, self._contents[PIECES])
-            for id in said["silent"]:
+            for id in self._silent:
                 texts[id] = b""
             self.op = _Graph(PieceTable(self._contents[PIECES], pieces), texts, self._ids)
-            self._silent = [int(id) for id in said["silent"]]
             self._spoken = {name: said[name] and self._known(name, said[name]) for name in LANGUAGES}
         self.vocab_size = len(pieces)
         self.controls = []
-        self.first_piece = min(set(range(FIRST_ID, len(pieces))).difference(self._silent))
 
     @property
     def model(self) -> bytes:  # type: ignore[override]
