@@ -117,4 +117,5 @@ def test_ctranslate2_translates_alike(translator, tmp_path):
         sources = [[source, *row] for row in pieces.encode(answers["sentences"], out_type=str)]
         options = {"beam_size": 1, "length_penalty": 0, "min_decoding_length": 0, "max_decoding_length": 64}
         found = engine.translate_batch(sources, target_prefix=[[target]] * len(sources), **options)
-        assert [pieces.decode(result.hypotheses[0][1:]) for result in found] == answers["greedy"]
+        texts = [pieces.decode(result.hypotheses[0][1:]) for result in found]
+        assert [text.replace(" \u2047 ", "") for text in texts] == answers["greedy"]  # SentencePiece's unknown symbol
