@@ -1,7 +1,7 @@
 """M2M100 and NLLB-200 against what `transformers` answers.
 
-tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/make.py. Where transformers and torch are
-installed (pip install torch "transformers<6"), others are made anew.
+tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/m2m100_make.py. Where transformers and torch
+are installed (pip install torch "transformers<6"), others are made anew.
 """
 
 import importlib.util
@@ -33,8 +33,8 @@ numpy_files = pytest.importorskip("safetensors.numpy")
 HERE = Path(__file__).parent / "m2m100"
 TRAINED = HERE / "trained"
 sys.path.insert(0, str(HERE))
-make = importlib.import_module("make")
-sys.path.remove(str(HERE))
+import m2m100_make as make  # noqa: E402
+
 ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
 DIRECTIONS = [tuple(name.split("-")) for name in ANSWERS]
 needs_transformers = pytest.mark.skipif(
@@ -128,14 +128,13 @@ def test_given_translations_have_the_scores_of_the_search(exact):
     model = exact.speaking(source, target)
     ids, length, _ = model.source(tf.constant(answers["sentences"]))
     searched = model.search(ids, length)
-    log_probs, weights = model.force(ids, searched.ids[:, 0])
+    log_probs = model.force(ids, searched.ids[:, 0])
     found = np.sum(np.where(searched.ids[:, 0] > 0, log_probs, 0), axis=1)
     np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
     np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)
     shown = model.attention_of(ids[:1, : length[0] + 2], searched.ids[:1, 0, : searched.lengths[0, 0]])
     assert (shown.source[0], shown.target[0]) == (f"__{source}__", f"__{target}__")
-    expected = np.mean(shown.scores.cross[-1][0], axis=0)[1:]  # without the language's
-    np.testing.assert_allclose(weights[0, : len(shown.target) - 1, : len(shown.source)], expected, atol=1e-5)
+    assert shown.scores.cross[-1].shape[2:] == (len(shown.target), len(shown.source))
 
 
 @pytest.mark.program

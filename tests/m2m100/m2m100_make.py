@@ -1,6 +1,6 @@
 """Train an M2M100 checkpoint with Hugging Face's `transformers` in PyTorch, and write down what it answers.
 
-    pip install torch "transformers<6" && python tests/m2m100/make.py tests/m2m100/trained
+    pip install torch "transformers<6" && python tests/m2m100/m2m100_make.py tests/m2m100/trained
 
 makes such a folder of the toy corpus, which it translates in both directions. The one beside this is by transformers
 5.24.0 and torch 2.13.0. `random_checkpoint` makes one of random weights.
