@@ -8,7 +8,7 @@ whole scope. The rewritten functions compute the same with half as many nodes, w
 import collections
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ def compact(folder: Path) -> None:
     file = folder / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     for graph in saved.meta_graphs:
+        inputs = {name for signature in graph.signature_def.values() for name in signature.inputs}
         for function in graph.graph_def.library.function:
             _merge(function)
-            _rename(function)
+            _rename(function, inputs)
         _drop_reads(graph.graph_def)
     file.write_bytes(saved.SerializeToString())
     write_fingerprint(str(folder))
@@ -84,10 +85,14 @@ def _merge(function: Any) -> None:
     function.node_def.extend(nodes)
 
 
-def _rename(function: Any) -> None:
-    """Short names: of nodes by their operation, of arguments and results by their place. Nothing outside uses them."""
+def _rename(function: Any, inputs: Set[str]) -> None:
+    """Short names: of nodes by their operation, of arguments and results by their place. Nothing outside uses them, but
+    messages to a client name the inputs of signatures, which stay."""
     arguments, results = function.signature.input_arg, function.signature.output_arg
-    names = {argument.name: f"in{place}" for place, argument in enumerate(arguments)}
+    names = {
+        argument.name: argument.name if argument.name in inputs else f"in{place}"
+        for place, argument in enumerate(arguments)
+    }
     counts: collections.Counter[str] = collections.Counter()
     for node in function.node_def:
         stem = re.sub("[^A-Za-z0-9]", "", node.op)[:9]

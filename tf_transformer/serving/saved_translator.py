@@ -9,7 +9,6 @@ import tensorflow as tf
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
-from tf_transformer.text.tokenizer import LANGUAGES, check_language
 from tf_transformer.values import BadInput, Count, checked
 
 
@@ -25,6 +24,8 @@ class SavedTranslator:
 
     @checked
     def __init__(self, path: str | os.PathLike[str], batch_size: Count = 32) -> None:
+        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+
         with plainly_named(saved_model_of(path)) as plain:
             self._model = tf.saved_model.load(str(plain))
         self.batch_size = batch_size
@@ -64,6 +65,8 @@ class SavedTranslator:
 
     def _given(self, languages: dict[str, str]) -> dict[str, tf.Tensor]:
         """Languages as inputs of the signature `translate`."""
+        from tf_transformer.text.tokenizer import LANGUAGES, check_language
+
         if not languages:
             return {}
         signature = self._model.signatures.get("translate")
