@@ -11,6 +11,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -27,6 +28,7 @@ from tf_transformer.interop.m2m100.languages import NLLB
 from tf_transformer.interop.m2m100.model import M2M100Transformer
 from tf_transformer.interop.m2m100.tokenizer import M2M100Tokenizer
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+from trainers import publishing
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 
@@ -171,6 +173,20 @@ def test_a_tokenizer_keeps_its_languages(translator, tmp_path):
     (tmp_path / "broken").write_bytes(other.model[:-30])
     with pytest.raises(tt.BadInput, match="broken: vocabulary: expected a tokenizer of M2M100"):
         load_tokenizer(tmp_path / "broken")
+
+
+def test_a_run_s_export_has_the_languages_that_it_learned(translator, tmp_path, monkeypatch):
+    """Its corpus may name them otherwise, as files for NLLB-200 that end in .en and .fr do."""
+    exports, score = [], SimpleNamespace(value=7.0, signature="none")
+    monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export))
+    corpus = SimpleNamespace(languages=("english", "fr"), test=([], []))
+    trainer = SimpleNamespace(run=None, corpus=corpus, evaluate=lambda translator: {"BLEU": score, "chrF": score})
+    publishing.score_and_publish(trainer, translator, tmp_path)
+    found = [exports[0].facts[name] for name in ("source_language", "target_language")]
+    assert found == ["en", "de"]
+    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained")
+    assert publishing.language_facts(marian, corpus.languages) == languages("english", "fr")
+    assert publishing.language_facts(marian, None) == {}
 
 
 @pytest.mark.program

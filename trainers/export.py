@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=int, metavar="K", help="greatest beam size that a request may ask for (16)")
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
-    add("--languages", nargs=2, metavar="XX", help="source and target language (the training files' suffixes)")
+    suffixes = "source and target language (the training files' suffixes; of a model of several, its own)"
+    add("--languages", nargs=2, metavar="XX", help=suffixes)
     args = parser.parse_args(argv)
     for name in ("version", "average_last"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -53,8 +54,9 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.corpora.corpus import languages_of
     from tf_transformer.reading import read_json
     from tf_transformer.serving import publish as serving
+    from tf_transformer.text.tokenizer import LANGUAGES
 
-    from .publishing import measured, read_dev, scores_of, search_of
+    from .publishing import language_facts, measured, read_dev, scores_of, search_of
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
@@ -90,8 +92,8 @@ def main(argv: list[str] | None = None) -> None:
             scores = measured(run, facts["step"], model.count_params())
             facts |= scores if args.dtype == "float32" else {}
         if not parses:
-            languages = args.languages or languages_of(settings["corpus"].get("train")) or ()
-            facts |= dict(zip(("source_language", "target_language"), languages, strict=False))
+            given = dict(zip(LANGUAGES, args.languages or (), strict=False))
+            facts |= given or language_facts(float32, languages_of(settings["corpus"].get("train")))
     print("writing and checking ...", flush=True)
 
     def save(path: Path) -> None:

@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from tf_transformer.runs.trainer import Trainer
 from tf_transformer.serving import publish as serving
 from tf_transformer.serving.export import Root
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.tokenizer import LANGUAGES
 from tf_transformer.text.translator import Translator
 
 from .command import chosen
@@ -92,9 +93,16 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> P
         print(f"{name} {score.value:.2f}  {score.signature}")
     bleu = facts_of("BLEU", scores["BLEU"])
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
-    facts = bleu | dict(zip(("source_language", "target_language"), corpus.languages or (), strict=False))
+    facts = bleu | language_facts(translator, corpus.languages)
     export = translator.export(max_beam_size=max(16, translator.beam_size), **facts)
     return publish(trainer.run, export, root, metrics, corpus.test[0][:3])
+
+
+def language_facts(translator: Translator, languages: Sequence[str] | None) -> dict[str, str]:
+    """A corpus's languages, if it says which, for `model_info`. A model of several languages has learned its own, which
+    a corpus may name otherwise."""
+    known = () if translator.tokenizer.languages else languages or ()
+    return dict(zip(LANGUAGES, known, strict=False))
 
 
 def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
