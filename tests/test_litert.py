@@ -8,7 +8,10 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import hostile
 import numpy as np
@@ -98,6 +101,42 @@ def test_outputs_keep_their_limits(folder):
     assert client("Two doors.", length_penalty=math.nan) == client("Two doors.")
     with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
         client("Two doors.", beam_size=2)
+
+
+def test_threads_that_share_a_translator_wait(folder, monkeypatch):
+    """As those of a worker of Beam: a signature's inputs and outputs are the same memory in every call."""
+    client, call, texts = LiteRTTranslator(folder), litert_client._Signature.__call__, ["Two doors.", "The dog sleeps."]
+    expected, inside, most = client(texts), [], []
+
+    def slow(signature, *given):
+        inside.append(signature)
+        most.append(len(inside))
+        time.sleep(0.01)
+        found = call(signature, *given)
+        inside.pop()
+        return found
+
+    monkeypatch.setattr(litert_client._Signature, "__call__", slow)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(client, texts * 3)) == expected * 3
+    assert max(most) == 1
+
+
+def test_threads_that_load_a_model_keep_standard_error():
+    before, entered, go_on = os.fstat(2), threading.Event(), threading.Event()
+
+    def quiet():
+        with litert_client._quiet():
+            entered.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=quiet)
+    with litert_client._quiet():
+        thread.start()
+        entered.wait(0.1)
+    go_on.set()
+    thread.join()
+    assert os.path.samestat(os.fstat(2), before)
 
 
 def test_no_text_raises_an_error(folder):

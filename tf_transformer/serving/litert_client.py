@@ -16,6 +16,7 @@ import math
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ NO_OPTIONS = ("source", "n_best")  # inputs of the file
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+STANDARD_ERROR = threading.Lock()  # which the whole process shares
 
 
 class Translation(NamedTuple):
@@ -41,8 +43,8 @@ class Translation(NamedTuple):
 class LiteRTTranslator:
     """Calls the model of a folder that `Translator.save(path, format="litert")` wrote.
 
-    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time, so
-    each thread needs its own.
+    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time:
+    threads that share it wait for each other, those with an object each do not.
 
     Args:
         path: the folder, or that of its versions, which means the newest.
@@ -75,6 +77,7 @@ class LiteRTTranslator:
                 model = _compiled(str(file), threads)
                 signatures = [_Signature(model, name) for name in model.get_signature_list()]
             self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+            self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
             dtypes = self._signatures[-1].dtypes
             self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
@@ -133,10 +136,11 @@ class LiteRTTranslator:
         read = [*ids[:most], self._end]
         values = self.options | options | {"n_best": n}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
-        found = fitting[0](read, values)
-        if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
-            limit = min(len(read) - 1 + self._extra_length, values["max_length"])
-            found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
+        with self._alone:
+            found = fitting[0](read, values)
+            if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
+                limit = min(len(read) - 1 + self._extra_length, values["max_length"])
+                found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
         return found
 
 
@@ -197,15 +201,16 @@ def _compiled(file: str, threads: int) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without messages of C++ on standard error: the engine lists there each accelerator that it does not find."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+    with STANDARD_ERROR:
+        sys.stderr.flush()
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nothing)
 
 
 def versions(path: Path) -> list[Path]:
