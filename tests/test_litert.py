@@ -98,7 +98,12 @@ def test_outputs_keep_their_limits(folder):
     assert max(len(ids) for ids in client.ids("door " * 3000, 3)) <= 41 + 7
     with pytest.warns(UserWarning, match=r"more tokens than the model reads; .*: 'door door"):
         client("door " * 3000)
+    for value in (math.nan, math.inf, 2**40, 10**400):
+        assert client.ids("Two doors.", 3, max_length=value) == client.ids("Two doors.", 3)
+    assert client("Two doors.", max_length=-(2**40)) == client("Two doors.", max_length=1)
+    assert client("Two doors.", length_penalty=10**400) == client("Two doors.", length_penalty=5)
     assert client("Two doors.", length_penalty=math.nan) == client("Two doors.")
+    assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
     with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
         client("Two doors.", beam_size=2)
 

@@ -134,7 +134,8 @@ class LiteRTTranslator:
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
         read = [*ids[:most], self._end]
-        values = self.options | options | {"n_best": n}
+        # What is not a number means the default, as in the file.
+        values = self.options | {name: value for name, value in options.items() if value == value} | {"n_best": n}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
         with self._alone:
             found = fitting[0](read, values)
@@ -170,7 +171,8 @@ class _Signature:
     def _write(self, source: list[int], values: Mapping[str, float]) -> None:
         padded = source + [0] * (self.tokens + 1 - len(source))
         for name, buffer in self._inputs.items():
-            buffer.write(np.array(padded if name == "source" else [values[name]], self.dtypes[name]))
+            dtype = self.dtypes[name]
+            buffer.write(np.array(padded if name == "source" else [_within(values[name], dtype)], dtype))
 
     def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
         """The outputs for a source with its end symbol and the values of the other inputs."""
@@ -179,6 +181,12 @@ class _Signature:
         return {
             name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in self._results
         }
+
+
+def _within(value: float, dtype: np.dtype) -> float:
+    """A value, or the nearest one that the dtype can hold. The file clips it further."""
+    most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
+    return min(max(value, -most), most)
 
 
 def _check(file: Path, expected: str) -> None:
