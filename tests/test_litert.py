@@ -19,7 +19,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS
-from programs import ROOT, without_the_package
+from programs import ROOT, fails, without_the_package
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
@@ -29,7 +29,7 @@ from tf_transformer.serving import litert_client
 from tf_transformer.serving.check import check
 from tf_transformer.serving.folders import litert_translator
 from tf_transformer.serving.litert_client import LiteRTTranslator
-from trainers import export
+from trainers import export, translate
 
 pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
@@ -240,6 +240,11 @@ def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
         with pytest.raises(kind, match="1: expected a LiteRT export, got something else: .") as error:
             load(tmp_path / "1")
         assert "\n" not in str(error.value)
+
+
+def test_an_export_has_no_languages(folder, capsys):
+    expected = "error: --target-language: expected none with a LiteRT export, got one"
+    assert fails(translate, [folder.parent, "--target-language", "de"], capsys) == expected
 
 
 def test_the_client_refuses_no_translations(folder, capsys):

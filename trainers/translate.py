@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.config import BadInput
 from tf_transformer.files import lines_in, lines_of, one_line, write_text
 
 from .command import add_search_options, chosen, in_chunks, options, run_program, saved_model
@@ -60,8 +61,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
-    translator = saved_model(args.model, args.batch_size)
+    from tf_transformer.serving.folders import is_litert
+
     languages = chosen(vars(args), ("source_language", "target_language"))
+    if languages and is_litert(args.model):
+        raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")
+    translator = saved_model(args.model, args.batch_size)
     lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
     translated = (
         f"{one_line(translation)}\n" for translation in in_chunks(functools.partial(translator, **languages), lines)
