@@ -158,6 +158,7 @@ def test_languages_that_are_no_options(translator):
     marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained")
     with pytest.raises(tt.BadInput, match="^language: expected none, since .* one pair of languages, got 'en'$"):
         marian(["A"], source_language="en")
+    assert marian.tokenizer.for_languages(None, None) is marian.tokenizer
     with pytest.raises(tt.BadInput, match="expected a model of one pair of languages for LiteRT, got one of 100"):
         translator.save("unused", format="litert")
 

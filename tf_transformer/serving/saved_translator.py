@@ -71,11 +71,12 @@ class SavedTranslator:
             return {}
         signature = self._model.signatures.get("translate")
         inputs = signature.structured_input_signature[1] if signature else {}
-        known = self._model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
         for name, language in languages.items():
             if name not in LANGUAGES:
                 raise TypeError(f"expected one of {', '.join(LANGUAGES)}; got {name}")
             if name not in inputs:
                 raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
+        known = self._model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
+        for name, language in languages.items():
             check_language(name, language, known)
         return {name: tf.constant([language]) for name, language in languages.items()}

@@ -87,7 +87,9 @@ class Tokenizer:
         Raises:
             BadInput: there is no such language.
         """
-        given = source_language or target_language
+        given = target_language if source_language is None else source_language
+        if given is None:
+            return self
         raise BadInput(f"language: expected none, since this model has one pair of languages, got {given!r}")
 
     def spoken(self) -> tuple[Any, ...]:
