@@ -93,7 +93,7 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
 def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator:
     """Load what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
 
-    A `Parser`'s SavedModel loads as well; its tokenizer has symbols.
+    A `Parser`'s SavedModel loads as well; its tokenizer has controls.
 
     Args:
         path: <name>/<integer version>; or <name>, which means the newest version.
