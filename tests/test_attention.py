@@ -37,6 +37,21 @@ def test_attention_is_equation_1(masked):
         close(scores[b, i], expected[1])
 
 
+@pytest.mark.filterwarnings("error:You are using a softmax over axis")
+def test_one_position_has_all_attention():
+    query, key, value = (keras.Variable(normal(B, h, *sizes)) for sizes in ((T, d_k), (1, d_k), (1, d_v)))
+    direction = normal(B, h, T, d_v, seed=1)
+
+    def product():
+        output, scores = attention(*map(ops.convert_to_tensor, (query, key, value)))
+        close(scores, np.ones((B, h, T, 1)))
+        return ops.sum(output * direction)
+
+    _, (of_query, of_key, of_value) = value_and_gradients(product, [query, key, value])
+    close(of_value, direction.sum(2, keepdims=True))
+    assert not array(of_query).any() and not array(of_key).any()
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the graph is TensorFlow's")
 @pytest.mark.parametrize("rows, fused", [(1, False), (B, True)])
 def test_the_product_with_a_mask_of_the_whole_batch_is_not_fused(rows, fused):

@@ -59,7 +59,8 @@ def attention(
             logits = logits - ops.cast(ops.where(mask, 0.0, 1e30), logits.dtype)
         else:
             logits = logits + ops.cast(ops.where(mask, 0.0, -1e30), logits.dtype)
-    scores = ops.softmax(logits)
+    # Over one position a softmax is 1, and its gradient 0. Keras would take it for a mistake, and warn.
+    scores = ops.softmax(logits) if logits.shape[-1] != 1 else ops.exp(logits - logits)
     weights = ops.cast(scores, value.dtype)
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
     if mask is None:
