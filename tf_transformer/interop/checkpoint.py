@@ -215,14 +215,17 @@ class Assignment:
                 raise BadInput(f"{name}: expected the values of {first}, got others")
 
     def linear(self, layer: keras.layers.Layer, name: str) -> None:
+        """Assign a dense layer, whose kernel [in, out] PyTorch has as [out, in]."""
         self.assign(layer.kernel, f"{name}.weight", np.transpose)
         self.assign(layer.bias, f"{name}.bias")
 
     def norm(self, layer: keras.layers.Layer, name: str) -> None:
+        """Assign a layer normalization."""
         self.assign(layer.gamma, f"{name}.weight")
         self.assign(layer.beta, f"{name}.bias")
 
     def attention(self, layer: keras.layers.Layer, name: str) -> None:
+        """Assign the four projections of an attention."""
         self.linear(layer.query_projection, f"{name}.q_proj")
         self.linear(layer.key_projection, f"{name}.k_proj")
         self.linear(layer.value_projection, f"{name}.v_proj")

@@ -25,6 +25,7 @@ class PieceTable(tf.Module):
         self.pieces = tf.constant(pieces)
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+        """Texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         return self.table.lookup(self.pieces_of(texts))
@@ -32,6 +33,7 @@ class PieceTable(tf.Module):
     # A variant overrides this method to read more than SentencePiece does.
 
     def pieces_of(self, texts: Tensor) -> tf.RaggedTensor:
+        """Texts [B], in UTF-8, to pieces, ragged string [B, None]."""
         return self.engine.tokenize(texts)
 
 
