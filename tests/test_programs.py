@@ -208,7 +208,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     ).read_text().replace(" ", "")
 
     wrong = mock.patch.object(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
-    with wrong, mock.patch.object(publish.tf.saved_model, "save"):
+    with wrong, mock.patch.object(publish.tf.saved_model, "save"), mock.patch.object(publish, "compact"):
         assert fails(export, argv, capsys) == "  FAIL 2 is wrong"
     assert [folder.name for folder in path.parent.iterdir()] == ["1"]
     assert "--version: expected a new one" in fails(export, [*argv, "--version", 1], capsys)

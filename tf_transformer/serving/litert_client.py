@@ -110,13 +110,13 @@ class LiteRTTranslator:
             TypeError: there is no such option.
         """
         found = self._search(text, n, options)
-        used = min(n, max(1, int(np.count_nonzero(found["lengths"]))))
+        used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
         columns = [found[name][:used].tolist() for name in ("scores", "log_probs", "finished")]
         return [Translation(*row) for row in zip(map(self.text, _outputs(found)[:used]), *columns, strict=True)]
 
     def ids(self, text: str | bytes, n: int, **options: float) -> list[list[int]]:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
-        return _outputs(self._search(text, n, options))[:n]
+        return _outputs(self._search(text, n, options))[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
         """The ids of a text, without its end symbol; more than max_source_length are not read."""
@@ -135,7 +135,7 @@ class LiteRTTranslator:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
         read = [*ids[:most], self._end]
         # What is not a number means the default, as in the file.
-        values = self.options | {name: value for name, value in options.items() if value == value} | {"n_best": n}
+        values = self.options | {name: value for name, value in options.items() if value == value} | {"n_best": max(n, 1)}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
         with self._alone:
             found = fitting[0](read, values)
