@@ -134,8 +134,8 @@ class LiteRTTranslator:
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
         read = [*ids[:most], self._end]
-        # What is not a number means the default, as in the file.
-        values = self.options | {name: value for name, value in options.items() if value == value} | {"n_best": max(n, 1)}
+        numbers = {name: value for name, value in options.items() if value == value}  # NaN means the default
+        values = self.options | numbers | {"n_best": max(n, 1)}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
         with self._alone:
             found = fitting[0](read, values)
