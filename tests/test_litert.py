@@ -206,7 +206,7 @@ def test_the_client_prints_translations(folder, capsys, monkeypatch):
     expected = [(i, one) for i, text in enumerate(lines) for one in client.n_best(text, 2, length_penalty=1)]
     found = said("--n-best", "2", "--option", "length_penalty=1")
     assert found == "".join(f"{i}\t{one.score:.4f}\t{one.text}\n" for i, one in expected)
-    seen, two_lines = [], [litert_client.Translation("a\nb", 0.0, 0.0, True)]
+    seen, two_lines = [], [litert_client.Translation("a\nb", 0.0, 0.0, True, 1)]
     monkeypatch.setattr(LiteRTTranslator, "n_best", lambda _, text, *more: seen.append(text.decode()) or two_lines)
     assert said() == "a b\n" * 3 and seen == lines
 

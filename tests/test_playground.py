@@ -384,10 +384,8 @@ class Two:
 
     def n_best(self, text, n, **options):
         warnings.warn("only the beginning is read", stacklevel=2)
-        return [litert_client.Translation("ä b", -0.5, -1.0, True), litert_client.Translation("", -2.0, -3.0, False)]
-
-    def ids(self, text, n, **options):
-        return [[9, 8, 2], [3] * options["max_length"], []]
+        long = litert_client.Translation("", -2.0, -3.0, False, options["max_length"])
+        return [litert_client.Translation("ä b", -0.5, -1.0, True, 2), long]
 
     def source_ids(self, text):
         return list(range(len(text)))

@@ -104,11 +104,7 @@ class LiteRTExport:
     def _translate(self, text: bytes, **options: float) -> dict[str, Any]:
         with self._turn():
             best = self._translator.n_best(text, self._beams, **options)
-            ids = self._translator.ids(text, self._beams, **options)
-        rows = [
-            (one.text.encode(), one.score, one.log_prob, one.finished, len(output) - one.finished)
-            for one, output in zip(best, ids, strict=False)
-        ]
+        rows = [(one.text.encode(), one.score, one.log_prob, one.finished, one.length) for one in best]
         rows += [(b"", -1e9, -1e9, False, 0)] * (self._beams - len(rows))  # places that are not used
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         return {**dict(zip(names, zip(*rows, strict=True), strict=True)), **self._length(text)}

@@ -134,6 +134,20 @@ def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[A
             raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {settings.get(name)!r}")
 
 
+def sizes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's sizes, as fields of a `MarianConfig`. Missing settings have the defaults of `transformers`."""
+    return {
+        "num_layers": settings.get("encoder_layers", 12),
+        "d_model": settings.get("d_model", 1024),
+        "d_ff": settings.get("encoder_ffn_dim", 4096),
+        "num_heads": settings.get("encoder_attention_heads", 16),
+        "dropout": settings.get("dropout", 0.1),
+        "num_decoder_layers": settings.get("decoder_layers", 12),
+        "num_decoder_heads": settings.get("decoder_attention_heads", 16),
+        "decoder_d_ff": settings.get("decoder_ffn_dim", 4096),
+    }
+
+
 def search_options(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here: beam_size, at most a request's, and max_length,
     which there counts the start symbol, too.

@@ -236,7 +236,7 @@ class Export(Root):
             return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
         def tokenize(text: Tensor) -> Any:
-            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, len(tokenizer.languages) and 1 :]
+            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, tokenizer.codes :]
             return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
         def detokenize(tokens: Tensor) -> Any:

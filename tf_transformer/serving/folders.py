@@ -52,7 +52,11 @@ def saved_model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def litert_translator(path: str | os.PathLike[str], threads: int = 1) -> LiteRTTranslator:
-    """Load a LiteRT export, or the newest of its versions, with so many threads of its engine.
+    """Load a LiteRT export, or the newest of its versions.
+
+    Args:
+        path: the folder of the export, or of its versions.
+        threads: of the engine.
 
     Raises:
         BadInput: the engine is not installed, or the folder holds something else.

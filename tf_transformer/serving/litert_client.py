@@ -38,6 +38,7 @@ class Translation(NamedTuple):
     score: float  # log-probability / length penalty
     log_prob: float
     finished: bool  # the end symbol was reached
+    length: int  # its symbols, without the end symbol
 
 
 class LiteRTTranslator:
@@ -112,7 +113,10 @@ class LiteRTTranslator:
         found = self._search(text, n, options)
         used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
         columns = [found[name][:used].tolist() for name in ("scores", "log_probs", "finished")]
-        return [Translation(*row) for row in zip(map(self.text, _outputs(found)[:used]), *columns, strict=True)]
+        return [
+            Translation(self.text(ids), score, log_prob, finished, len(ids) - finished)
+            for ids, score, log_prob, finished in zip(_outputs(found)[:used], *columns, strict=True)
+        ]
 
     def ids(self, text: str | bytes, n: int, **options: float) -> list[list[int]]:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""

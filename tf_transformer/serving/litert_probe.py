@@ -42,7 +42,7 @@ def probe(path: str | Path) -> Iterator[tuple[str, str]]:
     answers = [translator.n_best(row, beams) for row in ROWS]
     yield _finding("hostile texts give valid UTF-8, finite scores, the best first", _wrong_values(answers))
     empty = [answers[place][0] for place, row in enumerate(ROWS) if not row.strip()]
-    wrong = [one for one in empty if one != Translation("", 0.0, 0.0, False)]
+    wrong = [one for one in empty if one != Translation("", 0.0, 0.0, False, 0)]
     yield _finding("empty texts give empty translations", wrong)
     # Another order, and each text as the first: memory that moves between two texts must not change the answer.
     again = [translator.n_best(row, beams) for row in reversed(ROWS)]

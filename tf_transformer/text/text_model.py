@@ -89,12 +89,11 @@ class TextModel(SetOnce):
             tokens before the cut, int32 [B]; whether the text was not read as a whole, bool [B]: it was cut, or a
             language is unknown, and nothing was read.
         """
-        return self.with_end(self.tokenizer.tokenize(text), min(len(self.tokenizer.languages), 1))
+        return self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
 
     def target(self, text: Tensor) -> tf.RaggedTensor:
         """Tokenize texts [B] as outputs are: ragged ids [B, None], without the language's."""
-        ids = self.tokenizer.tokenize_target(text)
-        return ids[:, 1:] if self.tokenizer.languages else ids
+        return self.tokenizer.tokenize_target(text)[:, self.tokenizer.codes :]
 
     @checked
     def with_end(self, tokens: tf.RaggedTensor, codes: Natural = 0) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -72,10 +72,11 @@ class Tokenizer:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
         self.op = durable_tokenizer(model)
 
-    # A tokenizer of several languages overrides these. The ids of a source, and of a target, then begin with those of
-    # their language. If it does not know both languages of a text, the text has no ids.
+    # A tokenizer of several languages overrides these. The ids of a source, and of a target, then begin with the code
+    # of their language. If it does not know both languages of a text, the text has no ids.
 
     languages: Sequence[str] = ()  # that texts may be in; none if the model has one pair
+    codes = 0  # how many ids of a text are those of its language
 
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
         """A tokenizer of sources and targets in other languages; `None` leaves a language as it is.

@@ -176,17 +176,9 @@ def _config_of(settings: dict[str, Any]) -> M2M100Config:
     }
     check_settings(settings, allowed)
     padding = settings.get("pad_token_id", CONTROL_IDS["pad_token_id"])
-    values = {
-        "num_layers": settings.get("encoder_layers", 12),
-        "d_model": settings.get("d_model", 1024),
-        "d_ff": settings.get("encoder_ffn_dim", 4096),
-        "num_heads": settings.get("encoder_attention_heads", 16),
-        "dropout": settings.get("dropout", 0.1),
+    values = checkpoint.sizes_of(settings) | {
         "attention_dropout": settings.get("attention_dropout", 0.1),
         "vocab_size": settings.get("vocab_size", 128112),
-        "num_decoder_layers": settings.get("decoder_layers", 12),
-        "num_decoder_heads": settings.get("decoder_attention_heads", 16),
-        "decoder_d_ff": settings.get("decoder_ffn_dim", 4096),
         "activation": settings["activation_function"],
         "scale_embedding": settings.get("scale_embedding", True),
         "first_position": padding + 1,

@@ -34,6 +34,8 @@ class M2M100Tokenizer(Tokenizer):
             texts), sentencepiece.bpe.model and vocabulary.json (the pieces in the order of their ids).
     """
 
+    codes = 1
+
     def __init__(self, model: bytes) -> None:
         with reading("vocabulary", f"a tokenizer of {KIND}"):
             check_archive(io.BytesIO(model))
