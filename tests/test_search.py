@@ -10,8 +10,9 @@ from conftest import close, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_transformer.text.beams import penalty
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, begins_with, restricted
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search, penalty
+from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]

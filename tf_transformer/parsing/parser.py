@@ -20,7 +20,8 @@ from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, 
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text.batching import by_batch, check_length
-from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, beam_search
+from tf_transformer.text.beams import Hypotheses
+from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text

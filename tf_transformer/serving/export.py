@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_transformer.layers.int8 import is_scale
 from tf_transformer.model import check_finite
-from tf_transformer.text.search import penalty
+from tf_transformer.text.beams import penalty
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, LANGUAGES, Tokenizer

@@ -10,10 +10,11 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.batching import check_length
+from tf_transformer.text.beams import Hypotheses, Symbols
 from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import OPTIONS, Hypotheses, SearchProblem, Symbols, beam_search, detailed_search
+from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
