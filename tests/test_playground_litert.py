@@ -1,0 +1,125 @@
+"""The playground with a LiteRT export, against TensorFlow's C++ answers of the SavedModel."""
+
+import base64
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import TEXTS
+
+import tf_transformer as tt
+
+pytest.importorskip("flask")
+
+from playing import asking, page
+
+from savedmodels.playground import litert, rest
+from savedmodels.playground.model import ServedModel, ServingError
+from tf_transformer.serving import litert_client
+
+
+@pytest.fixture(scope="module")
+def small(translator, tmp_path_factory):
+    """The folder of its versions."""
+    pytest.importorskip("ai_edge_litert")
+    path = tmp_path_factory.mktemp("litert") / "name"
+    translator.save(path / "3", format="litert")
+    return path
+
+
+@pytest.mark.program
+def test_a_litert_export_answers_as_the_savedmodel(small, served):
+    """What it fixes is no option, and it has as many places as beams."""
+    model = ServedModel(small)
+    assert (model.name, model.version) == ("name", 3)
+    ask, texts = asking(rest.app(model).test_client()), [text for text in TEXTS if isinstance(text, str)]
+    values = {"length_penalty": (1.7, 0.6), "max_length": (11, 48)}
+    inputs = {"text": texts * 2, **{name: np.repeat(pair, len(texts)).tolist() for name, pair in values.items()}}
+    rows = [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
+    status, found = ask({"signature_name": "translate", "instances": rows})
+    assert status == 200
+    for name, values in served({**inputs, "beam_size": [3]}, "translate").items():
+        expected = values[:, :3] if values.ndim == 2 else values
+        answer = np.array([row[name] for row in found["predictions"]])
+        if values.dtype == object:
+            assert answer.tolist() == [[text.decode() for text in row] for row in expected]
+        else:
+            np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    columns = {name: [row[name] for row in found["predictions"]] for name in found["predictions"][0]}
+    assert ask({"signature_name": "translate", "inputs": inputs}) == (200, {"outputs": columns})
+    same = {"text": texts, **{name: values[-1:] for name, values in inputs.items() if name != "text"}}
+    assert (
+        ask({"signature_name": "translate", "inputs": same})[1]["outputs"]["scores"] == columns["scores"][len(texts) :]
+    )
+
+    coded = [{"b64": base64.b64encode(text.encode() if isinstance(text, str) else text).decode()} for text in TEXTS]
+    expected = served({"text": TEXTS})
+    for row, text, truncated in zip(
+        ask({"instances": coded})[1]["predictions"], expected["translation"], expected["truncated"], strict=True
+    ):
+        assert (row["translation"], row["truncated"]) == (text.decode(), truncated)
+    keys = ["length_penalty", "beam_size", "name", "version", "parameters", "nothing"]
+    info = ask({"signature_name": "model_info", "instances": keys})[1]["predictions"]
+    assert info == ["0.6", "3", "name", "3", str(tt.LiteRTTranslator(small).facts["parameters"]), ""]
+
+
+class Two:
+    """A LiteRT translator that says what a call of it returns."""
+
+    facts, options = {"beam_size": 3, "max_source_length": 5}, {"max_length": 7}
+
+    def n_best(self, text, n, **options):
+        warnings.warn("only the beginning is read", stacklevel=2)
+        long = litert_client.Translation("", -2.0, -3.0, False, options["max_length"])
+        return [litert_client.Translation("ä b", -0.5, -1.0, True, 2), long]
+
+    def source_ids(self, text):
+        return list(range(len(text)))
+
+
+def test_a_litert_export_says_which_outputs_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(litert, "litert_translator", lambda folder: Two())
+    export = litert.LiteRTExport(tmp_path)
+    found = export("translate", {"max_length": tf.constant([7]), "text": tf.constant(["a", "long text"])})
+    assert found["translations"].tolist() == [["ä b".encode(), b"", b""]] * 2
+    assert found["scores"].tolist() == [[-0.5, -2, -1e9]] * 2 and found["log_probs"].tolist() == [[-1, -3, -1e9]] * 2
+    assert found["finished"].tolist() == [[True, False, False]] * 2
+    assert found["lengths"].tolist() == [[2, 7, 0]] * 2  # without the end symbol
+    assert (found["source_length"].tolist(), found["truncated"].tolist()) == ([1, 9], [False, True])
+
+
+@pytest.mark.program
+def test_a_litert_export_takes_requests_of_any_form(small):
+    model = ServedModel(small, "name")
+    client = rest.app(model).test_client()
+    ask = asking(client)
+    with ThreadPoolExecutor(7) as threads:
+        texts = ["Two doors.", "The dog sleeps."] * 7
+        answers = list(threads.map(lambda text: ask({"instances": [text]})[1]["predictions"][0], texts))
+    assert answers == answers[:2] * 7 and answers == ask({"instances": texts})[1]["predictions"]
+    assert ask({"inputs": []}) == (200, {"outputs": {"score": [], "translation": [], "truncated": []}})
+    row = {"text": ["a", "b", "c"], "length_penalty": [0.6], "max_length": [9]}
+    empty = ask({"signature_name": "translate", "inputs": row | {"text": []}})[1]["outputs"]
+    assert empty["translations"] == empty["truncated"] == []
+    for body, message in [
+        ({"instances": [["a"]]}, "text: expected string of the shape \\[batch\\], got string of \\(1, 1\\)"),
+        ({"signature_name": "translate", "inputs": row | {"max_length": [1, 2]}}, "max_length: expected a vector of"),
+        ({"signature_name": "translate_details", "inputs": row}, '"translate_details" not found in signature def'),
+    ]:
+        status, answer = ask(body)
+        assert status == 400 and re.search(message, answer["error"]), answer
+    with pytest.raises(ServingError, match="text: expected string of the shape .batch., got int32"):
+        model.predict("", {"text": tf.constant([3])})
+
+    fields = re.findall(r'<input id="(\w+)" type="number"', page(client))
+    assert fields == ["length_penalty", "max_length"] and "const aligned = false" in page(client)
+    assert 'const fixed = ["beam_size", "min_length", "no_repeat_ngram_size"]' in page(client)
+    assert "a LiteRT export, which has no alignments" in page(client) and 'id="picture"' not in page(client)
+    inputs = client.get("/v1/models/name/metadata").get_json()["metadata"]["signature_def"]["signature_def"][
+        "translate"
+    ]
+    assert set(inputs["inputs"]) == {"text", *fields}
+    assert inputs["outputs"]["scores"]["tensor_shape"]["dim"] == [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]

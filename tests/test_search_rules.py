@@ -1,0 +1,174 @@
+"""What may follow in a beam search: least lengths, no repeats, prefixes, a mask of one's own."""
+
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+from conftest import close
+from markov import ALPHAS, END, START, agree, random_models, search
+
+from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, begins_with, restricted
+
+# Least lengths
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("V, L, B, least", [(3, 5, 24, 4), (4, 4, 16, 2), (5, 3, 16, 3)])
+def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least, alpha):
+    """All outputs but the shorter ones, whose share of the probability nobody gets."""
+    models, n_best = random_models(B, L, V), 7
+    models[..., END] += 2
+    sizes = {"beam_size": V * (V - 1) ** (L - 1), "n_best": n_best}
+    found = search(models, L, length_penalty=alpha, min_length=least, **sizes)
+    shorter = 0
+    for b in range(B):
+        outputs = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
+        expected = [(*output, True) for output in outputs if len(output[2]) >= least]
+        agree(found, b, expected[:n_best])
+        shorter += len(outputs[0][2]) < least
+    assert shorter > B / 3  # it would rather have ended sooner
+
+
+LEAST = [  # beam_size, min_length, max_length
+    (1, 4, 6),
+    (3, 5, 5),
+    (4, 1, 0),
+    (2, 0, 6),
+    (7, 9, 2),
+    (3, 1, 4),
+    (2, 3, 6),
+]
+
+
+def test_a_least_length_is_a_rows_own():
+    """In narrow beams; 0 and 1 are no limit, and more than the greatest length is the greatest length."""
+    models = random_models(len(LEAST), 6, 5, seed=3)
+    models[..., END] += 2
+    beam_size, min_length, max_length = (np.array(column) for column in zip(*LEAST, strict=True))
+    together = search(models, max_length, beam_size=beam_size, min_length=min_length, n_best=3)
+    for b, (K, least, L) in enumerate(LEAST):
+        all_log_probs = oracle.markov(models[b], START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs, least=least, L=L):
+            log_probs = np.array(all_log_probs(ids))
+            if len(ids) + 1 < min(least, L):
+                log_probs[END] = -np.inf
+            return log_probs
+
+        agree(together, b, oracle.beam_search(next_log_probs, END, L, K, 0.6, 3))
+        alone = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
+        for part, of_batch in zip(alone[1:], together[1:], strict=True):
+            close(part[0], of_batch[b])
+        assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
+
+
+def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
+    models = np.full((2, 4, 5, 5), -np.inf, "float32")
+    models[..., END] = 0
+    found = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
+    agree(found, 0, [])
+    agree(found, 1, [(0.0, 0.0, [END], True)])
+
+
+# Repeats
+
+
+def without_repeats(next_log_probs, size):
+    """No symbol that would complete a sequence of `size` symbols which is in the output already."""
+
+    def restricted(ids):
+        log_probs = np.array(next_log_probs(ids))
+        for symbol in range(len(log_probs)):
+            ngrams = [(*ids, symbol)[n : n + size] for n in range(len(ids) + 2 - size)]
+            if size and ngrams[-1:] and ngrams[-1] in ngrams[:-1]:
+                log_probs[symbol] = -np.inf
+        return log_probs
+
+    return restricted
+
+
+def test_no_sequence_comes_twice():
+    """Each row has a size of its own; 0 allows all. Beside loops over every n-gram."""
+    sizes = np.array([0, 1, 2, 3, 2, 4, 1, 3] * 4)
+    beams = np.array([1, 2, 3, 4] * 8)
+    models = random_models(len(sizes), 11, 5, seed=4)
+    models[..., END] -= 3
+    found = search(models, 11, beam_size=beams, no_repeat_ngram_size=sizes, n_best=3)
+    changed = 0
+    for b, (model, size, K) in enumerate(zip(models, sizes, beams, strict=True)):
+        free = oracle.markov(model, START)
+        expected = oracle.beam_search(without_repeats(free, size), END, 11, K, 0.6, 3)
+        if size != 1:  # with 5 symbols nothing is left after 4, and then all are
+            agree(found, b, expected)
+        changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
+        ids = found.ids[b, 0, : found.lengths[b, 0]].numpy().tolist()
+        ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)]
+        assert not size or len(set(ngrams[: 4 if size == 1 else None])) == len(ngrams[: 4 if size == 1 else None])
+    assert changed > 12  # it would rather have repeated something
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_symbols_that_may_not_follow_are_those_of_transformers(size):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(size)
+    ids, logits = rng.integers(2, 5, (31, 13)), rng.normal(size=(31, 7)).astype("float32")
+    process = transformers.NoRepeatNGramLogitsProcessor(size)
+    for position in (0, 1, 4, 13):
+        theirs = process(torch.tensor(ids[:, :position]), torch.tensor(logits)).numpy()
+        padded = np.where(np.arange(13) < position, ids, 0)[:, np.newaxis].astype("int32")
+        ours = restricted(
+            tf.constant(logits[:, np.newaxis]),
+            Prefixes(tf.constant(padded), tf.constant(position), END),
+            {"min_length": tf.zeros([31], tf.int32), "no_repeat_ngram_size": tf.fill([31], size)},
+        )[:, 0].numpy()
+        assert np.array_equal(np.isinf(theirs), ours == np.float32(IMPOSSIBLE))
+        assert np.array_equal(theirs[~np.isinf(theirs)], ours[~np.isinf(theirs)])
+
+
+def test_a_prefix_may_repeat_itself():
+    models, prefix = random_models(2, 6, 5, seed=2), np.array([[3, 3, 3, 4], [3, 4, 3, 4]], "int32")
+    allowed = begins_with(prefix, 5)
+    found = search(models, 6, beam_size=2, allowed=allowed, no_repeat_ngram_size=[1, 2])
+    assert np.array_equal(found.ids[:, 0, :4], prefix)
+
+
+# What may follow
+
+
+def test_outputs_begin_with_their_prefix():
+    models, prefixes = random_models(4, 5, 6, seed=2), [[3, 4, 2], [5, 0, 0], [0, 0, 0], [4, END, 0]]
+    found = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
+    for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
+        prefix = [symbol for symbol in prefix if symbol]
+        all_log_probs = oracle.markov(model, START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs, prefix=prefix):
+            log_probs = np.array(all_log_probs(ids))
+            if len(ids) < len(prefix):
+                log_probs[np.arange(6) != prefix[len(ids)]] = -np.inf
+            return log_probs
+
+        agree(found, b, oracle.beam_search(next_log_probs, END, 5, 3, 1.0))
+        assert found.ids[b, 0, : len(prefix)].numpy().tolist() == prefix
+
+
+def test_only_what_is_allowed_follows():
+    """No symbol twice in a row, for each beam by itself."""
+
+    def allowed(ids, position, row):
+        newest = tf.gather(ids, tf.maximum(position - 1, 0), axis=2)[:, :, tf.newaxis]  # [B, K, 1]
+        return (position == 0) | (tf.range(5) != newest)
+
+    models = random_models(7, 6, 5, seed=4)
+    models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
+    found = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
+    for b, model in enumerate(models):
+        all_log_probs = oracle.markov(model, START)
+
+        def next_log_probs(ids, all_log_probs=all_log_probs):
+            log_probs = np.array(all_log_probs(ids))
+            log_probs[ids[-1:]] = -np.inf
+            return log_probs
+
+        agree(found, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))
