@@ -13,8 +13,9 @@ import tensorflow as tf
 import tf_transformer as tt
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.pairs import Source
 from tf_transformer.corpora.records import Records
-from tf_transformer.corpora.sources import MemorySource, Source
+from tf_transformer.corpora.sources import MemorySource
 from tf_transformer.files import encoded
 
 PAIRS = 211

@@ -5,8 +5,8 @@ from typing import Any
 import apache_beam as beam
 
 from tf_transformer.corpora.filters import repeated
+from tf_transformer.corpora.pairs import Part
 from tf_transformer.corpora.preparation import Preparation, buckets
-from tf_transformer.corpora.sources import Part
 from tf_transformer.text.tokenizer import Tokenizer
 
 

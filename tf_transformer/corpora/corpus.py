@@ -12,8 +12,9 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.ids import Batches, Ids, Order
+from tf_transformer.corpora.pairs import Row, Source
 from tf_transformer.corpora.records import Records
-from tf_transformer.corpora.sources import MemorySource, Row, Source, TextSource, TfdsSource
+from tf_transformer.corpora.sources import MemorySource, TextSource, TfdsSource
 from tf_transformer.corpora.text_files import checksum_of_text
 from tf_transformer.evaluation import bleu
 from tf_transformer.files import checksum

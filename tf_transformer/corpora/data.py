@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
-from tf_transformer.corpora.sources import Row, Text, TextSource
+from tf_transformer.corpora.pairs import Row, Text
+from tf_transformer.corpora.sources import TextSource
 from tf_transformer.corpora.text_files import Paths, file_pairs
 from tf_transformer.corpora.text_files import check_text_pairs as check_text_pairs
 from tf_transformer.corpora.text_files import read_text_pairs as read_text_pairs

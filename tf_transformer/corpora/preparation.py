@@ -21,8 +21,8 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
+from tf_transformer.corpora.pairs import Part, Source
 from tf_transformer.corpora.records import check_shard
-from tf_transformer.corpora.sources import Part, Source
 from tf_transformer.files import checksum, new_file, user_path, write_json
 from tf_transformer.reading import read_json
 from tf_transformer.text.tokenizer import Tokenizer
