@@ -248,6 +248,24 @@ def test_an_export_has_no_languages(folder, capsys):
     assert fails(translate, [folder.parent, "--target-language", "de"], capsys) == expected
 
 
+def test_a_changed_weight_is_seen(folder, tmp_path):
+    """The file would load, and translate otherwise."""
+    shutil.copytree(folder, tmp_path / "1")
+    contents = bytearray((tmp_path / "1/model.tflite").read_bytes())
+    contents[len(contents) // 2] ^= 1
+    (tmp_path / "1/model.tflite").write_bytes(contents)
+    with pytest.raises(ValueError, match="model.tflite with SHA-256 .*, where model.json says"):
+        LiteRTTranslator(tmp_path / "1")
+
+
+def test_the_file_takes_its_default_for_what_is_not_a_number(folder):
+    """Whatever calls it: the client itself asks for the default."""
+    client = LiteRTTranslator(folder)
+    source, options = [*client.source_ids("Two doors."), client.facts["ids"]["end"]], client.options | {"n_best": 3}
+    found = [client._signatures[0](source, options | more) for more in ({}, {"length_penalty": math.nan})]
+    assert found[0]["scores"].tolist() == found[1]["scores"].tolist() and found[0]["scores"][0] > -1e8
+
+
 def test_the_client_refuses_no_translations(folder, capsys):
     with pytest.raises(SystemExit):
         litert_client.main([str(folder), "--n-best", "0"])
