@@ -107,6 +107,10 @@ def test_outputs_keep_their_limits(folder):
     assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
     with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
         client("Two doors.", beam_size=2)
+    with pytest.raises(TypeError, match="^max_length: expected a number, got '9'$"):
+        client("Two doors.", max_length="9")
+    with pytest.raises(TypeError, match="^texts: expected strings, got None$"):
+        client(["Two doors.", None])
 
 
 def test_threads_that_share_a_translator_wait(folder, monkeypatch):

@@ -271,6 +271,9 @@ def test_weights_of_other_dtypes_and_in_several_files(changed, translator):
     (folder / make.PIECES).unlink()
     with pytest.raises(tt.BadInput, match="expected a checkpoint of M2M100, found no sentencepiece.bpe.model in"):
         M2M100Tokenizer.from_checkpoint(folder)
+    (folder / "vocab.json").unlink()
+    with pytest.raises(tt.BadInput, match="expected a checkpoint of M2M100, found no vocab.json in"):
+        M2M100Tokenizer.from_checkpoint(folder)
 
 
 @needs_transformers

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import numbers
 import os
 import re
 import sys
@@ -108,7 +109,7 @@ class LiteRTTranslator:
         """The n best translations of a text, best first; at most beam_size, and at least one.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: there is no such option, a value is no number, or the text no string.
         """
         found = self._search(text, n, options)
         used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
@@ -138,8 +139,11 @@ class LiteRTTranslator:
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
         read = [*ids[:most], self._end]
-        numbers = {name: value for name, value in options.items() if value == value}  # NaN means the default
-        values = self.options | numbers | {"n_best": max(n, 1)}
+        for name, value in options.items():
+            if not isinstance(value, numbers.Real):
+                raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
+        given = {name: value for name, value in options.items() if value == value}  # NaN means the default
+        values = self.options | given | {"n_best": max(n, 1)}
         fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
         with self._alone:
             found = fitting[0](read, values)
@@ -298,6 +302,8 @@ def _engine(path: Path) -> Any:
 
 def _text(text: str | bytes) -> str:
     """A text in which each part that is not UTF-8 is a space."""
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"texts: expected strings, got {text!r}"[:200])
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return content.decode("utf-8", "as_space")
 

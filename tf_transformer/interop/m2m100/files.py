@@ -77,6 +77,8 @@ def read_vocabulary(directory: Path) -> Vocabulary:
             raise BadInput(f"{tokenizer}: language_codes: expected one of {', '.join(BY_NAME)}; got {str(name)[:99]!r}")
         codes = {code: f"__{code}__" for code in BY_NAME[name].split()}
         more = []
+    elif said.get("tokenizer_class") == "M2M100Tokenizer":
+        raise BadInput(f"expected a checkpoint of {KIND}, found no vocab.json in {directory}")
     else:
         file = directory / PIECES
         with reading(file, "a SentencePiece model"):
