@@ -135,7 +135,7 @@ def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[A
 
 
 def sizes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of encoder and decoder, by field of a configuration. Missing ones are the defaults of `transformers`."""
+    """The sizes of encoder and decoder, by field of a configuration. Missing ones are `transformers`' defaults."""
     return {
         "num_layers": settings.get("encoder_layers", 12),
         "d_model": settings.get("d_model", 1024),
