@@ -189,7 +189,7 @@ class Transformer(KerasModel):
             target: ids [B, T].
             cache: from `init_cache` or the step before, with C slots.
             memory_mask: padding mask of the source [B, S].
-            position: each column's position in the target, [T], from 0.
+            position: each column's position in the target, [T], from 0; [1] if it is the same for all.
             slot: the cache's slot for the first column.
             attention_mask: bool [B, T, C]; `None` means causal.
             softmax_weights: from `softmax_weights()`.

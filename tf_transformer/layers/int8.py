@@ -184,6 +184,7 @@ def _onednn_product(integers: Tensor, matrix: Tensor, largest: Tensor, transpose
 
     if tf.executing_eagerly():
         return tf.function(_onednn_product, autograph=False)(integers, matrix, largest, transposed)
+    largest = tf.convert_to_tensor(largest)  # read once
     # The operation demands a bias. The layer's own cannot be it, since the rows' scales come after it.
     no_bias = tf.zeros([largest.shape[0]])
     (product,), _ = op_def_library.apply_op(  # tf.raw_ops has no names that begin with an underscore

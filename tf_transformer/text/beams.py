@@ -50,7 +50,9 @@ class Rows(NamedTuple):
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
     max_length: tf.Tensor  # int32 [B]
-    options: dict[str, tf.Tensor]  # by name, [B]
+    enough: tf.Tensor  # float32 [B], how many finished outputs end the search
+    greatest_penalty: tf.Tensor  # float32 [B], of an output of the maximum length
+    options: dict[str, tf.Tensor]  # the others by name, [B]
 
 
 class BeamState(NamedTuple):
@@ -88,7 +90,7 @@ def extend(state: BeamState, step: Step, end_id: int, exact_n: int | tf.Tensor) 
     length = state.position + 1
 
     # An end symbol counts only among a row's beam_size best; with one beam, only where greedy search would choose it.
-    finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs) & state.running[:, tf.newaxis]
+    finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs) & tf.expand_dims(state.running, 1)
     best, kept = _keep_best(state.best, log_probs, finishes, length, state.rows)
 
     alive_log_probs, chosen = tf.math.top_k(tf.where(ends, IMPOSSIBLE, log_probs), K)
@@ -125,7 +127,7 @@ def _candidates(state: BeamState, step: Step, end_id: int) -> tuple[tf.Tensor, t
     top_logits, top_symbols = top_k(possible, per_beam)  # [B, K, P]
     log_denominator = log_sum_exp(logits, top_symbols[:, :, :1], possible is logits)
     symbol_log_probs = top_logits - log_denominator
-    log_probs = alive_log_probs[:, :, tf.newaxis] + symbol_log_probs
+    log_probs = tf.expand_dims(alive_log_probs, 2) + symbol_log_probs
     flat = tf.reshape(tf.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
     lacking = tf.maximum(2 * K - K * per_beam, 0)  # a vocabulary of one symbol
     flat = tf.pad(flat, [[0, 0], [0, lacking]], constant_values=IMPOSSIBLE)
@@ -152,7 +154,7 @@ def _keep_best(
         the K best, and their places among the K finished ones and the 2K candidates, int32 [B, K].
     """
     K = tf.shape(best.scores)[1]
-    scores = log_probs / penalty(length, rows.options["length_penalty"][:, tf.newaxis])
+    scores = log_probs / penalty(length, tf.expand_dims(rows.options["length_penalty"], 1))
     scores = tf.concat([best.scores, tf.where(finishes, scores, IMPOSSIBLE)], axis=1)
     scores, places = tf.math.top_k(scores, K)  # equal scores keep their order
     log_probs = tf.gather(tf.concat([best.log_probs, log_probs], axis=1), places, batch_dims=1)
@@ -180,7 +182,7 @@ def _append(state: BeamState, places: tf.Tensor, parents: tf.Tensor, added: Symb
     here = tf.range(tf.shape(state.symbols.ids)[2]) == state.position
 
     def extended(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        return tf.where(here, new[:, :, tf.newaxis], tf.gather(old, origins, batch_dims=1))
+        return tf.where(here, tf.expand_dims(new, 2), tf.gather(old, origins, batch_dims=1))
 
     return tf.split(new.ids, 2, axis=1)[1], tf.nest.map_structure(extended, state.symbols, new)
 
@@ -191,15 +193,14 @@ def _has_ended(state: BeamState, exact_n: int | tf.Tensor) -> tf.Tensor:
     Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
     more than its log-probability now, divided by the penalty at the maximum length.
     """
-    max_length, options, alive = state.rows.max_length, state.rows.options, state.alive_log_probs[:, 0]
-    best_possible = alive / penalty(max_length, options["length_penalty"])
-    reachable = tf.where(_possible(alive), best_possible, 2 * IMPOSSIBLE)
-    last = tf.minimum(exact_n, options["beam_size"]) - 1
+    rows, alive = state.rows, state.alive_log_probs[:, 0]
+    beam_size = rows.options["beam_size"]
+    reachable = tf.where(_possible(alive), alive / rows.greatest_penalty, 2 * IMPOSSIBLE)
+    last = tf.minimum(exact_n, beam_size) - 1
     worst = tf.gather(state.best.scores, last, batch_dims=1)  # of those that must be certain
-    beam_size, finished = tf.cast(options["beam_size"], tf.float32), tf.cast(state.finished, tf.float32)
-    enough = finished >= tf.maximum(tf.round(options["patience"] * beam_size), 1.0)
-    greedy = (options["beam_size"] == 1) & _possible(state.best.scores[:, 0])
-    return (worst >= reachable) | enough | greedy | (state.lengths >= max_length)
+    enough = tf.cast(state.finished, tf.float32) >= rows.enough
+    greedy = (beam_size == 1) & _possible(state.best.scores[:, 0])
+    return (worst >= reachable) | enough | greedy | (state.lengths >= rows.max_length)
 
 
 def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
@@ -212,7 +213,7 @@ def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, 
         return _places(_where_rows(any_finished, finished, alive), n_best)
 
     scores, log_probs = chosen(state.best.scores, scores), chosen(state.best.log_probs, state.alive_log_probs)
-    used = (tf.range(n_best) < tf.shape(state.newest)[1]) & _possible(scores) & ~state.running[:, tf.newaxis]
+    used = (tf.range(n_best) < tf.shape(state.newest)[1]) & _possible(scores) & ~tf.expand_dims(state.running, 1)
 
     def of_used(part: tf.Tensor) -> tf.Tensor:
         part = chosen(*tf.split(part, 2, axis=1))
@@ -247,7 +248,7 @@ def _possible(log_probs: tf.Tensor) -> tf.Tensor:
 
 def _first(count: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """Which of `width` places are among a row's first `count` [B]: bool [B, width]."""
-    return tf.range(width) < count[:, tf.newaxis]
+    return tf.range(width) < tf.expand_dims(count, 1)
 
 
 def _where_rows(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:

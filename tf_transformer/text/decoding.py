@@ -21,22 +21,24 @@ class InPlaceKeyValue(SearchKeyValue):
     """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
-        (B, h, C, _), T = tf.unstack(tf.shape(self.key)), tf.shape(new.key)[2]
+        shape = tf.shape(new.key)
+        B, h, T = shape[0], new.key.shape[1], shape[2]
 
         def written(old: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
             word = _word(old)
             each = word.size // old.dtype.size
             width = old.shape[-1] // each
+            rows = [B * h, -1, each]
             words = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
-                input=tf.bitcast(tf.reshape(old, [B * h, C * width, each]), word),
+                input=tf.bitcast(tf.reshape(old, rows), word),
                 begin=[0, slot * width],
                 end=[0, (slot + T) * width],
                 strides=[1, 1],
-                value=tf.bitcast(tf.reshape(part, [B * h, T * width, each]), word),
+                value=tf.bitcast(tf.reshape(part, rows), word),
                 begin_mask=1,  # all of the first axis
                 end_mask=1,
             )
-            return tf.reshape(tf.bitcast(words, old.dtype), [B, h, C, old.shape[-1]])
+            return tf.reshape(tf.bitcast(words, old.dtype), [B, h, -1, old.shape[-1]])
 
         return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))
 
@@ -68,7 +70,7 @@ def decoder_of(
 
     def step(ids: tf.Tensor, position: Tensor, slot: Tensor, ancestry: tf.Tensor, cache: Any) -> tuple[Any, ...]:
         memory_mask, is_token, layers = cache
-        positions = tf.fill([tf.shape(ids)[1]], position)  # the beams' newest tokens all stand at the same place
+        positions = tf.expand_dims(position, 0)  # the beams' newest tokens all stand at the same place
         seen = layers, memory_mask, positions, slot, ancestry
         logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
         attention = tf.reduce_mean(cross_scores[-1], axis=1)  # [B, K, S]

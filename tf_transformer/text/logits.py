@@ -18,9 +18,10 @@ def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     if width is None:
         return tf.math.top_k(logits, k)
     blocks = tf.reshape(logits, tf.concat([tf.shape(logits)[:-1], [V // width, width]], axis=0))
-    _, chosen = tf.math.top_k(tf.reduce_max(blocks, axis=-1), tf.minimum(k, V // width))  # [..., M]
-    chosen = tf.sort(chosen)  # equal logits keep their order, as in tf.math.top_k
-    symbols = chosen[..., tf.newaxis] * width + tf.range(width)  # [..., M, width]
+    M = tf.minimum(k, V // width)
+    _, chosen = tf.math.top_k(tf.reduce_max(blocks, axis=-1), M)  # [..., M]
+    chosen = -tf.math.top_k(-chosen, M)[0]  # in order, so that equal logits keep theirs, as in tf.math.top_k
+    symbols = tf.expand_dims(chosen, -1) * width + tf.range(width)  # [..., M, width]
     rank = len(logits.shape) - 1
     flat = tf.concat([tf.shape(logits)[:-1], [-1]], axis=0)
     top_logits, places = tf.math.top_k(tf.reshape(tf.gather(blocks, chosen, batch_dims=rank), flat), k)

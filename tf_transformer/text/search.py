@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.text.beams import BeamState, Finished, Hypotheses, Rows, Step, Symbols, extend, results_of
+from tf_transformer.text.beams import BeamState, Finished, Hypotheses, Rows, Step, Symbols, extend, penalty, results_of
 from tf_transformer.text.logits import IMPOSSIBLE, RULES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
 from tf_transformer.values import Count, checked
@@ -104,12 +104,14 @@ def _search(
     exact_n = n_best if exact_n is None else exact_n
     B = tf.shape(problem.start_ids)[0]
     by_row = _broadcast(options, B)
-    rows = Rows(tf.range(B), tf.cast(problem.max_length, tf.int32), by_row)
+    max_length = tf.cast(problem.max_length, tf.int32)
     if "min_length" in by_row:
-        by_row["min_length"] = tf.minimum(by_row["min_length"], rows.max_length)
+        by_row["min_length"] = tf.minimum(by_row["min_length"], max_length)
+    enough = tf.maximum(tf.round(by_row.pop("patience") * tf.cast(by_row["beam_size"], tf.float32)), 1.0)
+    rows = Rows(tf.range(B), max_length, enough, penalty(max_length, by_row["length_penalty"]), by_row)
     K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
     steps = problem.decoder.steps
-    L = steps or tf.maximum(tf.reduce_max(rows.max_length), 0)
+    L = steps or tf.maximum(tf.reduce_max(max_length), 0)
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
@@ -143,7 +145,7 @@ def _search(
         lengths=tf.zeros([B], tf.int32),
         best=Finished(*[tf.fill([B, K], IMPOSSIBLE)] * 2),
         finished=tf.zeros([B], tf.int32),
-        running=rows.max_length > 0,
+        running=max_length > 0,
         cache=problem.decoder.cache,
     )
     if steps:
