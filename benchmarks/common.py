@@ -207,6 +207,11 @@ def peak_mib() -> float:
     return _status("VmHWM")
 
 
+def resident_mib() -> float:
+    """The memory this process holds, VmRSS, in MiB."""
+    return _status("VmRSS")
+
+
 def request_mib(call: Callable) -> float:
     """What a call takes at its peak besides what is held before it, in MiB.
 
