@@ -1,8 +1,8 @@
 """Sentences/s, latency and memory of one process that many clients ask at once, each for one sentence after the other.
 
-The process loads an export: our SavedModel, as TensorFlow Serving does, or one for CTranslate2. Nothing is sent over a
-network. First each sentence is translated alone; every later answer is compared with that one. Prints a line of JSON
-for each number of clients. With --every it prints more lines, for instance one a minute for an hour:
+The process loads an export: our SavedModel, as TensorFlow Serving does, or one for LiteRT or CTranslate2. Nothing is
+sent over a network. First each sentence is translated alone; every later answer is compared with that one. Prints a
+line of JSON for each number of clients. With --every it prints more lines, for instance one a minute for an hour:
 
     python -m benchmarks.under_load EXPORT --source FILE --clients 16 --seconds 3600 --every 60
 
@@ -22,12 +22,18 @@ from pathlib import Path
 
 from benchmarks import common
 
+ENGINES = {
+    "saved_model.pb": common.OURS,
+    "model.tflite": "litert",
+    "model.bin": "ctranslate2",
+}  # by a file of an export
+
 
 def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.under_load", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("export", type=Path, metavar="EXPORT", help="the folder of a SavedModel, or of an export for CTranslate2")
+    add("export", type=Path, metavar="EXPORT", help="the folder of a SavedModel, or of another export")
     add("--source", type=Path, required=True, metavar="FILE", help="sentences, one a line")
     add("--sentences", type=int, default=100, help="so many of them, the first, in turn (100)")
     add(
@@ -42,30 +48,32 @@ def main(argv=None) -> list[dict]:
     add("--batch", type=int, default=1, help="translate up to so many sentences together (1)")
     add("--wait", type=float, default=5, metavar="MS", help="milliseconds that a sentence waits for others (5)")
     add("--workers", type=int, default=2, help="requests, or batches, that are translated at a time (2)")
-    add("--beam-size", type=int, default=4, help="of CTranslate2; a SavedModel has its own (4)")
+    add("--beam-size", type=int, default=4, help="of CTranslate2; other exports have their own (4)")
     args = parser.parse_args(argv)
     for name in ("sentences", "seconds", "batch", "workers"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name}: expected a positive number, got {getattr(args, name)}")
 
     texts = args.source.read_text("utf-8").splitlines()[: args.sentences]
-    is_ours = (args.export / "saved_model.pb").is_file()
-    translate = (load_tensorflow if is_ours else load_ctranslate2)(args)
+    engine = next((name for file, name in ENGINES.items() if (args.export / file).is_file()), None)
+    if engine is None:
+        parser.error(f"EXPORT: expected a folder with one of {', '.join(ENGINES)}, found none in {args.export}")
+    translate = load(engine, args)
     expected = [translate([text])[0] for text in texts]
     ask = Batches(translate, args).ask if args.batch > 1 else lambda text: translate([text])[0]
     lines = []
     for clients in args.clients:
         period = min(args.every or args.seconds, args.seconds)
         for _ in range(round(args.seconds / period)):
-            load = Load(ask, texts, expected, period)
+            measured = Load(ask, texts, expected, period)
             lines.append(
                 {
                     "benchmark": "under_load",
-                    "engine": common.OURS if is_ours else "ctranslate2",
+                    "engine": engine,
                     "clients": clients,
                     "batch": args.batch,
                     "workers": args.workers,
-                    **load.run(clients),
+                    **measured.run(clients),
                     "resident_mib": round(common.resident_mib()),
                     "peak_mib": round(common.peak_mib()),
                 }
@@ -151,6 +159,11 @@ class Batches:
                     answer.set_exception(error)
 
 
+def load(engine: str, args):
+    """A function from texts to translations."""
+    return {common.OURS: load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}[engine](args)
+
+
 def load_tensorflow(args):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["TF_NUM_INTEROP_THREADS"] = "1", str(args.workers)
@@ -160,6 +173,23 @@ def load_tensorflow(args):
     return lambda texts: [
         text.decode() for text in model.predict({"text": texts}, outputs=["translation"])["translation"]
     ]
+
+
+def load_litert(args):
+    from tf_transformer.serving.litert_client import LiteRTTranslator
+
+    idle: queue.Queue = queue.Queue()  # a translator answers one request at a time
+    for _ in range(args.workers):
+        idle.put(LiteRTTranslator(args.export, 1))
+
+    def translate(texts):
+        translator = idle.get()
+        try:
+            return translator(texts)
+        finally:
+            idle.put(translator)
+
+    return translate
 
 
 def load_ctranslate2(args):

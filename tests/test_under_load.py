@@ -17,7 +17,7 @@ def run(monkeypatch, tmp_path, capsys):
     (tmp_path / "text").write_text("\n".join([*TEXTS, "left out"]))
 
     def run(translate, *options):
-        monkeypatch.setattr(under_load, "load_tensorflow", lambda args: translate)
+        monkeypatch.setattr(under_load, "load", lambda engine, args: translate)
         source = ("--source", str(tmp_path / "text"), "--sentences", str(len(TEXTS)))
         lines = under_load.main([str(tmp_path), *source, *options])
         assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
@@ -77,3 +77,10 @@ def test_a_wrong_answer_is_counted_and_an_error_ends_the_program(run):
         run(fails, "--clients", "7", "--seconds", "0.05", "--batch", "5", "--wait", "20")
     with pytest.raises(SystemExit):
         run(upper, "--seconds", "0")
+
+
+def test_a_folder_without_an_export_is_an_error(tmp_path, capsys):
+    (tmp_path / "text").write_text("one")
+    with pytest.raises(SystemExit):
+        under_load.main([str(tmp_path), "--source", str(tmp_path / "text")])
+    assert f"saved_model.pb, model.tflite, model.bin, found none in {tmp_path}" in capsys.readouterr().err
