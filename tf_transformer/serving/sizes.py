@@ -1,7 +1,7 @@
 """Finds in a function of a graph which scalars hold the same size of tensors.
 
-A layer that keeps its input's shape asks for it in every call, and TensorFlow computes it each time anew. In a step of
-a search that were a tenth of all nodes.
+A layer that keeps its input's shape asks for it, and TensorFlow computes it anew each time: in a step of a search, by a
+tenth of its nodes.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from tensorflow.python.framework import tensor_util
 Size = int | tuple[str, int]  # known; or unknown, as that axis of a tensor had it first
 Sizes = tuple[Size, ...]
 
-ELEMENTWISE = {"Abs", "AddV2", "Cast", "Identity", "Maximum", "Minimum", "Mul", "RealDiv", "Relu", "Round", "Rsqrt"}
-ELEMENTWISE |= {"Square", "Sub"}
+ELEMENTWISE = {"Abs", "AddV2", "Cast", "Identity", "Maximum", "Minimum", "Mul", "RealDiv", "Relu", "Round"}
+ELEMENTWISE |= {"Rsqrt", "Square", "Sub"}
 REDUCTIONS = {"Max", "Mean", "Sum"}
 SCALAR = -1  # in place of an axis
 
