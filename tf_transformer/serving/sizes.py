@@ -8,8 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tensorflow.python.framework import tensor_util
+import tensorflow as tf
 
 Size = int | tuple[str, int]  # known; or unknown, as that axis of a tensor had it first
 Sizes = tuple[Size, ...]
@@ -44,7 +43,7 @@ class KnownSizes:
             for axis, (size, other) in enumerate(zip(inferred, others, strict=True))
         )
         if node.op == "Const" and len(inferred) < 2:
-            value = tensor_util.MakeNdarray(node.attr["value"].tensor)
+            value = tf.make_ndarray(node.attr["value"].tensor)
             if value.dtype == "int32" and value.ndim:
                 self._vectors[node.name] = value.tolist()
             elif value.dtype == "int32":
@@ -98,4 +97,4 @@ def _broadcast(sizes: Sequence[Size]) -> Size | None:
 
 def _attribute(node: Any, name: str) -> Any:
     """An attribute of a node. Asking the node itself for one that it lacks would add it."""
-    return node.attr[name] if name in node.attr else AttrValue()
+    return node.attr[name] if name in node.attr else tf.compat.v1.AttrValue()
