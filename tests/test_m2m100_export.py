@@ -11,7 +11,7 @@ from served import Served
 
 import tf_transformer as tt
 from tf_transformer.serving.check import check
-from trainers import translate
+from trainers import evaluate, translate
 
 pytest.importorskip("safetensors")
 
@@ -74,9 +74,17 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
     assert client(back["sentences"], **languages) == back["beam"]
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
         client("A", target_language="xx")
-    (tmp_path / "text").write_text("\n".join(back["sentences"]), encoding="utf-8")
-    translate.main([str(saved), str(tmp_path / "text"), "--source-language", "de", "--target-language", "en"])
+    (tmp_path / "source").write_text("\n".join(back["sentences"]), encoding="utf-8")
+    chosen = ["--source-language", "de", "--target-language", "en"]
+    translate.main([str(saved), str(tmp_path / "source"), *chosen])
     assert capsys.readouterr().out.splitlines() == back["beam"]
+    files = [f"--{name}={tmp_path / name}" for name in ("source", "reference", "output")]
+    (tmp_path / "reference").write_text("\n".join(back["beam"]), encoding="utf-8")
+    evaluate.main([f"--model={saved}", *files, "--samples=7", *chosen])
+    assert (tmp_path / "output").read_text("utf-8").splitlines() == back["beam"]
+    with pytest.raises(SystemExit):
+        evaluate.main([files[1], "--translations", str(tmp_path / "output"), *chosen])
+    assert "--source-language: expected --model with it" in capsys.readouterr().err
     again = tt.load(saved)
     assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
     assert again.replace(target_language="fr").export().facts["target_language"] == "fr"

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any
 from tf_transformer.config import BadInput
 from tf_transformer.files import user_path
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+
+LANGUAGES = ("source_language", "target_language")  # options of a model of several
 
 
 def options(
@@ -134,20 +137,35 @@ def load_tensorflow() -> None:
         import tensorflow  # noqa: F401
 
 
-def saved_model(folder: str | Path, batch_size: int = 32) -> Callable[..., Any]:
+def add_languages(add: Callable[..., Any]) -> None:
+    """Add the options of a model of several languages, for `saved_model`."""
+    for name in LANGUAGES:
+        side = name.partition("_")[0]
+        what = f"the {side}'s, for a model of several languages (the export's)"
+        add(f"--{side}-language", metavar="CODE", help=what)
+
+
+def saved_model(folder: str | Path, args: argparse.Namespace, batch_size: int = 32) -> Callable[..., Any]:
     """What was saved in a folder, as a function of texts: a SavedModel, or a LiteRT export, which needs no TensorFlow.
 
     Args:
         folder: its folder.
+        args: with the options of `add_languages`.
         batch_size: sentences a batch; LiteRT takes one at a time.
+
+    Raises:
+        BadInput: languages are chosen, and a LiteRT export has one pair.
     """
     import tf_transformer as tt
     from tf_transformer.serving.folders import is_litert, litert_translator
 
+    languages = chosen(vars(args), LANGUAGES)
     if is_litert(folder):
+        if languages:
+            raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")
         return litert_translator(folder)
     load_tensorflow()
-    return tt.SavedTranslator(folder, batch_size)
+    return functools.partial(tt.SavedTranslator(folder, batch_size), **languages)
 
 
 def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:

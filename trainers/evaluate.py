@@ -3,7 +3,17 @@
 Paired bootstrap compares each further translation with the first one.
 """
 
-from .command import as_path, in_chunks, load_tensorflow, options, run_program, saved_model
+from .command import (
+    LANGUAGES,
+    add_languages,
+    as_path,
+    chosen,
+    in_chunks,
+    load_tensorflow,
+    options,
+    run_program,
+    saved_model,
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -13,6 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
     add("--model", nargs="+", default=[], metavar="DIR", help="SavedModels to translate --source with")
     add("--source", help="the text to translate, with --model")
+    add_languages(add)
     add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
     add("--samples", type=int, default=1_000, metavar="N", help="bootstrap samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
@@ -20,6 +31,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --translations or --model")
     if args.model and not args.source:
         parser.error("expected --source with --model")
+    if not args.model and (languages := chosen(vars(args), LANGUAGES)):
+        parser.error(f"--{next(iter(languages)).replace('_', '-')}: expected --model with it")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not args.output.parent.is_dir():
@@ -35,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
         systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
     for name in args.model:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        systems[name] = list(in_chunks(saved_model(name), source))
+        systems[name] = list(in_chunks(saved_model(name, args), source))
         if args.output:
             tt.files.write_text(args.output, (f"{tt.files.one_line(text)}\n" for text in systems[name]))
     scores = tt.bleu.compare(systems, references, args.samples)

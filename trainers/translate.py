@@ -3,16 +3,14 @@ on Apache Beam.
 """
 
 import argparse
-import functools
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.config import BadInput
 from tf_transformer.files import lines_in, lines_of, one_line, write_text
 
-from .command import add_search_options, chosen, in_chunks, options, run_program, saved_model
+from .command import add_languages, add_search_options, chosen, in_chunks, options, run_program, saved_model
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
@@ -25,9 +23,7 @@ def main(argv: list[str] | None = None) -> None:
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
     )
     parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
-    for side in ("source", "target"):
-        what = f"the {side}'s, for a model of several languages (the export's)"
-        parser.add_argument(f"--{side}-language", metavar="CODE", help=what)
+    add_languages(parser.add_argument)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
     add_pipeline_options(bulk.add_argument)
@@ -61,16 +57,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
-    from tf_transformer.serving.folders import is_litert
-
-    languages = chosen(vars(args), ("source_language", "target_language"))
-    if languages and is_litert(args.model):
-        raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")
-    translator = saved_model(args.model, args.batch_size)
+    translator = saved_model(args.model, args, args.batch_size)
     lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
-    translated = (
-        f"{one_line(translation)}\n" for translation in in_chunks(functools.partial(translator, **languages), lines)
-    )
+    translated = (f"{one_line(translation)}\n" for translation in in_chunks(translator, lines))
     if args.output:
         write_text(args.output, translated)
     else:
