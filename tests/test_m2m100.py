@@ -4,6 +4,7 @@ tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/m2m10
 are installed (pip install torch "transformers<6"), others are made anew.
 """
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -22,8 +23,9 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
+from tf_transformer.interop import checkpoint
 from tf_transformer.interop.families import load_tokenizer, tokenizer_of
-from tf_transformer.interop.m2m100.files import read_vocabulary
+from tf_transformer.interop.m2m100.files import load_model, read_vocabulary
 from tf_transformer.interop.m2m100.languages import NLLB
 from tf_transformer.interop.m2m100.model import M2M100Transformer
 from tf_transformer.interop.m2m100.tokenizer import M2M100Tokenizer
@@ -55,6 +57,17 @@ def translator():
 def exact(translator):
     """Searches as `transformers` does without a length penalty."""
     return translator.replace(beam_size=4, length_penalty=0.0, patience=math.inf)
+
+
+@pytest.mark.parametrize("devices", [None, ["CPU:0"]])
+def test_a_table_is_read_some_rows_at_a_time(translator, monkeypatch, devices):
+    monkeypatch.setattr(checkpoint, "ROWS_AT_ONCE", 97)
+    with tf.distribute.MirroredStrategy(devices).scope() if devices else contextlib.nullcontext():
+        model = load_model(TRAINED)
+    table = numpy_files.load_file(TRAINED / "model.safetensors")["model.shared.weight"]
+    table = table[read_vocabulary(TRAINED).rows].astype("float32")
+    np.testing.assert_array_equal(model.embedding.embeddings, table)
+    np.testing.assert_array_equal(translator.model.embedding.embeddings, table)
 
 
 def languages(source, target):

@@ -18,6 +18,7 @@ from tf_transformer.reading import check_archive, check_file, read_json, reading
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 MOST_SYMBOLS = 2**24  # of a vocabulary without weights
+ROWS_AT_ONCE = 4_096  # of a table
 NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
 SINUSOIDS = {
     f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")
@@ -167,8 +168,8 @@ def search_options(directory: Path, settings: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in options.items() if value}
 
 
-def in_order(x: np.ndarray, rows: list[int]) -> np.ndarray:
-    """These rows of x, which has no others.
+def check_rows(x: np.ndarray, rows: list[int]) -> None:
+    """Check that x has these rows, and no others.
 
     Raises:
         BadInput: it has more or fewer.
@@ -176,7 +177,25 @@ def in_order(x: np.ndarray, rows: list[int]) -> np.ndarray:
     size = max(rows) + 1
     if len(x) != size:
         raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
-    return x[rows]
+
+
+def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:
+    """Write blocks of rows over a variable, so that a table needs no further copies. Whether this backend can."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        return False
+    start = 0
+    for block in blocks:
+        stop = start + len(block)
+        # As `variable.value[start:stop].assign(block)`, which reads the variable before, and so has it copied.
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.value.handle, begin=[start], end=[stop], strides=[1], value=block
+        )
+        start = stop
+    return True
 
 
 class Assignment:
@@ -214,19 +233,24 @@ class Assignment:
             raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
         variable.assign(np.asarray(value, "float32"))
 
-    def assign_shared(
-        self, variable: keras.Variable, names: list[str], change: Callable[[np.ndarray], np.ndarray]
-    ) -> None:
-        """Assign a tensor that the file has under one of these names, or under several.
+    def table(self, variable: keras.Variable, names: list[str], rows: list[int]) -> None:
+        """Assign these rows of a table that the file has under one of these names, or under several.
 
         Raises:
-            BadInput: there is none, or several differ.
+            BadInput: there is none, it has other rows than these or another width, or several differ.
         """
         first, *others = [name for name in names if name in self.left] or names[:1]
-        self.assign(variable, first, change)
+        table = self.take(first)
+        check_rows(table, rows)
+        if table.shape[1:] != variable.shape[1:]:
+            raise BadInput(f"{first}: expected {variable.shape[1]} numbers a row, got shape {table.shape}")
         for name in others:
-            if not np.array_equal(self.take(name), self.tensors[first]):
+            if not np.array_equal(self.take(name), table):
                 raise BadInput(f"{name}: expected the values of {first}, got others")
+        places = range(0, len(rows), ROWS_AT_ONCE)
+        blocks = (np.asarray(table[rows[place : place + ROWS_AT_ONCE]], "float32") for place in places)
+        if not _assign_in_place(variable, blocks):
+            variable.assign(np.concatenate(list(blocks)))
 
     def linear(self, layer: keras.layers.Layer, name: str) -> None:
         """Assign a dense layer, whose kernel [in, out] PyTorch has as [out, in]."""

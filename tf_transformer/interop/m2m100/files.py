@@ -8,7 +8,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.interop import checkpoint
-from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_settings, in_order
+from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_settings
 from tf_transformer.interop.m2m100.languages import BY_NAME, NLLB, languages_among
 from tf_transformer.interop.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS
@@ -42,7 +42,7 @@ def load_model(directory: Path) -> M2M100Transformer:
         weights.norm(model.encoder_norm, "model.encoder.layer_norm")
         weights.norm(model.decoder_norm, "model.decoder.layer_norm")
         names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
-        weights.assign_shared(model.embedding.embeddings, [*names, "lm_head.weight"], lambda x: in_order(x, rows))
+        weights.table(model.embedding.embeddings, [*names, "lm_head.weight"], rows)
         weights.check_none_left(KIND)
     model.embedding.logits_bias.assign(np.repeat([NO_SHARE, 0], [CONTROLS, len(rows) - CONTROLS]))
     return model

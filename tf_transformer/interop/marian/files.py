@@ -12,7 +12,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.files import user_path
 from tf_transformer.interop import checkpoint
-from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_settings, in_order
+from tf_transformer.interop.checkpoint import NO_SHARE, Assignment, check_rows, check_settings
 from tf_transformer.interop.hub import INDEX
 from tf_transformer.interop.marian import native
 from tf_transformer.interop.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
@@ -202,12 +202,14 @@ def _assign(
     # One matrix; the file has it under one of these names, or under several.
     names = ["model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     if model.source_embedding is not None:
-        weights.assign(model.source_embedding.embeddings, names[1], lambda x: in_order(x, source_rows))
+        weights.table(model.source_embedding.embeddings, names[1:2], source_rows)
         names = names[2:]
-    weights.assign_shared(model.embedding.embeddings, [*names, "lm_head.weight"], lambda x: in_order(x, rows))
+    weights.table(model.embedding.embeddings, [*names, "lm_head.weight"], rows)
     bias = np.zeros(len(rows), "float32")
     if "final_logits_bias" in weights.left:
-        bias = in_order(weights.take("final_logits_bias").ravel(), rows)
+        biases = weights.take("final_logits_bias").ravel()
+        check_rows(biases, rows)
+        bias = biases[rows]
     bias[:CONTROLS] = NO_SHARE
     model.embedding.logits_bias.assign(bias)
     weights.check_none_left(KIND)
