@@ -31,12 +31,14 @@ def batches():
 def train(devices=None, dtype="float32", **options):
     """The trained model and its history; `options` are attributes of the model."""
     strategy = distribution.strategy(devices)
+    # In 16 bits Adam would make whole steps of rounding errors, where a gradient is nearly zero.
+    epsilon = 1e-9 if dtype == "float32" else 1e-2
     with strategy.scope():
         keras.utils.set_random_seed(5)
         model = tt.Transformer(CONFIG, dtype=dtype)
         model.build()
         model.compile(
-            tt.Adam(tt.WarmupSchedule(12, 20, factor=0.1), 0.9, 0.98, 1e-9, global_clipnorm=0.5),
+            tt.Adam(tt.WarmupSchedule(12, 20, factor=0.1), 0.9, 0.98, epsilon, global_clipnorm=0.5),
             tt.SmoothedCrossEntropy(0.1),
             metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
         )
