@@ -326,7 +326,6 @@ def test_a_schedule_and_an_optimizer_of_ones_own_go_on(corpus, tmp_path):
     decay = lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)  # noqa: E731
     for name, options in {
         "own": lambda: {"schedule": Halved()},
-        "keras": lambda: {"schedule": decay()},
         "optimizer": lambda: {"optimizer": keras.optimizers.SGD(decay(), momentum=0.9)},
         "loop": lambda: {"optimizer": keras.optimizers.AdamW(0.1)},
     }.items():
