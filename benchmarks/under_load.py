@@ -50,11 +50,14 @@ def main(argv=None) -> list[dict]:
     add("--workers", type=int, default=2, help="requests, or batches, that are translated at a time (2)")
     add("--beam-size", type=int, default=4, help="of CTranslate2; other exports have their own (4)")
     args = parser.parse_args(argv)
-    for name in ("sentences", "seconds", "batch", "workers"):
-        if getattr(args, name) <= 0:
-            parser.error(f"--{name}: expected a positive number, got {getattr(args, name)}")
+    for name in ("sentences", "clients", "seconds", "every", "batch", "workers"):
+        value = getattr(args, name)
+        if value is not None and min(value if name == "clients" else [value]) <= 0:
+            parser.error(f"--{name}: expected a positive number, got {value}")
 
     texts = args.source.read_text("utf-8").splitlines()[: args.sentences]
+    if not texts:
+        parser.error(f"--source: expected sentences, found none in {args.source}")
     engine = next((name for file, name in ENGINES.items() if (args.export / file).is_file()), None)
     if engine is None:
         parser.error(f"EXPORT: expected a folder with one of {', '.join(ENGINES)}, found none in {args.export}")

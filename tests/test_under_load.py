@@ -75,8 +75,9 @@ def test_a_wrong_answer_is_counted_and_an_error_ends_the_program(run):
 
     with pytest.raises(RuntimeError, match="no room"):
         run(fails, "--clients", "7", "--seconds", "0.05", "--batch", "5", "--wait", "20")
-    with pytest.raises(SystemExit):
-        run(upper, "--seconds", "0")
+    for options in (["--seconds", "0"], ["--clients", "3", "0"], ["--every", "-1"]):
+        with pytest.raises(SystemExit):
+            run(upper, *options)
 
 
 def test_a_folder_without_an_export_is_an_error(tmp_path, capsys):
