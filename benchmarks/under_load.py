@@ -35,7 +35,7 @@ def main(argv=None) -> list[dict]:
     add = parser.add_argument
     add("export", type=Path, metavar="EXPORT", help="the folder of a SavedModel, or of another export")
     add("--source", type=Path, required=True, metavar="FILE", help="sentences, one a line")
-    add("--sentences", type=int, default=100, help="so many of them, the first, in turn (100)")
+    add("--sentences", type=int, default=100, help="how many lines of it, from the first on (100)")
     add(
         "--clients",
         type=int,
@@ -45,7 +45,7 @@ def main(argv=None) -> list[dict]:
     )
     add("--seconds", type=float, default=20, help="how long for each number of clients (20)")
     add("--every", type=float, metavar="S", help="print a line every S seconds (one at the end)")
-    add("--batch", type=int, default=1, help="translate up to so many sentences together (1)")
+    add("--batch", type=int, default=1, help="the most sentences that are translated together (1)")
     add("--wait", type=float, default=5, metavar="MS", help="milliseconds that a sentence waits for others (5)")
     add("--workers", type=int, default=2, help="requests, or batches, that are translated at a time (2)")
     add("--beam-size", type=int, default=4, help="of CTranslate2; other exports have their own (4)")
