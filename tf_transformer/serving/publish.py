@@ -84,7 +84,9 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
     with new_folder(path) as folder:
-        tf.saved_model.save(export, str(folder), signatures=export.signatures)
+        # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
+        saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
         compact(folder)
         (folder / "batching_params.pbtxt").write_text(batching_params())
         extra = folder / "assets.extra"
