@@ -9,7 +9,9 @@ import tensorflow as tf
 from programs import without_the_package
 
 from tf_transformer.serving import check as module
-from tf_transformer.serving.check import Finding, check, failures
+from tf_transformer.serving.check import Finding, check, failures, graph_of, nodes_of
+from tf_transformer.serving.compact import compact
+from tf_transformer.serving.python_probe import probe
 
 TEXT = tf.TensorSpec([None], tf.string, "text")
 
@@ -22,6 +24,7 @@ def test_an_export_passes(saved):
     assert "8 warm-up records run" in said
     assert "translate: 10 requests merged to a batch of 16 answer as alone" in said
     assert "score: 6 threads get the answers that one gets" in said
+    assert "serving_default answers in Python" in said
 
 
 class Plain(tf.Module):
@@ -117,6 +120,20 @@ def test_a_keras_layer_that_is_tracked_directly(tmp_path):
     assert "Could not find variable" in said
     loaded = tf.saved_model.load(str(tmp_path / "model" / "1"))
     assert loaded.f(tf.constant(["a"]))["x"].shape == (1, 3)
+
+
+def test_what_the_server_opens_and_python_does_not(tmp_path):
+    """Nodes of a custom gradient, as swish has one, name tensors by names that `compact` changes."""
+    root = Plain()
+    root.swish = tf.function(lambda text: {"x": tf.nn.silu(root.length(text)["sum"])}, [TEXT], autograph=False)
+    without = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    for name, options in (("1", None), ("2", without)):
+        tf.saved_model.save(root, str(tmp_path / name), {"serving_default": root.swish}, options)
+        compact(tmp_path / name)
+        assert not any("_gradient_op_type" in node.attr for node in nodes_of(graph_of(tmp_path / name)))
+    ((level, said),) = probe(tmp_path / "1")
+    assert level == "FAIL" and said.startswith("tf.saved_model.load cannot open it: KeyError: ")
+    assert [level for level, _ in probe(tmp_path / "2")] == ["ok", "ok"]
 
 
 def test_a_process_that_dies_is_a_failure(saved, monkeypatch):

@@ -2,8 +2,8 @@
 
     python -m tf_transformer.serving.check savedmodels/demo/1
 
-reads the graph, calls it in another process through the server's loader, prints the findings, and exits with 1 if
-something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
+reads the graph, opens it in a process of Python, calls it in another process through the server's loader, prints the
+findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
 of this package, for example under another version of TensorFlow. The folder of a LiteRT export is called in a process
 without TensorFlow.
 """
@@ -56,7 +56,7 @@ def check(path: str | Path) -> list[Finding]:
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
     with plainly_named(path) as plain:
-        return [*_read(path), *_call(plain)]
+        return [*_read(path), *_run("python_probe.py", plain), *_call(plain)]
 
 
 @contextlib.contextmanager

@@ -49,8 +49,9 @@ def _drop_reads(graph: Any) -> None:
 
 
 def _drop_notes(node: Any) -> None:
-    """What TensorFlow infers again, or shows to people alone."""
+    """What TensorFlow infers again, shows to people alone, or needs for gradients."""
     node.attr.pop("_output_shapes", None)
+    node.attr.pop("_gradient_op_type", None)  # of a function that the file lacks: a warning whenever Python loads it
     node.ClearField("experimental_debug_info")
 
 
