@@ -41,9 +41,8 @@ def words_in(text):
     return text.replace("\x00", " ").replace("\u0085", " ").split()
 
 
-@pytest.fixture(scope="module")
-def parser():
-    """A small one with random weights."""
+def small_parser():
+    """One with random weights."""
     trees = [read_tree(tree) for tree in TREES]
     symbols = sorted({symbol for tree in trees for symbol in linearised(tree)})
     tokenizer = tt.Tokenizer.learn_from([" ".join(words_of(tree)) for tree in trees] * 3, 340, controls=symbols)
@@ -55,6 +54,11 @@ def parser():
         variable.assign(variable + 0.3 * random.normal(size=variable.shape))
     options = {"beam_size": 3, "length_penalty": 0.3, "extra_length": 23, "max_source_length": 41, "batch_size": 4}
     return Parser(tt.Translator(model, tokenizer, **options))
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return small_parser()
 
 
 def forests(words, room, labels=("A", "B")):

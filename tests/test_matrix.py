@@ -1,0 +1,121 @@
+"""Every family, saved in every format and dtype, opened by every door: each answers the same, or refuses in one line.
+
+matrix.py has families and doors. A new family, format, program or client that has no row here fails.
+"""
+
+import itertools
+import shutil
+
+import pytest
+import tensorflow as tf
+from matrix import CANNOT_BE_SAVED, DOORS, FAMILIES, TEXTS, Refused
+from programs import ROOT
+
+import tf_transformer as tt
+from tf_transformer.interop.families import FAMILIES as REGISTERED
+from tf_transformer.interop.formats import FORMATS
+from trainers.__main__ import PROGRAMS
+
+# Each family by every door in float32, each dtype of each format by every door once; all the rest is slow.
+OTHER_DTYPES = {"bfloat16": "marian", "float16": "m2m100", "int8": "transformer", "int16": "marian_separate"}
+
+
+def test_the_table_has_what_the_registries_have():
+    """A family, a program or a client that is not there has no row or column yet."""
+    assert {family.split("_")[0] for family in FAMILIES} == {family.name for family in REGISTERED}
+    assert {format for door in DOORS.values() for format in door.takes} == FORMATS.keys()
+    train_or_draw = {"translation", "parsing", "variations", "prepare", "attention", "export"}
+    assert PROGRAMS.keys() - DOORS.keys() == train_or_draw
+    clients = {file.stem for file in (ROOT / "savedmodels/clients").glob("*.py")}
+    assert clients == {"rest", "grpc_client", "litert_client"} and {"REST", "gRPC", "LiteRT client"} <= DOORS.keys()
+    translators = {name for name in tt.__all__ if name.endswith("Translator") or name.startswith("load")}
+    assert translators == {"load", "Translator", "SavedTranslator", "LiteRTTranslator", "load_marian"}
+
+
+def marks(family, format, dtype, door):
+    if dtype != "float32" and family != OTHER_DTYPES[dtype]:
+        return [pytest.mark.slow]
+    fast = family == "marian" and dtype == "float32" and format != "litert" and door != "check"
+    return [] if fast else [pytest.mark.program]
+
+
+def cells():
+    for family, format in itertools.product(FAMILIES, FORMATS.values()):
+        for cell in itertools.product([family], [format.name], format.dtypes, DOORS):
+            yield pytest.param(*cell, marks=marks(*cell), id="-".join(cell))
+
+
+class Row:
+    """One export and what it should answer."""
+
+    def __init__(self, family, format, dtype, translator, folder):
+        self.name = (family, format, dtype)
+        self.model = FAMILIES[family](translator, folder / "checkpoint")
+        self.path = folder / "name" / "1"
+        self.refused, self._expected = "", None
+        try:
+            FORMATS[format].save(self.model, self.path, None if dtype == "float32" else dtype)
+        except tt.BadInput as error:
+            self.refused = str(error)
+
+    def expected(self):
+        """What the model itself answers, with weights of this dtype if it is exported with these."""
+        if self._expected is None:
+            (family, format, dtype), model = self.name, self.model
+            if format == "ctranslate2":
+                model = model.replace(beam_size=1)
+            elif format == "savedmodel" and dtype != "float32":
+                model = model.astype(dtype)
+            self._expected = model(TEXTS[family])
+        return self._expected
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Nothing here is random, and at a new seed TensorFlow prepares every function anew."""
+
+
+@pytest.fixture(scope="module")
+def saved_in(translator, tmp_path_factory):
+    """The export of a row, made once for all doors; TensorFlow loads it once, too."""
+    made, load, loaded = {}, tf.saved_model.load, {}
+
+    def once(path):
+        if path not in loaded:
+            loaded.clear()
+            loaded[path] = load(path)
+        return loaded[path]
+
+    def of(*name):
+        if name not in made:
+            for row in made.values():
+                shutil.rmtree(row.path.parent.parent)
+            made.clear()
+            made[name] = Row(*name, translator, tmp_path_factory.mktemp("row"))
+        return made[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.saved_model, "load", once)
+        yield of
+
+
+@pytest.mark.parametrize(("family", "format", "dtype", "door"), cells())
+def test_cell(family, format, dtype, door, saved_in):
+    row, door = saved_in(family, format, dtype), DOORS[door]
+    if (family, format) in CANNOT_BE_SAVED:
+        assert row.refused.endswith(CANNOT_BE_SAVED[family, format]) and not row.path.exists()
+        return
+    assert not row.refused
+    texts = TEXTS[family]
+    if format in door.takes:
+        answers = door.answers(row.path, texts)
+        if answers is not None:
+            assert answers == row.expected()
+            assert [bool(answer) for answer in answers] == [bool(text.strip()) for text in texts]
+        return
+    with pytest.raises(Exception) as refusal:  # noqa: PT011
+        door.answers(row.path, texts)
+    if door.ours:
+        assert isinstance(refusal.value, tt.BadInput | OSError | Refused), refusal.value
+        said = str(refusal.value)
+        assert "\n" not in said and str(row.path) in said and "expected" in said, said
