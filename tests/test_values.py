@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import string
 import types
 import typing
 from collections.abc import Sequence
@@ -167,6 +168,7 @@ def test_what_a_value_becomes(value, kind, expected):
         ("a.en", Sequence[str], "a list, got 'a.en'"),
         (["a"], tuple[str, str], "a list of 2, got ['a']"),
         (5, str | os.PathLike, "text or a path, got 5"),
+        (string.Formatter(), str, "text, got a Formatter"),
         (np.zeros((2, 2)), int, "a whole number, got array([[0., 0.], [0., 0.]])"),
         pytest.param(10**5000, Count, "a positive whole number below 2**31, got a value of type int", id="huge"),
         (math.nan, Fact, "text or a finite number, got nan"),
