@@ -2,6 +2,8 @@
 
 import gc
 import os
+import random
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -31,7 +33,21 @@ def freeze_what_is_old():
 
 @pytest.fixture(autouse=True)
 def seed():
-    keras.utils.set_random_seed(7)
+    """The same random numbers for every test. `tf.random.set_seed` would also make TensorFlow prepare anew, at its next
+    call, each function that it has run; so TensorFlow's own seeds of operations begin again without it."""
+    if BACKEND != "tensorflow":
+        keras.utils.set_random_seed(7)
+        return
+    import tensorflow as tf
+
+    with mock.patch.object(tf.random, "set_seed", _restart_seeds):
+        keras.utils.set_random_seed(7)
+
+
+def _restart_seeds(seed):
+    from tensorflow.python.eager import context
+
+    context.context()._seed, context.context()._rng = seed, random.Random(seed)
 
 
 @pytest.fixture(scope="session")
