@@ -1,7 +1,7 @@
 """Every family, in every format and dtype, by every door: the parts of the table that test_matrix.py runs.
 
-A family is a model to save, a format one of the package's registry, and a door a way from a folder and texts to answers.
-Each cell of the table answers the texts, or refuses in one line.
+A family is a model to save, a format one of the package's registry, and a door a way from a folder and texts to
+answers. Each cell of the table answers the texts, or refuses in one line.
 """
 
 import contextlib

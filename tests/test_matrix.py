@@ -113,7 +113,7 @@ def test_cell(family, format, dtype, door, saved_in):
             assert answers == row.expected()
             assert [bool(answer) for answer in answers] == [bool(text.strip()) for text in texts]
         return
-    with pytest.raises(Exception) as refusal:  # noqa: PT011
+    with pytest.raises(Exception) as refusal:
         door.answers(row.path, texts)
     if door.ours:
         assert isinstance(refusal.value, tt.BadInput | OSError | Refused), refusal.value

@@ -44,7 +44,7 @@ def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch):
         return [Finding("ok", "good"), Finding("FAIL", "weights are stored once, but: a = b")]
 
     monkeypatch.setattr(publish, "check", check)
-    monkeypatch.setattr(tf.saved_model, "save", lambda _, path, signatures: Path(path, "saved_model.pb").touch())
+    monkeypatch.setattr(tf.saved_model, "save", lambda _, path, **__: Path(path, "saved_model.pb").touch())
     monkeypatch.setattr(publish, "compact", lambda path: None)
     with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
         save_export(Export(translator), tmp_path / "name" / "3", checked=True)

@@ -3,9 +3,9 @@
     python -m tf_transformer.serving.check savedmodels/demo/1
 
 reads the graph, opens it in a process of Python, calls it in another process through the server's loader, prints the
-findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python tf_transformer/serving/check.py DIR, it needs no import
-of this package, for example under another version of TensorFlow. The folder of a LiteRT export is called in a process
-without TensorFlow.
+findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python
+tf_transformer/serving/check.py DIR, it needs no import of this package, for example under another version of
+TensorFlow. The folder of a LiteRT export is called in a process without TensorFlow.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The check that Python opens an export, too: the C++ loader skips parts of a SavedModel that Python's reads. `check` runs
+"""The check that Python opens an export, too, since its loader reads parts that C++ skips. `check` runs
 
     python tf_transformer/serving/python_probe.py DIR
 
