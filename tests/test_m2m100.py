@@ -351,6 +351,111 @@ def test_nllb_s_languages_may_be_listed(nllb, tmp_path):
     assert list(tokenizer.languages) == ["fra_Latn", "eng_Latn"]
 
 
+def added(ids, special=True):
+    """added_tokens_decoder, as `transformers` writes it into tokenizer_config.json."""
+    return {str(id): {"content": symbol, "special": special, "lstrip": False} for symbol, id in ids.items()}
+
+
+@pytest.fixture
+def extended(nllb, tmp_path):
+    """Adds rows and files to a copy of NLLB's kind of checkpoint; returns its folder and the first language's id."""
+
+    def extend(rows, files):
+        folder = tmp_path / "extended"
+        shutil.copytree(nllb, folder)
+        first = sentencepiece.SentencePieceProcessor(model_file=str(nllb / make.PIECES)).vocab_size() + 1
+        for name, content in ({"config.json": {"vocab_size": first + 203 + rows}} | files(first)).items():
+            before = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+            (folder / name).write_text(json.dumps(before | content))
+        return folder, first
+
+    return extend
+
+
+def stated(first, **more):
+    """By symbol, the ids of NLLB's languages and the mask, and others: places after the pieces."""
+    return {code: first + place for code, place in ({c: i for i, c in enumerate(NLLB.split())} | more).items()}
+
+
+CONFIG, JSON, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.json"
+NEW = {"tyv_Cyrl": 203, "abc_Latn": 204}  # places after NLLB's mask
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        lambda first: {CONFIG: {"added_tokens_decoder": added(stated(first, **NEW))}},
+        lambda first: {CONFIG: {"added_tokens_decoder": added(stated(first, **NEW)), "extra_special_tokens": [*NEW]}},
+        lambda first: {
+            JSON: {"added_tokens": [{"content": c, "id": i, "special": True} for c, i in stated(first, **NEW).items()]}
+        },
+        lambda first: {ADDED: {code: first + place for code, place in NEW.items()}},
+    ],
+)
+def test_languages_that_were_added_have_their_own_rows(extended, files):
+    folder, first = extended(3, files)
+    tokenizer = M2M100Tokenizer.from_checkpoint(folder)
+    assert list(tokenizer.languages) == [*NLLB.split(), *NEW]
+    for code, id in stated(first, **NEW).items():
+        (row,) = of_checkpoint(folder, tokenizer.for_languages(code, code).tokenize(["a b"]).to_list())
+        assert row[0] == id and make.UNKNOWN not in row[:1]
+    ids = [read_vocabulary(folder).languages[code] for code in NEW]
+    assert tokenizer.detokenize([ids]).numpy() == [b""]
+
+
+def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
+    """A language before the mask, two that changed their ids, a control symbol, and fewer languages than NLLB's."""
+    own = {"zul_Latn": 0, "eng_Latn": 1, "tyv_Cyrl": 2, "<mask>": 3, "<sep>": 4}
+
+    def files(first):
+        return {CONFIG: {"added_tokens_decoder": added({code: first + place for code, place in own.items()})}}
+
+    folder, first = extended(-198, files)
+    languages = read_vocabulary(folder).languages
+    rows = read_vocabulary(folder).rows
+    assert {code: rows[id] - first for code, id in languages.items()} == {
+        code: place for code, place in own.items() if code[0] != "<"
+    }
+
+
+@pytest.mark.parametrize(
+    "rows, files, message",
+    [
+        (0, lambda first: {ADDED: {"tyv_Cyrl": first + 203}}, "tyv_Cyrl: expected an id below vocab_size=.*, got "),
+        (1, lambda first: {ADDED: {"tyv_Cyrl": first + 202}}, "an id for each symbol, got .* for <mask> and tyv_Cyrl"),
+        (1, lambda first: {ADDED: {"tyv_Cyrl": 5}}, "an id for each symbol, got 5 for .* and tyv_Cyrl"),
+        (1, lambda first: {ADDED: {"tyv_Cyrl": "5"}}, "added_tokens.json: expected the added tokens .* and '5'"),
+        (1, lambda first: {ADDED: {"dog": first + 203}}, "that are languages or control symbols, got 'dog'"),
+        (1, lambda first: {CONFIG: {"extra_special_tokens": ["tyv_Cyrl"]}}, "has the id of the language tyv_Cyrl, f"),
+        (
+            1,
+            lambda first: {CONFIG: {"added_tokens_decoder": added({"ab_Cyrl": 1})}, ADDED: {"ab_Cyrl": 2}},
+            "ab_Cyrl: expected one id in all files of a tokenizer, got 1 and 2",
+        ),
+        (0, lambda first: {CONFIG: {"added_tokens_decoder": added({"<s>": 4})}}, "<s>: expected the id 0 of .*, got 4"),
+        (0, lambda first: {CONFIG: {"added_tokens_decoder": [1]}}, "expected the added tokens of a tokenizer, got som"),
+        (0, lambda first: {CONFIG: {"legacy_behaviour": True}}, "legacy_behaviour: expected false, .* got True$"),
+        (0, lambda first: {CONFIG: {"tokenizer_class": "SMALL100Tokenizer"}}, "tokenizer_class: .* got 'SMALL100"),
+    ],
+)
+def test_tokens_that_leave_an_id_open(extended, rows, files, message):
+    with pytest.raises(tt.BadInput, match=message) as error:
+        M2M100Tokenizer.from_checkpoint(extended(rows, files)[0])
+    assert "\n" not in str(error.value)
+
+
+def test_a_language_added_to_m2m100(changed):
+    folder = changed()
+    first = len(json.loads((folder / "vocab.json").read_text()))
+    (folder / ADDED).write_text(json.dumps({"__tyv__": first + 101}))
+    vocabulary = read_vocabulary(folder)
+    assert vocabulary.rows[vocabulary.languages["tyv"]] == first + 101
+    assert vocabulary.rows[vocabulary.languages["zu"]] == first + 99
+    (folder / ADDED).write_text(json.dumps({"__tyv__": first}))  # as transformers 5.24 numbers it, like Afrikaans
+    with pytest.raises(tt.BadInput, match=f"expected an id for each symbol, got {first} for __af__ and __tyv__"):
+        read_vocabulary(folder)
+
+
 @needs_transformers
 def test_nllb_s_own_tokenizer(nllb, monkeypatch):
     from transformers import NllbTokenizer

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import random
 import re
+import shutil
 
 import hostile
 import numpy as np
@@ -16,6 +17,7 @@ from conftest import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.interop.marian.files import read_vocabulary
 from tf_transformer.interop.marian.tokenizer import MarianTokenizer
@@ -170,3 +172,31 @@ def test_pieces_and_ids(tokenizer):
     assert tokenizer.ids(tf.ragged.constant([["no piece"]])).to_list() == [[3]]
     assert pieces.row_lengths().numpy().tolist() == ids.row_lengths().numpy().tolist()
     assert len(set(tokenizer.pieces(range(tokenizer.vocab_size)).numpy())) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
+def test_symbols_that_were_added(tokenizer, folder, tmp_path, file):
+    """A code has the id that the files say; a text does not contain other symbols."""
+    extended = shutil.copytree(folder, tmp_path / "extended")
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+
+    def add(ids, rows=5, special=True):
+        config = json.loads((folder / "config.json").read_text()) | {"vocab_size": size + rows}
+        (extended / "config.json").write_text(json.dumps(config))
+        decoder = {str(id): {"content": symbol, "special": special} for symbol, id in ids.items()}
+        content = ids if file == "added_tokens.json" else {"added_tokens_decoder": decoder}
+        (extended / file).write_text(json.dumps(content))
+        return read_vocabulary(extended)
+
+    vocabulary = add({"</s>": 0, ">>tyv<<": size + 3})
+    ids = MarianTokenizer.from_checkpoint(extended).tokenize([">>tyv<< a", "a"]).to_list()
+    rows = [[vocabulary.rows[id] for id in row] for row in ids]
+    assert rows == [[size + 3, *Oracle(folder).encode(" a", "source")], Oracle(folder).encode("a", "source")]
+    for ids, rows, message in (
+        ({">>tyv<<": size}, 0, f">>tyv<<: expected an id below vocab_size={size}, got {size}"),
+        ({">>tyv<<": 5}, 0, "expected an id for each symbol, got 5 for .* and >>tyv<<"),
+        ({">>fra<<": 5}, 0, ">>fra<<: expected the id 2 of vocab.json, got 5"),
+        ({"dog": size}, 1, "added tokens: expected control symbols and codes such as >>fra<<, got 'dog'"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            add(ids, rows, special=False)

@@ -5,7 +5,7 @@ import functools
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -121,6 +121,71 @@ READERS: Mapping[str, Callable[[Path], Mapping[str, np.ndarray]]] = {
     INDEX: _read_several_safetensors,
     "pytorch_model.bin": _read_torch,
 }
+
+
+class Added(NamedTuple):
+    """A symbol that a tokenizer's files number themselves, beside its vocabulary or once more."""
+
+    id: int
+    is_special: bool  # a control symbol, not a part of texts
+
+
+def added_tokens(directory: Path) -> dict[str, Added]:
+    """The symbols that a tokenizer's files number, by name: of tokenizer_config.json, tokenizer.json and
+    added_tokens.json, those that are there.
+
+    Raises:
+        BadInput: a file holds something else, two files differ, or two symbols have one id.
+    """
+    said = read_if_there(directory / "tokenizer_config.json")
+    special, found = set(listed_tokens(directory)), dict[str, Added]()
+    for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
+        with reading(directory / name, "the added tokens of a tokenizer"):
+            values = said if name == "tokenizer_config.json" else read_if_there(directory / name)
+            if name == "added_tokens.json":
+                entries = [(token, id, token in special) for token, id in values.items()]
+            elif name == "tokenizer.json":
+                entries = [(each["content"], each["id"], each["special"]) for each in values.get("added_tokens") or []]
+            else:
+                decoder = values.get("added_tokens_decoder") or {}
+                entries = [(each["content"], int(id), each["special"]) for id, each in decoder.items()]
+            for token, id, is_special in entries:
+                if type(token) is not str or type(id) is not int:
+                    raise TypeError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
+                before = found.setdefault(token, Added(id, is_special is True))
+                if before.id != id:
+                    raise BadInput(f"{token}: expected one id in all files of a tokenizer, got {before.id} and {id}")
+    check_ids_differ(directory, {token: added.id for token, added in found.items()})
+    return found
+
+
+def listed_tokens(directory: Path) -> list[str]:
+    """The control symbols that tokenizer_config.json lists, or else special_tokens_map.json; [] if neither does."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        settings = read_if_there(directory / file)
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            symbols = settings.get(name)
+            if isinstance(symbols, list) and symbols:
+                symbols = [each.get("content") if isinstance(each, dict) else each for each in symbols]
+                return [each for each in symbols if isinstance(each, str)]
+    return []
+
+
+def read_if_there(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file."""
+    return read_json(file) if file.is_file() else {}
+
+
+def check_ids_differ(where: Path, ids: Mapping[str, Any]) -> None:
+    """Check that each symbol has an id of its own.
+
+    Raises:
+        BadInput: two have one.
+    """
+    names = dict[Any, str]()
+    for name, id in ids.items():
+        if names.setdefault(id, name) != name:
+            raise BadInput(f"{where}: expected an id for each symbol, got {id!r} for {names[id]} and {name}")
 
 
 def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> None:

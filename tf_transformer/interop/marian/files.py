@@ -68,6 +68,7 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
     """
     directory = Path(directory)
     (settings_file, settings), (ids_file, ids) = _read_settings(directory), _read_ids(directory, side)
+    ids = ids | ({} if native.is_native(directory) else _added(directory, ids, ids_file))
     name, most = "vocab_size", checkpoint.most_symbols(directory)
     if side == "target" and not _shared(settings) and settings.get("decoder_vocab_size"):
         name = "decoder_vocab_size"
@@ -84,6 +85,7 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
         if not isinstance(id, int) or not 0 <= id < size:
             file = settings_file if name in settings else ids_file
             raise BadInput(f"{file}: {name}: expected an id below vocab_size={size}, got {id!r}")
+    checkpoint.check_ids_differ(directory, ids)
     pad, start, end, unknown = first.values()
     rows = [pad, start, end, unknown, *(id for id in range(size) if id not in (pad, end, unknown))]
     names = {id: piece for piece, id in ids.items()}
@@ -134,6 +136,26 @@ def _read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
     if not (directory / name).is_file():
         raise BadInput(f"expected a checkpoint of MarianMT, found no {name} in {directory}")
     return directory / name, read_json(directory / name)
+
+
+def _added(directory: Path, ids: Mapping[str, Any], file: Path) -> dict[str, int]:
+    """The ids of symbols that were added to a vocabulary, the contents `ids` of `file`.
+
+    Raises:
+        BadInput: an id differs from the vocabulary's; or a symbol is one that texts may contain, which is read here
+            only if the SentencePiece model knows it.
+    """
+    found, is_one = dict[str, int](), not has_two_vocabularies(directory)
+    for symbol, token in checkpoint.added_tokens(directory).items():
+        if symbol in ids:
+            if is_one and ids[symbol] != token.id:
+                raise BadInput(f"{directory}: {symbol}: expected the id {ids[symbol]} of {file.name}, got {token.id}")
+        elif is_one and (token.is_special or re.fullmatch(">>.*<<", symbol)):
+            found[symbol] = token.id
+        else:
+            what = "control symbols and codes such as >>fra<<" if is_one else f"those of {file.name}"
+            raise BadInput(f"{directory}: added tokens: expected {what}, got {symbol!r}")
+    return found
 
 
 def _read_tensors(directory: Path) -> tuple[Path, Mapping[str, np.ndarray]]:
