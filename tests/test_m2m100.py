@@ -70,6 +70,13 @@ def test_a_table_is_read_some_rows_at_a_time(translator, monkeypatch, devices):
     np.testing.assert_array_equal(translator.model.embedding.embeddings, table)
 
 
+def test_white_space_is_an_empty_text(translator):
+    blanks = ["\n", "\r\n", "\t", " \u3000", "\u2028", ""]
+    ids, length, _ = translator.source(tf.constant([*blanks, "The old woman.\n", "The old woman."]))
+    assert not length[: len(blanks)].numpy().any()  # which are empty translations
+    np.testing.assert_array_equal(ids[-2], ids[-1])
+
+
 def languages(source, target):
     return {"source_language": source, "target_language": target}
 
@@ -395,12 +402,11 @@ NEW = {"tyv_Cyrl": 203, "abc_Latn": 204}  # places after NLLB's mask
 def test_languages_that_were_added_have_their_own_rows(extended, files):
     folder, first = extended(3, files)
     tokenizer = M2M100Tokenizer.from_checkpoint(folder)
-    assert list(tokenizer.languages) == [*NLLB.split(), *NEW]
-    for code, id in stated(first, **NEW).items():
-        (row,) = of_checkpoint(folder, tokenizer.for_languages(code, code).tokenize(["a b"]).to_list())
-        assert row[0] == id and make.UNKNOWN not in row[:1]
-    ids = [read_vocabulary(folder).languages[code] for code in NEW]
-    assert tokenizer.detokenize([ids]).numpy() == [b""]
+    vocabulary = read_vocabulary(folder)
+    found = {code: vocabulary.rows[id] for code, id in vocabulary.languages.items()}
+    assert found == stated(first, **NEW) and list(tokenizer.languages) == [*NLLB.split(), *NEW]
+    ids = tokenizer.for_languages("tyv_Cyrl", "abc_Latn").tokenize(["a b"])
+    assert vocabulary.rows[ids[0, 0]] == first + 203 and tokenizer.detokenize(ids[:, :1]).numpy() == [b""]
 
 
 def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):

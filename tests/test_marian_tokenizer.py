@@ -7,6 +7,8 @@ import json
 import random
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import hostile
 import numpy as np
@@ -21,6 +23,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.interop.marian.files import read_vocabulary
 from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.serving import litert_client
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]
@@ -103,9 +106,9 @@ def decoded(tokenizer, ids):
 
 
 def readable(text) -> str:
-    """A text as the tokenizer reads it: what is no UTF-8 is a space."""
+    """A text as the tokenizer reads it: what is no UTF-8 is a space, and white space at the end is nothing."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
-    return valid.numpy().decode()
+    return valid.numpy().decode().rstrip()
 
 
 def hostile_texts():
@@ -139,7 +142,23 @@ def test_any_text(folder, tokenizer, oracle, text):
     rows = read_vocabulary(folder).rows
     for side in ("source", "target"):
         ids = tokenize(tokenizer, [text], side)
-        assert [rows[id] for id in ids.to_list()[0]] == oracle.encode(text, side)
+        assert [rows[id] for id in ids.to_list()[0]] == oracle.encode(text.rstrip(), side)
+
+
+SPACES = [chr(code) for code in range(sys.maxunicode) if chr(code).isspace()]
+
+
+def test_white_space_at_the_end_of_a_text_is_nothing(tmp_path):
+    """Of a model that keeps all that a text has."""
+    tokenizer = MarianTokenizer.from_checkpoint(Path(__file__).parent / "marian/trained")
+    for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+        (tmp_path / name).write_bytes(content)
+    client = litert_client._Pieces(tmp_path)
+    texts = ["", *SPACES, "\r\n", "\n" * 97] + [f"a\u3000b{space}" for space in ["", *SPACES, "\r\n"]]
+    expected = [[] if not text.strip() else tokenizer.tokenize(["a\u3000b"]).to_list()[0] for text in texts]
+    assert tokenizer.tokenize(texts).to_list() == expected == [client.encode(text) for text in texts]
+    assert tokenizer.tokenize(["\u200b", "\na"]).to_list() == [client.encode("\u200b"), client.encode("\na")]
+    assert len(expected[-1]) > 1 and tokenizer.tokenize(["\na"]).to_list() != tokenizer.tokenize(["a"]).to_list()
 
 
 def test_any_ids_become_texts(folder, tokenizer, oracle):

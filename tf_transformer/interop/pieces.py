@@ -7,9 +7,12 @@ import tensorflow as tf
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, durable_tokenizer, engine_of, text_tensor
 from tf_transformer.type_names import Tensor
 
+# White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
+END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
+
 
 class PieceTable(tf.Module):
-    """Texts to ids. Bytes that are not UTF-8 count as spaces.
+    """Texts to ids. Bytes that are not UTF-8 count as spaces, and white space at the end of a text is nothing.
 
     Args:
         model: a serialized SentencePiece model.
@@ -28,7 +31,7 @@ class PieceTable(tf.Module):
         """Texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
-        return self.table.lookup(self.pieces_of(texts))
+        return self.table.lookup(self.pieces_of(tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False)))
 
     # A variant overrides this method to read more than SentencePiece does.
 

@@ -275,6 +275,7 @@ class _Pieces:
         self._texts = [b"" if id <= self.UNKNOWN else _spelling(piece, speller) for id, piece in enumerate(pieces)]
 
     def encode(self, text: str) -> list[int]:
+        text = text.rstrip()  # whatever white space it is; SentencePiece leaves out spaces alone
         code = CODE.match(text)
         pieces = [code[0]] if code else []
         pieces += self._engine.encode(text[code.end() :] if code else text, out_type=str)

@@ -26,8 +26,8 @@ class M2M100Tokenizer(Tokenizer):
 
     Pieces, ids (in our order: `read_vocabulary`) and texts equal those of `transformers.M2M100Tokenizer` with
     `split_special_tokens=True`, and those of NLLB's in its form of today, with the language first: a control symbol
-    written in a text is plain text. Bytes that are not UTF-8 count as spaces. As in SentencePiece, white space at the
-    end of a text is nothing; `transformers.NllbTokenizer` makes a piece of it.
+    written in a text is plain text. Bytes that are not UTF-8 count as spaces. White space of any kind at the end of a
+    text is nothing, so a text of white space alone is empty; `transformers.NllbTokenizer` makes a piece of it.
 
     Args:
         model: the attribute `model` of another one, a zip archive of languages.json (their ids, and the languages of

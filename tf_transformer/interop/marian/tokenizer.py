@@ -28,7 +28,7 @@ class MarianTokenizer(Tokenizer):
 
     Pieces, ids (in our order: `read_vocabulary`) and texts equal those of `transformers.MarianTokenizer` with
     `split_special_tokens=True`: a control symbol written in a text is plain text. Bytes that are not UTF-8 count as
-    spaces.
+    spaces. White space of any kind at the end of a text is nothing, so a text of white space alone is empty.
 
     Args:
         model: the attribute `model` of another one, a zip archive of source.spm, target.spm, vocabulary.json (the
