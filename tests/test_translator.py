@@ -287,6 +287,34 @@ def test_a_translator_from_its_savedmodel(translator, saved):
     assert tt.Translator.from_saved_model(saved, beam_size=1).beam_size == 1
 
 
+def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path, monkeypatch):
+    shutil.copytree(saved, tmp_path / "1")
+    limits = {"n_best": 2, "max_length": 37, "max_beam_size": 5}
+    facts = {"source_language": "en", "target_language": "de", "step": 29, "license": "none"}
+    file = tmp_path / "1/assets.extra/tf_transformer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | limits | facts | {"bleu": 31.7}))
+
+    def said(translator, **options):
+        found = translator.export(**options).facts
+        assert "bleu" not in found  # it was measured in another dtype, perhaps
+        return {name: found[name] for name in (*limits, *facts)}
+
+    assert said(tt.load(tmp_path / "1")) == limits | facts
+    assert said(tt.load(tmp_path / "1").astype("bfloat16"), max_length=41, step=31) == limits | facts | {
+        "max_length": 41,
+        "step": 31,
+    }
+    other = tt.load(tmp_path / "1", beam_size=7, export_options={"n_best": 3, "license": "MIT"})
+    assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
+    monkeypatch.setattr("tf_transformer.interop.litert._converted", lambda *_: b"a file")
+    tt.load(tmp_path / "1").save(tmp_path / "litert", format="litert")
+    written = json.loads((tmp_path / "litert/model.json").read_text())
+    assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_best": "2"}))
+    with pytest.raises(tt.BadInput, match="n_best: expected int, got '2'"):
+        tt.load(tmp_path / "1")
+
+
 def test_an_exact_search_comes_back_from_strict_json(translator, tmp_path):
     save_export(Root(translator.model, translator.tokenizer, (), {}, patience=math.inf), tmp_path / "1")
     facts = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()

@@ -19,7 +19,7 @@ from tf_transformer.interop.families import (
 )
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
-from tf_transformer.reading import check_h5, reading
+from tf_transformer.reading import check_h5, check_kinds, reading
 from tf_transformer.runs.run import Run
 from tf_transformer.serving.folders import find_saved_model
 from tf_transformer.serving.publish import read_export
@@ -28,6 +28,8 @@ from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
 from tf_transformer.type_names import Folders
 from tf_transformer.values import Count, checked
+
+LIMITS = ("n_best", "max_beam_size", "max_length")  # arguments of `export` that are no options of a `Translator`
 
 
 @checked
@@ -86,24 +88,29 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
         tokenizers[tokenizer.fingerprint] = tokenizer
     if len(tokenizers) > 1:
         raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
-    options = {"export_options": settings.get("start")} | options
+    start = settings.get("start")
+    if isinstance(start, dict):
+        start = {name: value for name, value in start.items() if name != "step"}  # a run has its own
+    options = {"export_options": start} | options
     return Translator(_together(models), tokenizer, **options)
 
 
 def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator:
     """Load what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
 
-    A `Parser`'s SavedModel loads as well; its tokenizer has controls.
+    A `Parser`'s SavedModel loads as well; its tokenizer has controls. Saved again, the model has the limits that its
+    export had, and its origin, licence, languages and step, but no scores: they are those of another export.
 
     Args:
         path: <name>/<integer version>; or <name>, which means the newest version.
-        options: of `Translator`.
+        options: of `Translator`; they replace what the export says.
 
     Raises:
         BadInput: the folder holds something else.
     """
     facts, tokenizer, weights = read_export(path)
     with reading(path, "an export that this version can read"):
+        check_kinds(facts, dict.fromkeys(LIMITS, int))
         own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
         config, models = config_of(facts["config"]), list[Transformer]()
@@ -113,8 +120,11 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
             size = len(models[-1].weights)
             models[-1].set_weights(weights[:size])
             weights = weights[size:]
-    options = stored | {"export_options": {name: facts[name] for name in hub.FACTS if name in facts}} | options
-    return Translator(_together(models), tokenizer_of(tokenizer), **options)
+    translator = Translator(_together(models), tokenizer_of(tokenizer), **(stored | options))
+    kept = {name: facts[name] for name in (*LIMITS, *hub.FACTS, "step") if name in facts}
+    if "max_beam_size" in kept:
+        kept["max_beam_size"] = max(kept["max_beam_size"], translator.beam_size)
+    return translator.replace(export_options=kept | translator.export_options)
 
 
 @checked

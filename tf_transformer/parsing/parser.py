@@ -262,5 +262,5 @@ class Parser(SetOnce):
 
     def export(self, **facts: Any) -> ParserExport:
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
-        model = self.translator.model.merged()
+        model, facts = self.translator.model.merged(), self.translator.export_options | facts
         return ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)
