@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -70,6 +71,22 @@ def test_translations_begin_with_their_prefix(translator):
     assert [answer.text for answer in found[1]] == [answer.text for answer in free]
     with pytest.raises(tt.BadInput, match="expected a prefix for each of 2 texts, got 1"):
         translator.n_best(TEXTS[:2], 1, ["a"])
+
+
+def test_a_prefix_fits_into_an_output_or_is_refused(translator):
+    texts, (word,) = [TEXTS[0], "Two doors.", ""], translator.tokenizer.tokenize(["a"]).to_list()
+    most = [len(row) + 7 for row in translator.tokenizer.tokenize(texts).to_list()]  # as extra_length is
+    prefixes = ["a " * (count // len(word)) for count in most]
+    found = translator.n_best(texts, 2, prefixes)
+    assert [row[0].text for row in found] == [prefixes[0].strip(), prefixes[1].strip(), ""]
+    prefixes[1] += "a"
+    with pytest.raises(tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"):
+        translator.n_best(texts, 1, prefixes)
+    pretrained = tt.Translator.from_marian(Path(__file__).parent / "marian/trained")
+    with pytest.raises(tt.BadInput, match="^prefixes: expected symbols of the vocabulary, got '東京 x' at place 1$"):
+        pretrained.n_best(["a", "a"], 1, ["a", "東京 x"])
+    with pytest.raises(tt.BadInput, match="^texts: expected strings, got int at place 0$"):
+        translator.n_best(texts, 1, [3, "", ""])
 
 
 def test_samples(translator):

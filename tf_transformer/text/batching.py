@@ -28,13 +28,7 @@ def by_batch(
     Returns:
         the values of each row, as lists and numbers, in the order of the rows.
     """
-    columns = [list(column) for column in columns]
-    for column in columns:
-        if len(column) != len(columns[0]):
-            raise BadInput(f"expected a prefix for each of {len(columns[0])} texts, got {len(column)}")
-        for i, text in enumerate(column):
-            if not isinstance(text, str | bytes):
-                raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
+    columns = check_columns(columns)
     rows: list[tuple[Any, ...]] = [()] * len(columns[0])
     seeds = None if seed is None else seeds_of(seed, len(rows))
     by_length = sorted(range(len(rows)), key=lambda i: len(columns[0][i]))
@@ -46,6 +40,22 @@ def by_batch(
         for i, row in zip(places, zip(*parts, strict=True), strict=True):
             rows[i] = row
     return rows
+
+
+def check_columns(columns: Sequence[Sequence[str | bytes]]) -> list[list[str | bytes]]:
+    """Columns of strings as lists: texts and, if there are any, prefixes.
+
+    Raises:
+        BadInput: they are something else, or not of equal length.
+    """
+    lists = [list(column) for column in columns]
+    for column in lists:
+        if len(column) != len(lists[0]):
+            raise BadInput(f"expected a prefix for each of {len(lists[0])} texts, got {len(column)}")
+        for i, text in enumerate(column):
+            if not isinstance(text, str | bytes):
+                raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
+    return lists
 
 
 def check_length(name: str, tokens: int, most: int) -> None:

@@ -1,6 +1,6 @@
 """A model with its tokenizer, as functions of tensors: what `Translator` calls, and what a SavedModel holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,14 +9,14 @@ import tensorflow as tf
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
-from tf_transformer.text.batching import check_length
+from tf_transformer.text.batching import check_columns, check_length
 from tf_transformer.text.beams import Hypotheses, Symbols
 from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
-from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.values import Natural, checked
 
@@ -172,6 +172,28 @@ class TextModel(SetOnce):
         if self.model.config.positions == "learned":
             limit = tf.minimum(limit, self.model.config.max_length)
         return tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
+
+    def with_prefixes(
+        self, texts: Sequence[str], prefixes: Sequence[str], languages: Mapping[str, str]
+    ) -> list[list[str | bytes]]:
+        """Texts, and what their outputs are to begin with, as two columns.
+
+        Raises:
+            BadInput: a prefix is longer than its text's output may be, or has symbols that are not in the vocabulary.
+        """
+        columns = check_columns([texts, prefixes])
+        tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
+        lengths = tf.cast(tokenizer.tokenize(text_tensor(columns[0])).row_lengths(), tf.int32) - tokenizer.codes
+        limits = self.limit(lengths, tf.int32.max).numpy()
+        ids = tokenizer.tokenize_target(text_tensor(columns[1]))[:, tokenizer.codes :].to_list()
+        for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
+            if limit and len(row) > limit:
+                raise BadInput(
+                    f"prefixes: expected at most the {limit} tokens of an output, got {len(row)} at place {i}"
+                )
+            if UNKNOWN_ID in row:
+                raise BadInput(f"prefixes: expected symbols of the vocabulary, got {columns[1][i]!r:.99} at place {i}")
+        return columns
 
     def force(self, source: Tensor, target: Tensor) -> tf.Tensor:
         """The log-probability of each symbol of given targets. Their logits are made for some rows at a time.

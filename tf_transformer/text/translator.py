@@ -149,7 +149,7 @@ class Translator(TextModel):
         Args:
             texts: sentences.
             n: how many.
-            prefixes: whole words that the translations of each text begin with; "" means anything.
+            prefixes: whole words that each text's translations begin with; "" means anything. An empty text has none.
             languages: as for a call.
         """
         n = min(n, self.beam_size)
@@ -159,7 +159,7 @@ class Translator(TextModel):
             prefix = None if prefix_text is None else model.target(prefix_text).to_tensor()
             return truncated, model.search(source, source_length, n_best=n, prefix=prefix)
 
-        columns = [texts] if prefixes is None else [texts, prefixes]
+        columns = [texts] if prefixes is None else self.with_prefixes(texts, prefixes, languages)
         return [
             [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
             for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns, languages)
