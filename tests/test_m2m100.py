@@ -5,6 +5,7 @@ are installed (pip install torch "transformers<6"), others are made anew.
 """
 
 import contextlib
+import copy
 import importlib.util
 import itertools
 import json
@@ -192,6 +193,13 @@ def test_a_tokenizer_keeps_its_languages(translator, tmp_path):
     assert again.spoken() == ("de", "en") and again.fingerprint == other.fingerprint
     assert translator.tokenizer.spoken() == ("en", "de") and translator.tokenizer.fingerprint != again.fingerprint
     assert again.start(2).numpy().tolist() == [[BOS_ID, again.tokenize_target(["x"]).to_list()[0][0]]] * 2
+    assert again.shares_vocabulary(translator.tokenizer) and translator.tokenizer.shares_vocabulary(again)
+    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained").tokenizer
+    assert not again.shares_vocabulary(marian) and not marian.shares_vocabulary(again)
+    contents = json.loads(other._contents["vocabulary.json"])
+    swapped = copy.copy(other)
+    swapped._contents = other._contents | {"vocabulary.json": json.dumps(contents[:-2] + contents[:-3:-1]).encode()}
+    assert not swapped.shares_vocabulary(again) and other.shares_vocabulary(again)
     (tmp_path / "broken").write_bytes(other.model[:-30])
     with pytest.raises(tt.BadInput, match="broken: vocabulary: expected a tokenizer of M2M100"):
         load_tokenizer(tmp_path / "broken")

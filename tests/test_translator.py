@@ -80,7 +80,9 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
     found = translator.n_best(texts, 2, prefixes)
     assert [row[0].text for row in found] == [prefixes[0].strip(), prefixes[1].strip(), ""]
     prefixes[1] += "a"
-    with pytest.raises(tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"):
+    with pytest.raises(
+        tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"
+    ):
         translator.n_best(texts, 1, prefixes)
     pretrained = tt.Translator.from_marian(Path(__file__).parent / "marian/trained")
     with pytest.raises(tt.BadInput, match="^prefixes: expected symbols of the vocabulary, got '東京 x' at place 1$"):
@@ -442,7 +444,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
         run.begin(settings)
         translator.tokenizer.save(run.path / "tokenizer.model")
         run.save(model, 7)
-    read = tt.Translator.from_run([run.path for run in runs], beam_size=2)
+    read = tt.load((run.path for run in runs), beam_size=2)
     assert read.beam_size == 2
     for found, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -452,3 +454,29 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
         tt.Translator.from_run([run.path for run in runs])
     with pytest.raises(tt.BadInput, match=r"three: expected a run's folder"):
         tt.Translator.from_run([runs[0].path, tmp_path / "three"])
+
+
+def test_several_folders_are_runs_or_refused(saved, tmp_path):
+    marian = Path(__file__).parent / "marian/trained"
+    for loads in (tt.load, tt.Translator.from_run, tt.Parser.from_run):
+        for none in ([], (), iter([]), {}, {"runs": 1}):
+            with pytest.raises(
+                tt.BadInput, match="^(path: )?expected a (folder|run's|path).*, got |expected a run's f"
+            ):
+                loads(none)
+        with pytest.raises(tt.BadInput, match="^path: expected text, a path or a list, got None$"):
+            loads(None)
+    for models in (
+        [saved, saved],
+        (folder for folder in [marian, marian]),
+        ["runs/none", saved],
+        (saved.parent, marian),
+    ):
+        with pytest.raises(
+            tt.BadInput, match="^.*: expected a run, as several folders are an ensemble of runs; got ano"
+        ):
+            tt.load(models)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.tflite").touch()
+    with pytest.raises(tt.BadInput, match="got a LiteRT export, which LiteRTTranslator loads"):
+        tt.load(tmp_path)

@@ -141,7 +141,7 @@ def test_whatever_the_symbols_are_the_words_are_all_there(symbols, words):
 def test_files_of_all_layouts(tmp_path):
     file = tmp_path / "a.mrg"
     file.write_text("\n( (S\n    (NP (N a))\n  (VP (V b)) ))\n\n(ROOT (NP (N c)))\n((X (-NONE- *)))\n(NN d e)\n")
-    found = [as_line(tree) for tree in treebank.read_trees([file, file])]
+    found = [as_line(tree) for tree in treebank.read_trees(each for each in [file, file])]
     assert found == ["(TOP (S (NP (N a)) (VP (V b))))", "(TOP (NP (N c)))", "(TOP (NN d) (NN e))"] * 2
 
 

@@ -1,6 +1,7 @@
 """Loads translators and parsers: from runs, from SavedModels, from pretrained checkpoints."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.reading import check_h5, check_kinds, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.folders import find_saved_model
+from tf_transformer.serving.folders import find_saved_model, is_litert
 from tf_transformer.serving.publish import read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
 from tf_transformer.type_names import Folders
-from tf_transformer.values import Count, checked
+from tf_transformer.values import Count, checked, shown
 
 LIMITS = ("n_best", "max_beam_size", "max_length")  # arguments of `export` that are no options of a `Translator`
 
@@ -46,6 +48,12 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
         BadInput: the folder holds something else, or a run without checkpoints.
     """
     folders = _folders(path)
+    for folder in folders:
+        if is_litert(folder):
+            what = "expected a run, a SavedModel or a checkpoint"
+            raise BadInput(f"{folder}: {what}, got a LiteRT export, which LiteRTTranslator loads")
+        if len(folders) > 1 and (find_saved_model(folder) or family_of_folder(folder)):
+            raise BadInput(f"{folder}: expected a run, as several folders are an ensemble of runs; got another model")
     if saved := find_saved_model(folders[0]):
         translator = from_saved_model(saved, **search)
         return Parser(translator) if translator.tokenizer.controls else translator
@@ -54,8 +62,8 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
     settings = Run(folders[0]).settings()
     average_last = average_last or settings["recipe"].get("average_last", 5)
     if settings["kind"] == "parsing":
-        return Parser.from_run(path, average_last, **search)
-    return from_run(path, average_last, **search)
+        return Parser.from_run(folders, average_last, **search)
+    return from_run(folders, average_last, **search)
 
 
 @checked
@@ -63,7 +71,7 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
     """Load a run of trainers.translation, in float32.
 
     Args:
-        path: the run's folder; or a list of several, for an `Ensemble`.
+        path: the run's folder; or a list of several, for an `Ensemble`, which has the languages of the first.
         average_last: how many of a run's last checkpoints to average (section 6.1).
         options: of `Translator`.
 
@@ -71,7 +79,7 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
         BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
     """
     runs = [Run(folder) for folder in _folders(path)]
-    models, tokenizers = [], {}
+    models, tokenizers = [], list[Tokenizer]()
     for run in runs:
         weights = run.weights(average_last)
         settings = run.settings()
@@ -84,15 +92,14 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
                 config.check_stored(file.stat().st_size)
             models.append(build_model(config, "float32"))
             average_weights(models[-1], weights)
-        tokenizer = load_tokenizer(run.path / "tokenizer.model")
-        tokenizers[tokenizer.fingerprint] = tokenizer
-    if len(tokenizers) > 1:
+        tokenizers.append(load_tokenizer(run.path / "tokenizer.model"))
+    if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
         raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
     start = settings.get("start")
     if isinstance(start, dict):
         start = {name: value for name, value in start.items() if name != "step"}  # a run has its own
     options = {"export_options": start} | options
-    return Translator(_together(models), tokenizer, **options)
+    return Translator(_together(models), tokenizers[0], **options)
 
 
 def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator:
@@ -159,7 +166,15 @@ def from_pretrained(
 
 
 def _folders(path: Folders) -> list[Path]:
-    return [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
+    """One folder, or several, as paths.
+
+    Raises:
+        BadInput: there is none, or it is something else.
+    """
+    folders = [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
+    if not folders or isinstance(path, Mapping):
+        raise BadInput(f"path: expected a folder, or a list of at least one, got {shown(path)}")
+    return folders
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

@@ -6,6 +6,7 @@ Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and oth
 with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -33,7 +34,8 @@ def read_trees(paths: Any) -> "list[Tree]":
         FileNotFoundError: a file is missing.
         BadInput: a file is not UTF-8, or a part of it is no tree; the message says where.
     """
-    return [tree for path in (paths if isinstance(paths, list | tuple) else [paths]) for tree in _read(user_path(path))]
+    one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
+    return [tree for path in ([paths] if one else paths) for tree in _read(user_path(path))]
 
 
 def _read(path: Path) -> "Iterator[Tree]":

@@ -42,7 +42,7 @@ def by_batch(
     return rows
 
 
-def check_columns(columns: Sequence[Sequence[str | bytes]]) -> list[list[str | bytes]]:
+def check_columns(columns: Sequence[Sequence[str | bytes]]) -> list[list[Any]]:
     """Columns of strings as lists: texts and, if there are any, prefixes.
 
     Raises:

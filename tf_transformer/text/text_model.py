@@ -175,7 +175,7 @@ class TextModel(SetOnce):
 
     def with_prefixes(
         self, texts: Sequence[str], prefixes: Sequence[str], languages: Mapping[str, str]
-    ) -> list[list[str | bytes]]:
+    ) -> list[Sequence[str]]:
         """Texts, and what their outputs are to begin with, as two columns.
 
         Raises:
@@ -193,7 +193,7 @@ class TextModel(SetOnce):
                 )
             if UNKNOWN_ID in row:
                 raise BadInput(f"prefixes: expected symbols of the vocabulary, got {columns[1][i]!r:.99} at place {i}")
-        return columns
+        return [*columns]
 
     def force(self, source: Tensor, target: Tensor) -> tf.Tensor:
         """The log-probability of each symbol of given targets. Their logits are made for some rows at a time.

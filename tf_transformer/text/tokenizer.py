@@ -101,6 +101,10 @@ class Tokenizer:
         """
         return ()
 
+    def shares_vocabulary(self, other: "Tokenizer") -> bool:
+        """Whether the ids of another tokenizer mean the same; the languages that texts are in may differ."""
+        return self.fingerprint == other.fingerprint
+
     def start(self, rows: Tensor) -> tf.Tensor:
         """The ids before an output, int32 [rows, P]: the start symbol and, if there are `languages`, the target's."""
         return tf.fill([rows, 1], BOS_ID)

@@ -57,7 +57,10 @@ class M2M100Tokenizer(Tokenizer):
 
     @property
     def model(self) -> bytes:  # type: ignore[override]
-        said = {"ids": self._ids, "silent": self._silent, **self._spoken}
+        return self._model(self._spoken)
+
+    def _model(self, spoken: dict[str, Any]) -> bytes:
+        said = {"ids": self._ids, "silent": self._silent, **spoken}
         return _archive(self._contents | {IDS: _json(said)})
 
     @staticmethod
@@ -103,6 +106,10 @@ class M2M100Tokenizer(Tokenizer):
             if language is None:
                 self._known(name, "")
         return tuple(self._spoken.values())
+
+    def shares_vocabulary(self, other: Tokenizer) -> bool:
+        spoken = dict.fromkeys(LANGUAGES)
+        return isinstance(other, M2M100Tokenizer) and self._model(spoken) == other._model(spoken)
 
     def _known(self, name: str, language: Any) -> Any:
         if not tf.is_tensor(language):
