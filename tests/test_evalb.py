@@ -1,6 +1,7 @@
 """Against the sample that EVALB comes with, whose result file says what is right, and against COLLINS.prm."""
 
 import pytest
+from nltk import Tree
 
 from tf_transformer.config import BadInput
 from tf_transformer.parsing import evalb
@@ -79,6 +80,19 @@ def test_only_as_many_trees_are_compared(trees):
         BadInput, match=f"as many trees as gold trees, and at least one; got {trees} trees and {len(gold)}"
     ):
         evalb.total(iter(gold), [read_tree(GOLD)] * trees)
+
+
+def test_a_tree_without_words_counts_as_nothing():
+    gold, test, empty = read_tree(GOLD), read_tree(SAMPLE[1][0]), read_tree("(S (NP (-NONE- *)))")
+    assert evalb.total([empty, gold, empty], [empty, test, empty]) == evalb.score(gold, test)
+    assert evalb.total([empty], [empty]) == evalb.Score()
+    with pytest.raises(BadInput, match=r"over the same words, got \[\] and \['this'"):
+        evalb.score(empty, gold)
+
+
+def test_brackets_of_both_kinds_are_the_same_words():
+    line = "(S (NP (-LRB- -LRB-) (CD 1\\/2)))"
+    assert evalb.score(read_tree(line), Tree.fromstring(line.replace("\\", ""))).matched == 2
 
 
 def test_a_score_of_nothing_is_nothing():

@@ -150,6 +150,16 @@ def test_every_text_gives_a_tree_over_its_words(parser):
     assert parser([]) == []
 
 
+def test_words_come_back_from_a_tree(parser):
+    words = ["C:\\", ":-\\", "\\", r"\/", "and/or", r"\\*", "friend(s)", "[", ":-)", "é"]
+    tree = parser(" ".join(words))
+    assert words_of(read_tree(tree)) == words == words_of(read_tree(as_line(read_tree(tree))))
+    assert len(Tree.fromstring(tree).leaves()) == len(words)  # for nltk's own reader
+    assert (
+        parser.source(["friend-LRB-s-RRB-"]).ids.numpy().tolist() == parser.source(["friend(s)"]).ids.numpy().tolist()
+    )
+
+
 def test_half_an_emoji_separates_words(parser):
     assert parser(["The\ud83dcat", "a"]) == parser(["The cat", "a"])
     assert parser.attention("The\ud83dcat").source == parser.attention("The cat").source

@@ -130,12 +130,62 @@ def test_repair(symbols, expected):
 @given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "N", "XX", ")"])), st.lists(words, max_size=5))
 def test_whatever_the_symbols_are_the_words_are_all_there(symbols, words):
     tree = to_tree(symbols, words)
-    assert words_of(tree) == [
-        treebank.BRACKETS.get(word, treebank.escaped(word)) if len(word) > 1 else word for word in words
-    ]
+    assert words_of(tree) == [treebank.BRACKETS.get(word, word) for word in words]
     assert normalised(tree) == tree
     if is_well_formed(symbols, len(words)):
         assert linearised(tree) == symbols
+
+
+# Text as people write it: paths, faces, dates, and characters that look like nothing.
+odd_words = st.text("a()[]{}\\/*'\"`-|.\u200b\ufeff\u00ad\u0301é", min_size=1, max_size=5)
+
+
+@given(st.lists(st.lists(odd_words, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_words_come_back_from_a_line(rows):
+    """nltk's own reader finds as many."""
+    tree = Tree("TOP", [Tree("S", [Tree("NN", [word]) for word in row]) for row in rows])
+    line, expected = as_line(tree), [word for row in rows for word in row]
+    assert words_of(tree) == words_of(read_tree(line)) == expected
+    assert as_line(read_tree(line)) == line and read_tree(as_line(normalised(tree))) == normalised(tree)
+    symbols = linearised(tree)
+    assert words_of(read_tree(as_line(to_tree(symbols, expected)))) == expected
+    assert len(Tree.fromstring(line).leaves()) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("written", "word"),
+    [
+        (r"1\/2", "1/2"),
+        (r"\*\*", "**"),
+        ("and/or", "and/or"),
+        ("*", "*"),
+        (r"C:\\/", "C:\\/"),
+        ("-LCB-", "{"),
+        (":-RRB-", ":)"),
+        ("friend-LRB-s-RRB-", "friend(s)"),
+        ("C:\\", "C:\\"),
+        (r"\\", r"\\"),
+        ("-LRB", "-LRB"),
+        ("-lrb-", "-lrb-"),
+    ],
+)
+def test_words_as_treebanks_write_them(written, word, tmp_path):
+    (tmp_path / "trees").write_text(f"(S (NP (NN {written})) (PRP ({written})) (. .))\n(S ({written}(NN {written}))\n)")
+    first, second = treebank.read_trees(tmp_path / "trees")
+    assert words_of(first) == [word, word, "."] and words_of(second) == [word]
+    assert words_of(read_tree(as_line(first))) == [word, word, "."]
+
+
+@pytest.mark.parametrize("word", ["", " ", "a b", "\u3000", "a\x85", "a\n"])
+def test_a_word_that_no_line_can_hold_is_refused(word):
+    with pytest.raises(BadInput, match="^expected words of a tree without white space, got '"):
+        as_line(Tree("TOP", [Tree("NN", [word])]))
+
+
+def test_a_tree_without_words():
+    empty = read_tree("(S (NP (-NONE- *)))")
+    assert (words_of(empty), linearised(empty), as_line(empty)) == ([], [], "(TOP )")
+    assert read_tree(as_line(empty)) == empty == to_tree([], []) == normalised(empty)
 
 
 def test_files_of_all_layouts(tmp_path):

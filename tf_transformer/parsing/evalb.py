@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.parsing.treebank import ROOTS, base_label
+from tf_transformer.parsing.treebank import ROOTS, base_label, words_of
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -73,11 +73,16 @@ def score(gold: "Tree", test: "Tree") -> Score:
     but punctuation do not count. The gold tags decide for both trees which words are punctuation; EVALB takes each
     tree's own tags, and skips sentences where the remaining words then differ.
 
+    Trees without words count as nothing.
+
     Raises:
         BadInput: the trees are not over the same words.
     """
-    if gold.leaves() != test.leaves():
-        raise BadInput(f"expected trees over the same words, got {gold.leaves()} and {test.leaves()}"[:400])
+    words, others = words_of(gold), words_of(test)
+    if words != others:
+        raise BadInput(f"expected trees over the same words, got {words} and {others}"[:400])
+    if not words:
+        return Score()
     tags = [(gold_tag, tag) for (_, gold_tag), (_, tag) in zip(gold.pos(), test.pos(), strict=True)]
     counts = [gold_tag not in PUNCTUATION for gold_tag, _ in tags]
     gold_brackets, test_brackets = brackets(gold, counts), brackets(test, counts)

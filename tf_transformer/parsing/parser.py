@@ -16,7 +16,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
-from tf_transformer.parsing.treebank import BRACKETS, NO_TAG, ROOT, linearised, read_tree
+from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
 from tf_transformer.serving.export import ParserExport
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text.batching import by_batch, check_length
@@ -38,7 +38,7 @@ def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> tuple[tf.RaggedTensor, t
     words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
     plain = words.flat_values
     for name, bracket in BRACKETS.items():
-        plain = tf.strings.regex_replace(plain, f"^{name}$", bracket)
+        plain = tf.strings.regex_replace(plain, name, bracket)
     return words, words.with_flat_values(tokenizer.tokenize(plain))
 
 
@@ -243,7 +243,9 @@ class Parser(SetOnce):
 
     def trees(self, ids: Tensor, source: Source) -> tf.Tensor:
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
-        words = tf.strings.regex_replace(tf.strings.regex_replace(source.words, r"\(", "-LRB-"), r"\)", "-RRB-")
+        words = source.words
+        for pattern, replacement in ESCAPES:
+            words = tf.strings.regex_replace(words, pattern, replacement)
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
         place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
         dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])

@@ -3,12 +3,14 @@
 
 A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
 Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
-with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
+with every constituent that this empties. Every word stands alone under its tag, as it is in a text.
+
+In a line of brackets a word may be written otherwise. What the Penn Treebank writes is read: -LCB- for {, and a
+backslash before a slash or a star. What is written here is `ESCAPES`.
 """
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
 from tf_transformer.files import lines_of, user_path
+from tf_transformer.values import shown
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -25,6 +28,9 @@ ROOTS = ("", "TOP", "ROOT", "S1")  # treebanks' names of the root
 NO_TAG = "XX"  # what stands for a word where tags are left out (section 2.1 of Vinyals et al. 2015)
 NULL = "-NONE-"
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+# How a word is written in a tree, in regular expressions that Python and TensorFlow read alike. A backslash before a
+# slash or a star would be the treebank's; one before a bracket would make it a part of the word for nltk.
+ESCAPES = ((r"\(", "-LRB-"), (r"\)", "-RRB-"), (r"\\([/*])", r"\\\\\1"), (r"\\$", r"\\ "))
 
 
 def read_trees(paths: Any) -> "list[Tree]":
@@ -96,20 +102,25 @@ def read_tree(text: str) -> "Tree":
     import_extra("nltk", "parsing", "a tree")
     from nltk import Tree
 
-    tree = Tree.fromstring(text)
+    apart = re.sub(r"\\(?=[()])", r"\\ ", text)  # a backslash at the end of a word: nltk 3.10 would read on
+    tree = Tree.fromstring(apart, read_leaf=_without_escapes)
     for node in tree.subtrees():
         empty = [child for child in node if isinstance(child, Tree) and not len(child)]
         if not empty:
             continue
         if len(node) > 1 or node.label() in ROOTS or not empty[0].label():
             raise ValueError(f"no word in ({empty[0].label()})")
-        node[0] = empty[0].label()  # a word in brackets of its own
+        node[0] = _without_escapes(empty[0].label())  # a word in brackets of its own
     return normalised(tree)
 
 
 def as_line(tree: "Tree") -> str:
-    """A tree as one line of text; the inverse of `read_tree`."""
-    return tree.pformat(margin=sys.maxsize)
+    """A tree as one line of text; the inverse of `read_tree`.
+
+    Raises:
+        BadInput: a word is empty, or has white space.
+    """
+    return f"({tree.label()} {' '.join(escaped(part) if isinstance(part, str) else as_line(part) for part in tree)})"
 
 
 def drawn(tree: "Tree") -> str:
@@ -132,11 +143,11 @@ def normalised(tree: "Tree") -> "Tree":
 
     def parts(node: Any) -> list[Tree]:
         if isinstance(node, str):
-            return [Tree(NO_TAG, [escaped(BRACKETS.get(node, node))])]
+            return [Tree(NO_TAG, [with_brackets(node)])]
         if node.label() == NULL:
             return []
         if all(isinstance(child, str) for child in node):
-            return [Tree(node.label() or NO_TAG, [escaped(BRACKETS.get(word, word))]) for word in node]
+            return [Tree(node.label() or NO_TAG, [with_brackets(word)]) for word in node]
         children = [part for child in node for part in parts(child)]
         if not children or node.label() in ROOTS:
             return children
@@ -152,12 +163,30 @@ def base_label(label: str) -> str:
 
 def words_of(tree: "Tree") -> list[str]:
     """A tree's words as they are written in a text: brackets are brackets, not -LRB- and -RRB-."""
-    return [BRACKETS.get(word, word) for word in tree.leaves()]
+    return [with_brackets(word) for word in tree.leaves()]
+
+
+def with_brackets(word: str) -> str:
+    """A word in which -LRB- is a bracket, and so are the other names in `BRACKETS`."""
+    return re.sub("|".join(BRACKETS), lambda name: BRACKETS[name[0]], word)
 
 
 def escaped(word: str) -> str:
-    """A word as it may stand in a tree."""
-    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+    """A word as it is written in a tree.
+
+    Raises:
+        BadInput: it is empty, or has white space.
+    """
+    if not re.fullmatch(r"\S+", word):
+        raise BadInput(f"expected words of a tree without white space, got {shown(word)}")
+    for pattern, replacement in ESCAPES:
+        word = re.sub(pattern, replacement, word)
+    return word
+
+
+def _without_escapes(word: str) -> str:
+    """A word as it is written in a tree, without the backslashes before slashes and stars."""
+    return re.sub(r"\\([/*])", r"\1", word)
 
 
 def linearised(tree: "Tree", tags: bool = True) -> list[str]:
@@ -212,6 +241,6 @@ def to_tree(symbols: list[str], words: list[str]) -> "Tree":
             if symbol[1:] in labels:
                 del stack[len(labels) - labels[::-1].index(symbol[1:]) :]
         elif (word := next(left, None)) is not None:
-            stack[-1].append(Tree(symbol, [escaped(word)]))
-    root.extend(Tree(NO_TAG, [escaped(word)]) for word in left)
+            stack[-1].append(Tree(symbol, [with_brackets(word)]))
+    root.extend(Tree(NO_TAG, [with_brackets(word)]) for word in left)
     return normalised(root) if not is_well_formed(symbols, len(words)) else root
