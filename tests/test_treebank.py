@@ -188,6 +188,15 @@ def test_a_tree_without_words():
     assert read_tree(as_line(empty)) == empty == to_tree([], []) == normalised(empty)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "x", "(S", "(S (N a)))", "( (S))", "(S\n (N a)\n", "(X " * 9_000 + "a" + ")" * 9_000]
+)
+def test_a_text_that_is_no_tree_is_one_line(text):
+    with pytest.raises(BadInput, match="^expected a bracketed tree, got '") as error:
+        read_tree(text)
+    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
+
+
 def test_files_of_all_layouts(tmp_path):
     file = tmp_path / "a.mrg"
     file.write_text("\n( (S\n    (NP (N a))\n  (VP (V b)) ))\n\n(ROOT (NP (N c)))\n((X (-NONE- *)))\n(NN d e)\n")

@@ -47,6 +47,7 @@ def read_trees(paths: Any) -> "list[Tree]":
 def _read(path: Path) -> "Iterator[Tree]":
     if not path.is_file():
         raise FileNotFoundError(f"expected a file of bracketed trees, found none at {path}")
+    import_extra("nltk", "parsing", "a tree")
     depth, first = 0, 1
     lines: list[str] = []
     try:
@@ -57,7 +58,7 @@ def _read(path: Path) -> "Iterator[Tree]":
             lines.append(line)
             depth += line.count("(") - line.count(")")
             if depth <= 0:
-                tree = read_tree("\n".join(lines))
+                tree = _tree_of("\n".join(lines))
                 lines, depth = [], 0
                 if len(tree):
                     yield tree
@@ -66,12 +67,17 @@ def _read(path: Path) -> "Iterator[Tree]":
     except BadInput:
         raise  # a damaged .gz
     except (ValueError, RecursionError) as error:
-        what = " ".join(str(error).split())
-        raise BadInput(f"{path}, line {first:,}: expected a bracketed tree, got something else: {what}") from error
+        what = f"expected a bracketed tree, got something else: {_first_words(error)}"
+        raise BadInput(f"{path}, line {first:,}: {what}") from error
     if lines:
         raise BadInput(
             f"{path}, line {first:,}: expected a bracketed tree, got one without its last {depth:,} brackets"
         )
+
+
+def _first_words(error: Exception) -> str:
+    """An error's message in one line; nltk's has several."""
+    return " ".join(str(error).split())[:200]
 
 
 def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
@@ -96,10 +102,16 @@ def read_tree(text: str) -> "Tree":
     """Read a tree from a text, in the normal form. A word may stand in brackets of its own, as in (PRP (She)).
 
     Raises:
-        ValueError: the text is no tree, or has a constituent without words.
-        BadInput: nltk is not installed.
+        BadInput: the text is not a tree, or has a constituent without words; or nltk is not installed.
     """
     import_extra("nltk", "parsing", "a tree")
+    try:
+        return _tree_of(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"expected a bracketed tree, got {shown(text)}: {_first_words(error)}") from error
+
+
+def _tree_of(text: str) -> "Tree":
     from nltk import Tree
 
     apart = re.sub(r"\\(?=[()])", r"\\ ", text)  # a backslash at the end of a word: nltk 3.10 would read on
