@@ -27,6 +27,14 @@ def test_links_lead_somewhere(path):
             assert anchor in pages.anchors(file.relative_to(ROOT)), f"{path}: {target}#{anchor}"
 
 
+@pytest.mark.parametrize("path", pages.PATHS, ids=str)
+def test_no_table_is_cut_in_two(path):
+    """An empty line ends a table, and what follows is no table without a head of its own."""
+    for block in re.findall(r"(?:^\|.*\n)+", re.sub(pages.FENCED, "", pages.read(path)), re.MULTILINE):
+        rows = block.splitlines()
+        assert len(rows) > 2 and re.fullmatch(r"[|\s:-]+", rows[1]), f"{path}: {rows[0]}"
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where a page's Python runs: what it wants to download lies there."""

@@ -447,7 +447,11 @@ def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
             "ab_Cyrl: expected one id in all files of a tokenizer, got 1 and 2",
         ),
         (0, lambda first: {CONFIG: {"added_tokens_decoder": added({"<s>": 4})}}, "<s>: expected the id 0 of .*, got 4"),
-        (0, lambda first: {CONFIG: {"added_tokens_decoder": [1]}}, "expected the added tokens of a tokenizer, got som"),
+        (
+            0,
+            lambda first: {CONFIG: {"added_tokens_decoder": [1]}},
+            "expected the added tokens of a tokenizer, got some",
+        ),
         (0, lambda first: {CONFIG: {"legacy_behaviour": True}}, "legacy_behaviour: expected false, .* got True$"),
         (0, lambda first: {CONFIG: {"tokenizer_class": "SMALL100Tokenizer"}}, "tokenizer_class: .* got 'SMALL100"),
     ],

@@ -99,7 +99,8 @@ def test_matrix_weights_are_those_of_the_model(config):
         assert made.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
         made.check_stored(made.matrix_weights)
         refused(
-            lambda made=made: made.check_stored(made.matrix_weights - 1), "expected the sizes of a model of at most"
+            lambda made=made: made.check_stored(made.matrix_weights - 1),
+            "expected sizes of a model that fit the ",
         )
 
 

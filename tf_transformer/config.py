@@ -74,7 +74,7 @@ class TransformerConfig:
 
     @checked
     def check_stored(self, size: Stored) -> None:
-        """Check, before anything takes memory, that a model's weights fit into the `size` bytes that are stored of it.
+        """Check, before anything takes memory, that a file of `size` bytes can hold a model of this size.
 
         Raises:
             BadInput: they do not, even with one byte each.
@@ -83,9 +83,7 @@ class TransformerConfig:
             sizes = ", ".join(
                 f"{name}={getattr(self, name)}" for name in ("vocab_size", "d_model", "d_ff", "num_layers")
             )
-            raise BadInput(
-                f"expected the sizes of a model of at most {size:,} bytes, since no more are there, got {sizes}"
-            )
+            raise BadInput(f"expected sizes of a model that fit the {size:,} bytes of its weights, got {sizes}")
 
 
 BASE = TransformerConfig()

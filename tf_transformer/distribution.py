@@ -91,7 +91,7 @@ def _meet() -> Any:
 
 
 def replica() -> Any:
-    """The number of the replica that calls this, from 0 to those of all machines less 1; 0 where there is only one."""
+    """The calling replica's index over all machines, from 0; 0 where there is only one."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
 

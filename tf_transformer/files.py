@@ -43,7 +43,7 @@ def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
 
 
 def matching(pattern: str | os.PathLike[str]) -> list[str]:
-    """The files of a pattern such as "text/*.en", by name. What exists under a name with brackets goes by this name."""
+    """The files of a pattern such as "text/*.en", by name. An existing path wins over the pattern."""
     path = user_path(pattern)
     literal = next((part for part in (path, *path.parents) if part.exists()), path)
     rest = path.relative_to(literal)

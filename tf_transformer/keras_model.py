@@ -25,8 +25,7 @@ class KerasModel(KeepsQuantized, Model):
     Its inputs are source and target ids, ([B, S], [B, T]); its labels are ids [B, T].
 
     Attributes:
-        after_fit: while `fit` runs, what is to be done at its end, even if it raises; Keras tells callbacks only of an
-            end without an error.
+        after_fit: callbacks to run when `fit` ends, also after an exception, which Keras does not report to callbacks.
     """
 
     config: TransformerConfig

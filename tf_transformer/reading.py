@@ -79,7 +79,7 @@ def parse_yaml(yaml: Any, text: bytes) -> Any:
         text: of a document without aliases, since ten lines of these can stand for gigabytes.
 
     Raises:
-        ValueError: the text is none, or such a one.
+        ValueError: the text is not YAML, or it uses aliases.
     """
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
@@ -138,7 +138,7 @@ def _array(content: bytes) -> np.ndarray:
 
 
 def check_h5(path: str | os.PathLike[str]) -> None:
-    """Check that an HDF5 file holds what it is said to hold: no more bytes than the file has, and none of other files.
+    """Check that all arrays of an HDF5 file lie in it: no external links, and no array larger than the file.
 
     Raises:
         BadInput: it does not, or it is no such file.
@@ -166,7 +166,7 @@ def check_h5(path: str | os.PathLike[str]) -> None:
 
 
 def made_of(kind: type[Made], values: dict[str, Any]) -> Made:
-    """A configuration, a dataclass, of values from a file; those of fields that it lacks, of another version, are left.
+    """Build a dataclass, such as a configuration, from a file's values; unknown keys are ignored.
 
     Raises:
         BadInput: a value has another type or is out of range.

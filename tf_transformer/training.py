@@ -242,7 +242,7 @@ class _TokenMean(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenAccuracy(_TokenMean):
-    """The share of real target tokens that get the highest logit; a tie is no right answer."""
+    """The share of real target tokens that get the highest logit. A tie counts as wrong."""
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)

@@ -146,7 +146,7 @@ def _described(value: Any) -> str:
 
 
 def _checksum_of_model(path: Path) -> str:
-    """One of the graph and the weights; of all files of a LiteRT export."""
+    """SHA-256 of graph and weights, or of all files of a LiteRT export."""
     own = [path / "saved_model.pb", *sorted(path.glob("variables/*"))]
     files = sorted(path.iterdir()) if is_litert(path) else own
     return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()

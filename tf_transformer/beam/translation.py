@@ -123,7 +123,7 @@ class Translate(beam.PTransform[Any, Any]):
 
 
 class Model(Protocol):
-    """What was loaded, and answers any number of texts."""
+    """A loaded model."""
 
     def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
         """The answer to each text."""

@@ -88,7 +88,7 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def summary(self, batching: Batching) -> data.Summary:
-        """What one pass over the training text is."""
+        """Counts of one pass over the training text."""
 
     def keep_ids(self, batching: Batching) -> None:
         """Write the training text's ids into the batching's folder, for a run that goes on; by default not."""

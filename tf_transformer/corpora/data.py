@@ -206,7 +206,7 @@ def for_replicas(batches: tf.data.Dataset, replicas: Count) -> tf.data.Dataset:
 
 
 def summary_of(ids: Ids, order: Order) -> Summary:
-    """Of an epoch in this order; padding is not counted."""
+    """Count the batches, pairs and tokens of one epoch in this order, without padding."""
     source, target = (int(side.lengths().sum()) for side in (ids.source, ids.target))
     return Summary(len(order), len(ids), ids.skipped, source, target, shapes=len(order.shapes()))
 

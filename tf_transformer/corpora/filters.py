@@ -109,7 +109,7 @@ def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) 
         buckets: how many there are.
 
     Returns:
-        each bucket's number, and what `repeated` takes.
+        a list of (bucket number, packed hashes for `repeated`).
     """
     places, digests = [], []
     for place, source, target in pairs:

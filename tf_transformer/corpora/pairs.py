@@ -27,7 +27,7 @@ class Part:
     Attributes:
         number: of the part, from 0.
         first: number of its first pair in the corpus, from 0.
-        count: how many pairs it has; fewer mean its first ones.
+        count: number of pairs; with a smaller number, the first ones.
         where: what the source needs to find them.
     """
 

@@ -254,7 +254,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """As `files.new_file`, in a place of its own: two workers may write the same shard, if one is thought dead."""
+    """Like `files.new_file`, but in a private folder, since a retried worker may write the same shard."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
         with new_file(Path(scratch) / path.name) as temporary:
             yield temporary

@@ -72,7 +72,7 @@ class Records:
 
     @checked
     def summary(self, batch_tokens: Count) -> Summary:
-        """Of an epoch; padding is not counted."""
+        """Count the batches, pairs and tokens of one epoch, without padding."""
         pairs = sum(sum(shard["lengths"]) for shard in self.shards)
         source, target = np.sum([shard["tokens"] for shard in self.shards], axis=0).tolist()
         skipped = sum(shard["skipped"] for shard in self.shards)

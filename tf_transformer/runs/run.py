@@ -51,8 +51,8 @@ class Run:
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
     step, the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
-    A checkpoint that was saved because training was told to stop, checkpoints/step-N-stopped, goes when the next one is
-    there. So an average is that of a run which was never stopped.
+    A checkpoint that was saved because training was told to stop, checkpoints/step-N-stopped, is removed when the next
+    one is written. So an average is that of a run which was never stopped.
 
     Args:
         path: the folder.

@@ -66,7 +66,7 @@ def probe(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_values(answers: list[list[Translation]]) -> list[str]:
-    """What is wrong with translations, best first; a str that UTF-8 cannot encode is."""
+    """Find unsorted or non-finite scores and texts that UTF-8 cannot encode."""
     wrong = []
     for best in answers:
         scores = [one.score for one in best]

@@ -22,7 +22,7 @@ def by_batch(
     Args:
         function: see above.
         columns: lists of equal length.
-        batch_size: B, of the last batch less.
+        batch_size: B, rows of a batch; the last may have fewer.
         seed: for a further column, a seed of each row, as `sampling.seeds_of` makes them; `None` for none.
 
     Returns:

@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a search is asked for, by row."""
+    """The settings of each row."""
 
     number: tf.Tensor  # int32 [B], the row's place in the whole batch
     max_length: tf.Tensor  # int32 [B]

@@ -79,7 +79,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, size: Tensor) -> Any:
         place = tf.range(tf.shape(ids)[2])
 
         def compare(back: Tensor, alike: Tensor) -> Any:
-            """Whether the n - 1 symbols before a place are those at the end: one more of them."""
+            """Compare one more of the n - 1 symbols before each place with those at the end."""
             newest = tf.gather(ids, tf.maximum(position - back, 0), axis=2)[:, :, tf.newaxis]
             same = (tf.gather(ids, tf.maximum(place - back, 0), axis=2) == newest) & (place >= back)
             return back + 1, alike & (same | (back >= size)[:, tf.newaxis, tf.newaxis])

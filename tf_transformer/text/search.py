@@ -34,7 +34,7 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[Any, ...]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, tf.Tensor], Any]
-    # With a number of steps all shapes are fixed; a row that has not ended after the last step finds nothing.
+    # If `steps` is set, all shapes are static, and a row still running after the last step gets no output.
     steps: int | None = None
 
 

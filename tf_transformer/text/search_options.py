@@ -31,7 +31,7 @@ class SearchOption:
         parser: whether a `Parser` takes it, whose outputs a grammar restricts.
         search: whether `beam_search` takes it, for all rows or for each.
         python: the highest value in Python.
-        limit: a whole number above it means no limit, and becomes it.
+        limit: larger values mean "no limit" and are replaced by this one.
     """
 
     name: str

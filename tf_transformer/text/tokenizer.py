@@ -212,7 +212,7 @@ class Tokenizer:
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        """For them the pieces by id, as JSON: contents by file name. None where SentencePiece numbers the pieces."""
+        """For other engines, {file name: JSON list of pieces by id}; {} if SentencePiece's own ids are used."""
         return {}
 
     @property
@@ -280,7 +280,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     """SentencePiece's own tokenizer with a serialized model.
 
     Raises:
-        BadInput: the bytes are none, or one with a piece that is not UTF-8.
+        BadInput: the bytes are not a SentencePiece model, or a piece is not UTF-8.
     """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
