@@ -4,6 +4,7 @@ import ast
 import gzip
 import inspect
 import re
+import subprocess
 
 import matplotlib
 import pages
@@ -129,6 +130,25 @@ def test_the_page_of_languages(folder):
     (folder / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
     names = pages.run_blocks("docs/guides/languages.md")
     assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")
+
+
+# What tools look for under these names.
+TOOLS = {".gitignore", ".github", ".pre-commit-config.yaml", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml"}
+TOOLS |= {"LICENSE", "setup.cfg", "setup.py"}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
+def test_the_root_holds_nothing_that_no_page_names():
+    """An empty file that a command left there was committed once."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=True, encoding="utf-8").stdout
+    named = set(TOOLS)
+    for path in pages.PATHS:
+        places = [(ROOT / path.parent / target).resolve() for target, _ in pages.links(path)]
+        named |= {place.relative_to(ROOT).parts[0] for place in places if ROOT in place.parents}
+        spans = re.findall(r"`([^`\n]+)`", re.sub(pages.FENCED, "", pages.read(path)))
+        named |= {word.split("/")[0] for span in spans for word in span.split()}
+    stray = {name.split("/")[0] for name in listed.splitlines()} - named
+    assert not stray, f"remove them, or say in a page what they are: {stray}"
 
 
 def test_the_file_tree_is_true():
