@@ -103,6 +103,9 @@ def test_samples(translator):
     )
     greedy = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=translator.extra_length)
     assert translator.sample(TEXTS[:1], temperature=1e-6) == greedy(TEXTS[:1]) == translator.sample(TEXTS[:1], k=1)
+    traced = len(translator._functions)
+    assert translator.sample(texts, k=2**30) == translator.sample(texts, k=350) != translator.sample(texts, k=2)
+    assert len(translator._functions) == traced  # not one for each k
     with pytest.raises(tt.BadInput, match="temperature: expected a positive number that float32 holds, got 0"):
         translator.sample(texts, temperature=0)
 

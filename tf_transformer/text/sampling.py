@@ -27,7 +27,7 @@ def sample(
     problem: SearchProblem,
     seeds: Tensor,
     temperature: Positive | tf.Tensor = 1.0,
-    k: Count | None = None,
+    k: Count | tf.Tensor | None = None,
     **options: int | tf.Tensor,
 ) -> Hypotheses:
     """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
@@ -39,7 +39,7 @@ def sample(
         problem: the model's step, and the beginning of each row.
         seeds: uint64 [B], such as those of `seeds_of`; equal seeds give equal numbers.
         temperature: float32 above 0; near 0 it draws the likeliest symbol.
-        k: the number of symbols to choose from; `None` means all.
+        k: the number of symbols to choose from, which may be an int32 tensor; `None` means all.
         options: int32, each a number or [B]: those of a search that `logits.RULES` names, such as min_length.
 
     Returns:

@@ -146,7 +146,7 @@ class TextModel(SetOnce):
         return self.problem(source, source_length, options.pop("max_length", tf.int32.max)), options
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: int | None
+        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor | None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""

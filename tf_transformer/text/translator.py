@@ -184,12 +184,12 @@ class Translator(TextModel):
             languages: as for a call.
         """
 
-        def draw(model: TextModel, text: Tensor, seeds: Tensor, temperature: Tensor) -> Any:
+        def draw(model: TextModel, text: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
             source, source_length, truncated = model.source(text)
             return truncated, model.drawn(source, source_length, seeds, temperature, k)
 
-        heat = tf.constant(temperature, tf.float32)
-        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], languages, heat, seed=seed)]
+        heat = [tf.constant(temperature, tf.float32)] + ([] if k is None else [tf.constant(k)])
+        return [rows[0][1] for rows in self._by_batch(f"sample{len(heat)}", draw, [texts], languages, *heat, seed=seed)]
 
     def _by_batch(
         self,
