@@ -88,6 +88,8 @@ def test_a_tree_without_words_counts_as_nothing():
     assert evalb.total([empty], [empty]) == evalb.Score()
     with pytest.raises(BadInput, match=r"over the same words, got \[\] and \['this'"):
         evalb.score(empty, gold)
+    with pytest.raises(BadInput, match=r"^expected trees, such as read_tree makes of a text, got '\(S \(N a\)\)'$"):
+        evalb.total([gold], ["(S (N a))"])
 
 
 def test_brackets_of_both_kinds_are_the_same_words():

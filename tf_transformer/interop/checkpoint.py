@@ -145,10 +145,12 @@ def added_tokens(directory: Path) -> dict[str, Added]:
             if name == "added_tokens.json":
                 entries = [(token, id, token in special) for token, id in values.items()]
             elif name == "tokenizer.json":
-                entries = [(each["content"], each["id"], each["special"]) for each in values.get("added_tokens") or []]
+                entries = [
+                    (each["content"], each["id"], each.get("special")) for each in values.get("added_tokens") or []
+                ]
             else:
                 decoder = values.get("added_tokens_decoder") or {}
-                entries = [(each["content"], int(id), each["special"]) for id, each in decoder.items()]
+                entries = [(each["content"], int(id), each.get("special")) for id, each in decoder.items()]
             for token, id, is_special in entries:
                 if type(token) is not str or type(id) is not int:
                     raise TypeError(f"expected a name and an id, got {token!r} and {id!r}"[:200])

@@ -98,7 +98,8 @@ def save(
     if checked:
         import_extra("ai_edge_litert", "litert", "the check of this format")
     own = {"max_length": SEARCH_OPTIONS["max_length"].default, **translator.export_options}
-    max_length = min(max_length or own["max_length"], translator.max_source_length + translator.extra_length)
+    longest = values.convert("max_length", max_length or own["max_length"], values.Count)
+    max_length = min(longest, translator.max_source_length + translator.extra_length)
     options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
     if wrong := problem(options, dict.fromkeys(options, math.inf)):
         raise BadInput(wrong)

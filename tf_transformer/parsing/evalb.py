@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.parsing.treebank import ROOTS, base_label, words_of
+from tf_transformer.values import shown
 
 if TYPE_CHECKING:
     from nltk import Tree
@@ -76,8 +77,10 @@ def score(gold: "Tree", test: "Tree") -> Score:
     Trees without words count as nothing.
 
     Raises:
-        BadInput: the trees are not over the same words.
+        BadInput: these are not trees, or not over the same words.
     """
+    if wrong := [tree for tree in (gold, test) if not hasattr(tree, "leaves")]:
+        raise BadInput(f"expected trees, such as read_tree makes of a text, got {shown(wrong[0])}")
     words, others = words_of(gold), words_of(test)
     if words != others:
         raise BadInput(f"expected trees over the same words, got {words} and {others}"[:400])

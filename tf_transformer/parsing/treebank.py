@@ -107,7 +107,7 @@ def read_tree(text: str) -> "Tree":
     import_extra("nltk", "parsing", "a tree")
     try:
         return _tree_of(text)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"expected a bracketed tree, got {shown(text)}: {_first_words(error)}") from error
 
 
