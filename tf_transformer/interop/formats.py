@@ -91,7 +91,9 @@ def _save_litert(
 ) -> None:
     from tf_transformer.interop import litert
 
-    litert.save(model, path, dtype, checked=checked, **options)
+    own = getattr(model, "export_options", {})
+    kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
+    litert.save(model, path, dtype, checked=checked, **(kept | options))
 
 
 FORMATS = {

@@ -63,7 +63,7 @@ def save(
     translator: Translator,
     path: str | os.PathLike[str],
     dtype: str | None = None,
-    max_length: values.Count | None = None,
+    max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
     checked: bool = False,
     **facts: Any,
 ) -> None:
@@ -79,7 +79,7 @@ def save(
         path: must not exist.
         dtype: of the weights, "float32", or "int8" with a scale by channel; `None` means "float32".
         max_length: the default and the greatest number of symbols in an output, the end symbol included; at most
-            max_source_length + extra_length. `None` means that of the translator's `export_options`, or else 256.
+            max_source_length + extra_length.
         checked: run the checks of `tf_transformer.serving.check` on the result.
         facts: further entries of model.json, e.g. source_language, target_language, step, origin, license.
 
@@ -97,16 +97,16 @@ def save(
         raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
     if checked:
         import_extra("ai_edge_litert", "litert", "the check of this format")
-    own = {"max_length": SEARCH_OPTIONS["max_length"].default, **translator.export_options}
-    longest = values.convert("max_length", max_length or own["max_length"], values.Count)
-    max_length = min(longest, translator.max_source_length + translator.extra_length)
+    max_length = min(max_length, translator.max_source_length + translator.extra_length)
     options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
     if wrong := problem(options, dict.fromkeys(options, math.inf)):
         raise BadInput(wrong)
     check_finite(translator.model.weights)
     tokenizer = translator.tokenizer
     description = {
-        **{name: value for name, value in own.items() if name != "max_beam_size"},  # here the beam size is fixed
+        **{
+            name: value for name, value in translator.export_options.items() if name != "max_beam_size"
+        },  # here the beam size is fixed
         **{name: values.convert(name, value, values.Fact) for name, value in facts.items()},
         **{name: "inf" if value == math.inf else value for name, value in options.items()},  # JSON has no infinity
         "ids": {"padding": PAD_ID, "start": BOS_ID, "end": EOS_ID, "unknown": UNKNOWN_ID},
