@@ -18,7 +18,6 @@ from served import Served
 import tf_transformer as tt
 from tf_transformer.interop.marian.files import read_vocabulary
 from tf_transformer.interop.marian.tokenizer import MarianTokenizer
-from tf_transformer.serving.check import check
 
 pytest.importorskip("safetensors")
 
@@ -82,13 +81,6 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("savedmodels") / "marian" / "1"
     translator(3).save(path, max_length=64, source_language="en", target_language="de")
     return path
-
-
-@pytest.mark.program
-def test_its_export_passes_every_check(saved):
-    findings = check(saved)
-    assert [finding for finding in findings if finding.level != "ok"] == []
-    assert len(findings) > 50
 
 
 @pytest.mark.program

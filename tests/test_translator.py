@@ -14,7 +14,6 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.serving.check import check
 from tf_transformer.serving.export import Root
 from tf_transformer.serving.publish import save_export
 from tf_transformer.text import text_model
@@ -431,12 +430,6 @@ def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
     assert tt.SavedTranslator(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
     described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
     assert described["parameters"] == 2 * translator.model.count_params()
-
-
-@pytest.mark.slow
-def test_a_saved_ensemble_passes_the_checks(translator, ensemble, tmp_path):
-    tt.Translator(ensemble, translator.tokenizer, beam_size=3, extra_length=7).save(tmp_path / "both/1")
-    assert {finding.level for finding in check(tmp_path / "both/1")} == {"ok"}
 
 
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
