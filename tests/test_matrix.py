@@ -37,15 +37,12 @@ def test_the_table_has_what_the_registries_have():
 
 def mark(family, format, dtype, door):
     """The half of the tests that a cell is in."""
-    answers = format in DOORS[door].takes
-    if family != OTHER_DTYPES.get(dtype, family) or (family in SLOW and format == "savedmodel"):
+    checks = door == "check" and format in DOORS[door].takes
+    slow = family != OTHER_DTYPES.get(dtype, family) or (checks and family not in CHECKED)
+    slow |= (family in SLOW and format == "savedmodel") or (family, format) == ("transformer_ensemble", "litert")
+    if slow:
         return pytest.mark.slow
-    if (door == "check" and answers and family not in CHECKED) or (family, format) == (
-        "transformer_ensemble",
-        "litert",
-    ):
-        return pytest.mark.slow
-    fast = family == "marian" and dtype == "float32" and format != "litert" and not (door == "check" and answers)
+    fast = family == "marian" and dtype == "float32" and format != "litert" and not checks
     return () if fast else pytest.mark.program
 
 
