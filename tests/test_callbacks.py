@@ -3,15 +3,16 @@
 import csv
 import signal
 import types
+from contextlib import ExitStack
 
 import keras
 import numpy as np
 import pytest
-from test_run import new_model, train
+from test_run import batches, new_model, train
 
 import tf_transformer as tt
 from tf_transformer.runs import callbacks
-from tf_transformer.runs.callbacks import StopOnNonFinite, Stopped
+from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped
 from tf_transformer.runs.run import Run
 
 
@@ -99,6 +100,31 @@ def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, tmp_path):
     assert [path.name for path in run.checkpoints()] == ["step-00000003"]
 
 
+def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, tmp_path, capfd):
+    """The epoch's own checkpoint is the last; its row has what its steps gave, and no score of a part of the text."""
+    model, last = new_model(), None
+    fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
+    for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
+        seen, checkpoints, told = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
+        dev = DevScore(lambda texts: pytest.fail("scored"), DevText("BLEU", len, ["a"], ["b"]))
+
+        def stop(*_, of=event, seen=seen, **__):
+            seen.append(of)
+            if len(seen) == (3 if of == "on_train_batch_end" else 1):
+                signal.raise_signal(signal.SIGTERM)
+
+        setattr(told, event, stop)
+        with pytest.raises(Stopped, match="stopped after saving step 3") as stopped, checkpoints.saving_on_signals():
+            model.fit(batches(), shuffle=False, callbacks=[told, dev, checkpoints], **fit)
+        assert stopped.value.number == signal.SIGTERM and len(seen) == (3 if event == "on_train_batch_end" else 1)
+        assert [path.name for path in checkpoints.run.checkpoints()] == ["step-00000003"]
+        (row,) = checkpoints.run.history
+        assert row["step"] == 3 and np.isfinite(row["loss"]) and not {"val_loss", "dev_bleu"} & set(row)
+        assert last is None or row["loss"] < last  # the same batches again: it goes on learning
+        last = row["loss"]
+        assert capfd.readouterr().err.count("saving") == 1
+
+
 def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
     run = Run(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
@@ -108,6 +134,19 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
         train(run, 1, Signals(2, signal.SIGINT))
     assert [path.name for path in run.checkpoints()] == ["step-00000002-stopped"]
     assert capfd.readouterr().err.count("saving after this step") == 2
+
+
+@pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len), "closed"])
+def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_path, monkeypatch):
+    """Where it is closed, a checkpoint's file may have its number."""
+    if stream == "closed":
+        with open(tmp_path / "closed", "w") as stream:
+            pass
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("os.write", lambda *_: pytest.fail("wrote to a number"))
+    with pytest.raises(Stopped), Checkpoints(tmp_path / "run").saving_on_signals():
+        signal.raise_signal(signal.SIGTERM)
+        raise Stopped("as at the end of a step")
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path):
@@ -200,10 +239,17 @@ def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_gets_keras_s_bar(is_terminal, monkeypatch):
-    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(isatty=lambda: is_terminal))
+@pytest.mark.parametrize("stream", [True, False, None, types.SimpleNamespace(write=len, flush=int), "closed"])
+def test_a_terminal_gets_keras_s_bar(stream, tmp_path, monkeypatch):
+    """A service's stream is none, or has `write` and `flush` alone, as a logger of one's own has."""
+    if stream == "closed":
+        with open(tmp_path / "closed", "w") as stream:
+            pass
+    elif isinstance(stream, bool):
+        stream = types.SimpleNamespace(isatty=lambda is_terminal=stream: is_terminal)
+    monkeypatch.setattr("sys.stdout", stream)
     verbose, lines = callbacks.progress()
+    is_terminal = hasattr(stream, "isatty") and not hasattr(stream, "closed") and stream.isatty()
     assert (verbose, len(lines)) == ((1, 0) if is_terminal else (0, 1))
 
 
@@ -212,3 +258,136 @@ def test_the_dev_text_is_thinned_evenly():
     assert dev.thinned(5).source == [0, 4, 8, 12, 16]
     assert dev.thinned(5).references == [17, 21, 25, 29, 33]
     assert dev.thinned(17) == dev.thinned(100) == dev
+
+
+def begun(folder, model, epochs=1, tokenizer=None):
+    """A callback of a `fit` that has begun, without the `fit`."""
+    checkpoints = Checkpoints(folder, tokenizer)
+    checkpoints.set_params({"epochs": epochs, "steps": 3})
+    checkpoints.set_model(model)
+    model.optimizer.build(model.trainable_variables)
+    checkpoints.on_train_begin()
+    return checkpoints
+
+
+def an_epoch(checkpoints, **logs):
+    """One more epoch of three steps, in which nothing is learned."""
+    checkpoints.on_epoch_begin(0)
+    for batch in range(3):
+        checkpoints.on_train_batch_end(batch, {"loss": 5.0} | logs)
+    checkpoints.on_epoch_end(0, {"loss": 5.0} | logs)
+    checkpoints.on_train_end()
+
+
+def compiled(optimizer=None, loss=None, **options):
+    model = new_model()
+    loss = loss or tt.SmoothedCrossEntropy(0.1)
+    model.compile(optimizer or keras.optimizers.Adam(0.5), loss, **options)
+    return model
+
+
+def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
+    """Weights and optimizer of the new model go, and perhaps there is nothing to train."""
+    folder, said = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()
+    an_epoch(begun(folder, compiled(), 1))
+    assert said() == []
+    model = compiled()
+    model.embedding.embeddings.assign(np.zeros((19, 12)))
+    again = begun(folder, model, 1)
+    goes_on, nothing = said()
+    assert goes_on.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
+    assert goes_on.endswith("; 1 epoch is done")
+    assert nothing == "the one epoch is done: nothing to train; give more epochs=, or another folder"
+    assert np.asarray(model.embedding.embeddings).any()
+    again.on_train_end()
+    an_epoch(begun(folder, compiled(), 2))
+    assert len(said()) == 1
+    begun(folder, compiled(), 2).on_train_end()
+    assert said()[1].startswith("all 2 epochs are done: nothing to train")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"optimizer": keras.optimizers.Adam(0.25)}, r"optimizer\.config\.learning_rate was 0\.5, now 0\.25;"),
+        ({"optimizer": keras.optimizers.Adam(tt.WarmupSchedule(7))}, r"learning_rate was 0\.5, now {.*WarmupSchedule"),
+        ({"optimizer": keras.optimizers.Adam(0.5, beta_2=0.7)}, r"optimizer\.config\.beta_2 was 0\.999, now 0\.7;"),
+        ({"optimizer": keras.optimizers.SGD(0.5)}, r'optimizer\.class_name was "Adam", now "SGD"'),
+        ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.epsilon was 0\.1, now 0\.3;"),
+        ({"loss": "sparse_categorical_crossentropy"}, 'loss was .*, now "sparse_categorical_crossentropy"'),
+    ],
+)
+def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
+    an_epoch(begun(tmp_path, compiled()))
+    model = compiled(**changed)
+    before = model.get_weights()
+    model.embedding.embeddings.assign(np.zeros((19, 12)))
+    with pytest.raises(tt.BadInput, match=f"{tmp_path} holds a run of another configuration: .*{message}"):
+        begun(tmp_path, model)
+    assert not np.asarray(model.embedding.embeddings).any() and len(before) == len(model.weights)
+    assert "\n" not in message
+    Run(tmp_path).unlock()
+
+
+def test_a_fit_goes_on_in_its_dtype(tmp_path):
+    an_epoch(begun(tmp_path, compiled()))
+    model = tt.Transformer(new_model().config, dtype="mixed_bfloat16")
+    model.build()
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    with pytest.raises(tt.BadInput, match='dtype was "float32", now "mixed_bfloat16"'):
+        begun(tmp_path, model)
+    Run(tmp_path).unlock()
+
+
+def test_a_rate_that_a_callback_changed_is_no_other_one(tmp_path):
+    """Neither in a process that goes on with it, nor in a new one, which compiles as the first did."""
+    model = compiled()
+    first = begun(tmp_path, model)
+    model.optimizer.learning_rate = 0.125
+    an_epoch(first)
+    for of in (model, compiled()):
+        again = begun(tmp_path, of, 2)
+        assert float(of.optimizer.learning_rate) == 0.125
+        again.on_train_end()
+    with pytest.raises(tt.BadInput, match=r"learning_rate was 0\.5, now 0\.25"):
+        begun(tmp_path, compiled(keras.optimizers.Adam(0.25)))
+    Run(tmp_path).unlock()
+
+
+def test_tokens_that_nobody_counted_are_no_number(tmp_path):
+    """Also where the run goes on with a count, which is not that of its beginning; a count from the start is one."""
+    for name, counts, expected in (("none", ({}, {"tokens": 7.0}), None), ("all", [{"tokens": 7.0}] * 2, 14)):
+        for logs in counts:
+            an_epoch(begun(tmp_path / name, compiled(), 2), **logs)
+        state = Run(tmp_path / name).newest()[1]
+        assert state.get("target_tokens") == expected
+        columns = (tmp_path / name / "history.csv").read_text().splitlines()[0].split(",")
+        assert ("target_tokens" in columns) == bool(expected)
+
+
+def test_a_run_gets_its_tokenizer_late(translator, tmp_path):
+    """It began without one, or was killed before it had one."""
+    file, tokenizer = tmp_path / "tokenizer.model", translator.tokenizer
+    an_epoch(begun(tmp_path, compiled()))
+    assert not file.exists()
+    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    assert tt.Tokenizer.load(file).fingerprint == tokenizer.fingerprint
+    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    other = types.SimpleNamespace(fingerprint="another")
+    with pytest.raises(tt.BadInput, match="tokenizer: expected that of the run, .*, got another"):
+        begun(tmp_path, compiled(), tokenizer=other)
+    Run(tmp_path).unlock()
+
+
+def test_outputs_are_written_into_one_file(tmp_path):
+    """For TensorBoard: however many checkpoints a run has; and it is closed, also where a callback ends `fit`."""
+    score = DevScore(lambda texts: texts, DevText("BLEU", lambda *_: 7.0, ["a"], ["b"]), logs=tmp_path)
+    score.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=3), after_fit=ExitStack()))
+    for number in range(2):
+        score.on_train_begin()
+        for epoch in range(3):
+            score.on_epoch_end(epoch, {})
+        writer = score._writer
+        score.model.after_fit.close()
+        assert len(list(tmp_path.rglob("events*"))) == number + 1
+        assert writer._closed

@@ -31,6 +31,12 @@ def test_what_a_terminal_lacks_is_printed_as_an_escape(encoding, expected, monke
     assert written.getvalue().decode(encoding) == f"{expected}!"
 
 
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=len, flush=int)])
+def test_a_service_has_no_terminal(stream, monkeypatch):
+    monkeypatch.setattr("sys.stdout", stream)
+    say("Tür")
+
+
 def test_the_package_prints_in_one_way():
     without_package = {"check.py", "loader.py", "probe.py", "litert_client.py", "litert_probe.py"}
     alone = {"terminal.py"} | without_package
@@ -77,6 +83,16 @@ def test_a_program_ends_quietly_when_its_reader_goes_away():
         == (0, b"", "")
     )
     assert program("print('all')", "| cat") == (0, b"all\n", "")
+
+
+def test_a_program_s_end_does_not_wait_for_tensorflow():
+    """An error that nobody expects shows its lines at once."""
+    known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
+    status, said, errors = program(f"{known}raise KeyError('own')")
+    assert (status, said) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
+    stopped = "from tf_transformer.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
+    line = "\nstopped after saving step 7; start it again with the same options to go on\n"
+    assert program(known + stopped) == (143, b"False\n", line)
 
 
 def test_a_program_prints_on_a_terminal_without_umlauts():

@@ -15,6 +15,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import user_path
+from tf_transformer.terminal import Stopped
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 LANGUAGES = ("source_language", "target_language")  # options of a model of several
@@ -209,18 +210,18 @@ def run_program(main: Callable[[], None]) -> None:
     except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as error:
+        print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
+        sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
     except Exception as error:
+        if "TF_CONFIG" not in os.environ:  # no workers; TensorFlow's own errors need TensorFlow, which takes seconds
+            raise
         load_tensorflow()  # quietly, if the program did not
         import tensorflow as tf
 
-        from tf_transformer.runs.callbacks import Stopped
-
-        if isinstance(error, Stopped):
-            print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
-            sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
         lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.CancelledError
         lost |= tf.errors.DeadlineExceededError | tf.errors.InternalError
-        if "TF_CONFIG" in os.environ and isinstance(error, lost):
+        if isinstance(error, lost):
             print(f"\nerror: another worker has gone, or cannot be reached: {error.message}", file=sys.stderr)
             print("start all workers again with the same options to go on from the last checkpoint", file=sys.stderr)
             sys.stderr.flush()

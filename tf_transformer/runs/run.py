@@ -31,7 +31,7 @@ IDS = "ids"  # the training text, tokenized
 SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
 NUMBER = (int, float)
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
-STATE |= {"stopped_of": int, "half_done": dict}
+STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
 CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
@@ -83,13 +83,15 @@ class Run:
         before = self.settings()
         if "start" not in settings:
             before.pop("start", None)  # the run keeps the weights that it started from
-        differences = _differences(*_comparable(before, json.loads(json.dumps(settings))))
-        if differences:
+        self._check_same(*_comparable(before, json.loads(json.dumps(settings))))
+        return True
+
+    def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        if differences := _differences(before, now):
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
                 f"give another folder, or the same options as before"
             )
-        return True
 
     def settings(self) -> dict[str, Any]:
         """The contents of config.json.
@@ -228,11 +230,18 @@ class Run:
         return None
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:
-        """Load the newest undamaged checkpoint into a built and compiled model; `None` if there is none."""
+        """Load the newest undamaged checkpoint into a built and compiled model; `None` if there is none.
+
+        Raises:
+            BadInput: the run began with another optimizer, learning rate, loss or dtype, where its checkpoint has them.
+        """
         newest = self.newest()
         if not newest:
             return None
         folder, state = newest
+        if before := state.get("compiled"):
+            rate = state["history"][-1].get("learning_rate") if state["history"] else None
+            self._check_same(before, _but_for_the_rate(compiled(model), before, rate))
         with reading(folder, "a checkpoint of this model"):
             model.optimizer.build(model.trainable_variables)
             check_h5(folder / "model.weights.h5")
@@ -275,6 +284,43 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.variables if variable.name == "seed_generator_state"]
 
 
+def compiled(model: keras.Model) -> dict[str, Any]:
+    """What a model was compiled with, and its dtype, as far as it changes a training."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # float16 has one around it
+    return {"dtype": model.dtype_policy.name, "optimizer": described(optimizer), "loss": described(model.loss)}
+
+
+def _but_for_the_rate(now: dict[str, Any], before: dict[str, Any], rate: Any) -> dict[str, Any]:
+    """`now`, where a learning rate that is already the checkpoint's counts as the one before: a callback changed it."""
+    try:
+        settings, former = now["optimizer"]["config"], before["optimizer"]["config"]
+        if rate is not None and settings["learning_rate"] == rate:
+            settings["learning_rate"] = former["learning_rate"]
+    except (KeyError, TypeError):  # an optimizer without settings, or without a rate
+        pass
+    return now
+
+
+def described(given: Any) -> Any:
+    """The class and the settings of a schedule, an optimizer or a loss, for JSON; its name alone if it has none."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    try:
+        settings = json.dumps(given.get_config(), default=_plain)
+    except (AttributeError, NotImplementedError):  # the latter from Keras's base class
+        return name
+    return {"class_name": name, "config": json.loads(settings, object_hook=_without_name)}
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.tolist() if array.dtype.kind in "biufU" else type(value).__name__
+
+
+def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keras numbers the names of the optimizers of a process."""
+    return {name: value for name, value in settings.items() if name != "name"}
+
+
 def _check_room(folder: Path, model: keras.Model) -> None:
     """Raise if the disk has too little room; HDF5 may crash when a disk fills up."""
     variables = [*model.variables, *model.optimizer.variables]
@@ -309,5 +355,12 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new and (old or new):  # an option that another version lacks counts as off
-            differences.append(f"{prefix}{name} was {json.dumps(old)}, now {json.dumps(new)}")
+            words = [_short(old), _short(new)]
+            words = [json.dumps(old), json.dumps(new)] if words[0] == words[1] else words
+            differences.append(f"{prefix}{name} was {words[0]}, now {words[1]}")
     return differences
+
+
+def _short(value: Any) -> str:
+    """A value in JSON; a rate as people write it, where Keras gives all the digits of a float32."""
+    return json.dumps(float(str(np.float32(value))) if isinstance(value, float) else value)

@@ -1,14 +1,12 @@
 """Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_transformer import distribution, training
@@ -20,7 +18,7 @@ from tf_transformer.interop.families import build_model, load_tokenizer
 from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
-from tf_transformer.runs.run import IDS, START, Run
+from tf_transformer.runs.run import IDS, START, Run, described
 from tf_transformer.terminal import say
 from tf_transformer.text.translator import Translator
 from tf_transformer.values import Count, check_fields, checked
@@ -84,7 +82,7 @@ class Trainer:
         if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
             raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
-        self._given = {name: _describe(value) for name, value in given.items() if value}  # as `fit` may change a rate
+        self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
         self._strategy = self.strategy or tf.distribute.get_strategy()
         replicas = self._strategy.num_replicas_in_sync
         if self.recipe.jit_compile == "on" and replicas > 1:
@@ -311,23 +309,3 @@ class Trainer:
         """
         source, references = self.corpus.read(files) if files else self.corpus.test
         return self.corpus.scores((translator or self.translator())(source), references)
-
-
-def _describe(given: Any) -> Any:
-    """The class and the settings of a schedule or an optimizer, for config.json; the class alone if it has none."""
-    name = type(given).__name__
-    try:
-        settings = json.dumps(given.get_config(), default=_plain)
-    except (AttributeError, NotImplementedError):  # the latter from Keras's base class
-        return name
-    return {"class_name": name, "config": json.loads(settings, object_hook=_without_name)}
-
-
-def _plain(value: Any) -> Any:
-    array = np.asarray(value)
-    return array.tolist() if array.dtype.kind in "biufU" else type(value).__name__
-
-
-def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
-    """Keras numbers the names of the optimizers of a process."""
-    return {name: value for name, value in settings.items() if name != "name"}
