@@ -1,6 +1,7 @@
 """Every source gives the same pairs, to a training and to records; so does a class of one's own."""
 
 import gzip
+import hashlib
 import itertools
 import json
 import pickle
@@ -188,6 +189,28 @@ def test_what_is_no_tagged_source(tagged, message):
         tt.sources.TaggedSource(tagged)
 
 
+def test_a_source_in_memory_is_known_by_its_contents(monkeypatch):
+    """As where each text has its length; by the checksum of earlier versions, wherever that told texts apart."""
+    texts = ["a", "b", "a\tb", "b\tc", "a\nb", "c", ""]
+    sources = [MemorySource([a], [b]) for a in texts for b in texts]
+    sources += [MemorySource([a, b], [b, c]) for a in texts for b in texts for c in texts[:3]] + [MemorySource([], [])]
+    lengths = [f"{[(len(a), a, len(b), b) for a, b in source.pairs()]}" for source in sources]
+    assert len({source.describe()["sha256"] for source in sources}) == len(set(lengths)) == len(sources)
+    plain = MemorySource(["Two doors.", "One \ud83d"], ["Zwei Türen.", "Eins"])
+    text = "Two doors.\tZwei Türen.\nOne \ud83d\tEins".encode("utf-8", "surrogatepass")
+    assert plain.describe() == {"sha256": hashlib.sha256(text).hexdigest()}
+    monkeypatch.setattr(MemorySource, "pairs", lambda self: pytest.fail("read it again"))
+    assert plain.describe() == pickle.loads(pickle.dumps(plain)).describe()
+
+
+def test_a_source_in_memory_does_not_change():
+    lists = ["a"], ["b"]
+    source = MemorySource(*lists)
+    known = source.describe()
+    lists[0][0] = "c"
+    assert list(source.pairs()) == [("a", "b")] and source.describe() == known
+
+
 def test_sides_that_do_not_belong_together(tmp_path):
     (tmp_path / "long").write_text("a\nb\nc\n")
     (tmp_path / "short").write_text("a\n")
@@ -200,6 +223,8 @@ def test_sides_that_do_not_belong_together(tmp_path):
             list(source.rows())
     with pytest.raises(tt.BadInput, match="^target: expected 1 texts, as many as of source, got 2$"):
         MemorySource(["a"], ["b", "c"])
+    with pytest.raises(tt.BadInput, match="^target: expected texts, got bytes at place 1$"):
+        MemorySource(["a", "b"], ["c", b"d"])
     with pytest.raises(tt.BadInput, match="^train: expected two files, source and target, got 1$"):
         tt.TextCorpus(["train.en"], ["dev.en", "dev.de"])
     with pytest.raises(tt.BadInput, match="^files: expected two files, source and target, got 3$"):

@@ -5,8 +5,10 @@ A corpus trains on any of them, and `tf-transformer prepare` makes records of an
 
 import codecs
 import dataclasses
+import functools
 import hashlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,19 +33,31 @@ MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes tha
 
 @dataclass(frozen=True)
 class MemorySource(Source):
-    """Two lists of texts, known by their contents."""
+    """Two lists of texts, known by their contents, which are those at the beginning."""
 
     source: Sequence[str]
     target: Sequence[str]
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for side in ("source", "target"):
+            texts = tuple(getattr(self, side))
+            if wrong := next((place for place, text in enumerate(texts) if not isinstance(text, str)), -1) + 1:
+                raise BadInput(f"{side}: expected texts, got {type(texts[wrong - 1]).__name__} at place {wrong - 1}")
+            object.__setattr__(self, side, texts)
         if len(self.target) != (wanted := len(self.source)):
             raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
 
     def describe(self) -> dict[str, Any]:
+        return {"sha256": self._checksum}
+
+    @functools.cached_property
+    def _checksum(self) -> str:
         text = "\n".join(map("\t".join, self.pairs()))
-        return {"sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}
+        ambiguous = text.count("\t") > len(self.source) or text.count("\n") >= max(len(self.source), 1)
+        if ambiguous:  # the texts have such characters, too; JSON writes them in another way
+            text = json.dumps(list(self.pairs()))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         return zip(self.source, self.target, strict=True)
