@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from tf_transformer.config import BadInput
@@ -90,12 +91,34 @@ def test_scripts_without_spaces_are_tokenized_as_they_need(text, usual, others):
     assert f"tok:{usual}|" in bleu.bleu([text], [text]).signature
 
 
+def test_texts_come_as_a_translator_takes_them(tmp_path):
+    """In arrays, generators, and open files, whose lines have their ends."""
+    texts, references = ["a b c d x f", "two doors open here"], ["a b c d e f", "two doors open now"]
+    files = [tmp_path / "texts", tmp_path / "references"]
+    for file, lines in zip(files, (texts, references), strict=True):
+        file.write_bytes("\r\n".join(lines).encode() + b"\n")
+    for function in (bleu.bleu, bleu.paper_bleu, bleu.chrf):
+        expected = function(texts, references)
+        for kind in (np.array, iter, tuple, dict.fromkeys):
+            assert function(kind(texts), kind(references)) == expected
+        with open(files[0]) as source, open(files[1], newline="") as target:
+            assert function(source, target) == expected
+    systems = {"mine": np.array(texts), "its": iter(references)}
+    assert bleu.compare(systems, np.array(references), 101) == bleu.compare(
+        {"mine": texts, "its": references}, references, 101
+    )
+
+
 def test_text_of_another_count_or_kind_is_refused():
     for texts, references, message in (
         (["a"] * 3, ["a"] * 2, "expected as many translations as references, .*; got 3 translations and 2 references"),
         ([], [], "and at least one; got 0 translations and 0 references"),
         ("ab", ["a", "b"], "translations: expected a list of strings, got one string"),
         (["a", "b"], ["a", None], "references: expected strings, got NoneType at place 1"),
+        (b"ab", ["a", "b"], "translations: expected a list of strings, got one string"),
+        (["a"], None, "references: expected a list.*, got None"),
+        (["a"], np.array("a"), "references: expected a list.*, got .*array"),
+        (np.array([["a"]]), ["a"], "translations: expected strings, got ndarray at place 0"),
     ):
         for function in (bleu.bleu, bleu.paper_bleu, bleu.chrf, lambda texts, other: bleu.compare({"": texts}, other)):
             with pytest.raises(BadInput, match=message):

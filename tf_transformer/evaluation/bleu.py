@@ -1,10 +1,13 @@
 """Scores of translations, all through sacreBLEU (Post 2018).
 
-Translations and references are lists of strings of the same length, at least 1; all else is `BadInput`.
+Translations and references are strings in lists, arrays, columns of a table or open files, of the same length, at least
+1; all else is `BadInput`.
 """
 
 import importlib.util
+import io
 import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
@@ -16,6 +19,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from tf_transformer.config import BadInput
 from tf_transformer.values import between, checked
 
+Texts = Iterable[str]
 Samples = Annotated[int, between(1, 100_000)]  # memory grows with them
 
 # Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts, which write no spaces between words.
@@ -31,28 +35,28 @@ class Score(NamedTuple):
     p_value: float | None = None  # probability that chance makes so large a difference from the first system
 
 
-def bleu(translations: list[str], references: list[str]) -> Score:
+def bleu(translations: Texts, references: Texts) -> Score:
     """Cased BLEU on detokenised text, 0 to 100.
 
     Tokenised by 13a. Chinese references are tokenised by zh; Japanese by ja-mecab, if MeCab is installed; Korean, and
     scripts without spaces such as Thai, Lao, Burmese and Khmer, by char. Single words in another script decide nothing.
     """
-    check(translations, references)
+    translations, references = check(translations, references)
     return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
 
 
-def paper_bleu(translations: list[str], references: list[str]) -> Score:
+def paper_bleu(translations: Texts, references: Texts) -> Score:
     """The paper's BLEU for English-German, tokenised and with compounds split at hyphens, 0 to 100.
 
     On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses; this function uses 13a.
     """
-    check(translations, references)
+    translations, references = check(translations, references)
     return _score(_paper_metric(), translations, references)
 
 
-def chrf(translations: list[str], references: list[str]) -> Score:
+def chrf(translations: Texts, references: Texts) -> Score:
     """chrF2 (Popovic 2015): 0 to 100."""
-    check(translations, references)
+    translations, references = check(translations, references)
     return _score(CHRF(), translations, references)
 
 
@@ -69,9 +73,7 @@ def flavours(references: list[str]) -> dict[str, Metric]:
 
 
 @checked
-def compare(
-    systems: dict[str, list[str]], references: list[str], samples: Samples = 1_000
-) -> dict[str, dict[str, Score]]:
+def compare(systems: Mapping[str, Texts], references: Texts, samples: Samples = 1_000) -> dict[str, dict[str, Score]]:
     """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
 
     Args:
@@ -82,32 +84,49 @@ def compare(
     Returns:
         Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
     """
-    for translations in systems.values():
-        check(translations, references)
+    references = list_of("references", references)
+    lists = {name: check(translations, references)[0] for name, translations in systems.items()}
     scores = {}
     for flavour, metric in flavours(references).items():
-        signatures, results = PairedTest(list(systems.items()), {flavour: metric}, [references], "bs", samples)()
+        signatures, results = PairedTest(list(lists.items()), {flavour: metric}, [references], "bs", samples)()
         ((kind, signature),) = signatures.items()
         found: Any = zip(systems, results[kind], strict=True)
         scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
     return scores
 
 
-def check(translations: list[str], references: list[str]) -> None:
+def check(translations: Texts, references: Texts) -> tuple[list[str], list[str]]:
     """Check that these can be scored.
+
+    Returns:
+        both as lists.
 
     Raises:
         BadInput: they are no lists of strings, of unequal length, or empty.
     """
-    for name, texts in (("translations", translations), ("references", references)):
-        if isinstance(texts, str):
-            raise BadInput(f"{name}: expected a list of strings, got one string")
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
+    translations, references = list_of("translations", translations), list_of("references", references)
     if not 0 < len(translations) == len(references):
         count = f"got {len(translations):,} translations and {len(references):,} references"
         raise BadInput(f"expected as many translations as references, and at least one; {count}")
+    return translations, references
+
+
+def list_of(name: str, texts: Texts) -> list[str]:
+    """Strings as a list; an open file's lines without their ends.
+
+    Raises:
+        BadInput: they are something else, `name` in the message.
+    """
+    if isinstance(texts, str | bytes):
+        raise BadInput(f"{name}: expected a list of strings, got one string")
+    try:
+        found = list(texts)
+    except TypeError:
+        raise BadInput(f"{name}: expected a list of strings, got {type(texts).__name__}") from None
+    for i, text in enumerate(found):
+        if not isinstance(text, str):
+            raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
+    return [str(text.rstrip("\r\n")) for text in found] if isinstance(texts, io.TextIOBase) else found
 
 
 class _CompoundsSplit(Tokenizer13a):
