@@ -196,6 +196,29 @@ def test_the_loss_is_float32_whatever_the_logits(dtype):
     close(loss, oracle.smoothed_cross_entropy(TARGETS, array(logits), 0.1))
 
 
+@pytest.fixture
+def sixteen_bits():
+    """All that Keras makes is bfloat16, which has 8 bits of a number."""
+    keras.config.set_floatx("bfloat16")
+    yield
+    keras.config.set_floatx("float32")
+
+
+def test_labels_are_whole_numbers_of_any_size(sixteen_bits):
+    """bfloat16 would make 257 and 259 one number; and a count in it would end at 256."""
+    targets, logits = np.array([[257, 300, 259]] * 101), np.zeros((101, 3, 307), "float32")
+    logits[:, [0, 1, 2], [257, 300, 259]] = 19
+    for options in ({}, {"dtype": "bfloat16"}):
+        assert float(SmoothedCrossEntropy(0.0, **options)(targets, logits)) < 1e-3
+    for metric, expected in ((TokenAccuracy(), 1), (Perplexity(), 1), (TokenCount(), 303)):
+        metric.update_state(targets, logits)
+        close(metric.result(), expected, atol=1e-3)
+    for dtype in ("bfloat16", "float16"):
+        for function in (SmoothedCrossEntropy(), TokenAccuracy().update_state, Perplexity(), TokenCount()):
+            with pytest.raises(BadInput, match=f"labels: expected integers, got {dtype}, which lacks most above 256"):
+                function(ops.cast(targets, dtype), logits)
+
+
 @pytest.mark.parametrize("mode", COMPILERS)
 def test_graph_and_jit_compute_what_eager_does(mode):
     logits = keras.Variable(normal(B, T, V))

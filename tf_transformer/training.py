@@ -185,11 +185,12 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     @checked
     def __init__(self, epsilon: Rate = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any) -> None:
-        super().__init__(name=name, **({"reduction": "sum"} | kwargs))
+        # In any other dtype Keras would round the labels.
+        super().__init__(name=name, **({"reduction": "sum"} | kwargs | {"dtype": "float32"}))
         self.epsilon = epsilon
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
-        return super().__call__(y_true, y_pred, None if sample_weight is None else _of_tokens(sample_weight))
+        return super().__call__(_ids(y_true), y_pred, None if sample_weight is None else _of_tokens(sample_weight))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         targets = ops.cast(y_true, "int32")
@@ -199,6 +200,18 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"epsilon": self.epsilon}
+
+
+def _ids(labels: Tensor) -> Any:
+    """Labels as int32.
+
+    Raises:
+        BadInput: they are of a dtype that has rounded them.
+    """
+    dtype = keras.backend.standardize_dtype(getattr(labels, "dtype", "int32"))
+    if dtype in ("float16", "bfloat16"):
+        raise BadInput(f"labels: expected integers, got {dtype}, which lacks most above 256")
+    return ops.cast(labels, "int32")
 
 
 def _of_tokens(sample_weight: Tensor) -> Any:
@@ -221,15 +234,16 @@ class _TokenMean(keras.metrics.Metric):
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        self.total = self.add_variable((), initializer="zeros", name="total")
-        self.count = self.add_variable((), initializer="zeros", name="count")
+        self.total, self.count = (  # in Keras's own default of 16 bits, a count would stop at 256
+            self.add_variable((), initializer="zeros", dtype="float32", name=name) for name in ("total", "count")
+        )
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
         """The values to average, [B, T], which each metric defines."""
         raise NotImplementedError
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
-        targets = ops.cast(y_true, "int32")
+        targets = _ids(y_true)
         weights = ops.cast(padding_mask(targets), "float32")
         if sample_weight is not None:
             weights = weights * _of_tokens(sample_weight)
