@@ -65,11 +65,17 @@ def leave_out(optimizer, **options):
     model = tt.Transformer(CONFIG)
     model.build()
     model.skip_not_finite = True
-    model.compile(optimizer(0.1), tt.SmoothedCrossEntropy(0.1), **options)
+    measures = {"metrics": [tt.TokenAccuracy()], "weighted_metrics": [tt.Perplexity(), tt.TokenCount()]}
+    model.compile(optimizer(0.1), tt.SmoothedCrossEntropy(0.1), **measures, **options)
     model.fit(batch(), verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    model.fit(batch(broken=True), verbose=0)
+    if not options.get("jit_compile"):  # which takes long to compile
+        two = batch().concatenate(batch(broken=True))
+        of_one = model.evaluate(batch(), verbose=0, return_dict=True)
+        assert model.evaluate(two, verbose=0, return_dict=True) == of_one and np.isfinite(of_one["perplexity"])
+    found = model.fit(batch(broken=True), verbose=0).history
+    assert (found["accuracy"], found["perplexity"], found["tokens"]) == ([0], [1], [0])  # of no token
     assert model.not_finite.numpy() == 1 and np.isnan(model.gradient_norm.numpy())
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)

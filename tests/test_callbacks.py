@@ -171,7 +171,8 @@ def watched(skip, wrong, steps=5, first=2):
 
     model = new_model()
     model.skip_not_finite = skip
-    model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=[tt.TokenAccuracy()])
+    metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
+    model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=metrics)
     data = tf.data.Dataset.range(first, first + steps)
     data = data.map(lambda batch: tf.fill((5, 7), tf.where(tf.reduce_any(batch == wrong), 18, 5)))
     watch = StopOnNonFinite(numbers, first=first, skip=skip)
@@ -188,6 +189,7 @@ def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
         history, weights = watched(True, [4])
         assert capsys.readouterr().out.count(MESSAGE) == 1
         assert np.isfinite(history["loss"]).all()
+        assert history["tokens"] == [4 * 5 * 7]  # of five batches
         assert all(np.isfinite(weight).all() for weight in weights)
     else:
         with pytest.raises(tt.BadInput, match=MESSAGE):  # the first; from then on all are

@@ -20,7 +20,8 @@ class Model(keras.Model):
 
     Attributes:
         parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
-        skip_not_finite: leave out an update with a NaN or an infinity: weights, moments and the optimizer's step stay.
+        skip_not_finite: leave out an update with a NaN or an infinity: weights, moments, the optimizer's step and
+            metrics stay.
         steps_made: variable, the number of steps since `compile`.
         not_finite: variable, the number of updates with a NaN or an infinity since `compile`.
         not_finite_steps: variable, [50], the numbers of their steps, from 1; the newest replace the oldest.
@@ -59,6 +60,7 @@ class Model(keras.Model):
             self._symbolic_build(data_batch=((ids, ids), ids))
 
     def train_step(self, data: Tensor) -> dict[str, Any]:
+        before = self._metrics_now()
         parts = [self._part(data, i) for i in range(self.parts)]
         tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
@@ -73,22 +75,33 @@ class Model(keras.Model):
             gradients = [tf.add_n(pair) for pair in zip(*filter(None, (gradients, part_gradients)), strict=True)]
             loss += part_loss
             self.compute_metrics(x, y, y_pred, sample_weight)
-        self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
-        return self._logs(loss, tf.reduce_sum(tokens))
+        finite = self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
+        return self._logs(loss, tf.reduce_sum(tokens), finite, before)
 
     def test_step(self, data: Tensor) -> dict[str, Any]:
+        before = self._metrics_now()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = tf.cast(self.compute_loss(x, y, y_pred, sample_weight, training=False), tf.float32)
         self.compute_metrics(x, y, y_pred, sample_weight)
-        return self._logs(loss, over_replicas(_count(y)))
+        return self._logs(loss, over_replicas(_count(y)), tf.math.is_finite(over_replicas(loss)), before)
 
     def _part(self, data: Tensor, i: int) -> tuple[Any, ...]:
         if self.parts > 1:
             data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
         return keras.utils.unpack_x_y_sample_weight(data)
 
-    def _update(self, loss: Tensor, gradients: Tensor) -> None:
+    def _metrics_now(self) -> list[tuple[keras.Variable, Any]]:
+        """The metrics' variables with their values, where a batch may be left out."""
+        kept = self.metrics_variables if self.skip_not_finite else []
+        return [(variable, tf.identity(tf.convert_to_tensor(variable.value))) for variable in kept]
+
+    def _update(self, loss: Tensor, gradients: Tensor) -> tf.Tensor:
+        """Make an update, or leave it out.
+
+        Returns:
+            whether it was finite.
+        """
         norm = tf.cast(tf.linalg.global_norm(gradients), tf.float32) / self.optimizer.scale_loss(1.0)
         scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
@@ -98,6 +111,7 @@ class Model(keras.Model):
             tf.distribute.get_replica_context().merge_call(self._apply_if, args=(finite, gradients))
         else:
             self.optimizer.apply(gradients, self.trainable_variables)
+        return finite
 
     def _remember(self, finite: Tensor) -> None:
         """Keep on the device what a callback looks at once in a while: each look waits for the device."""
@@ -116,10 +130,13 @@ class Model(keras.Model):
 
         tf.cond(strategy.experimental_local_results(finite)[0], apply, lambda: None)
 
-    def _logs(self, loss: Tensor, tokens: Tensor) -> dict[str, Any]:
-        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss."""
+    def _logs(self, loss: Tensor, tokens: Tensor, finite: Tensor, before: Tensor) -> dict[str, Any]:
+        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss; without
+        those of a batch that is left out, which put back what they were before."""
         replicas = self.distribute_strategy.num_replicas_in_sync
-        kept = tf.math.is_finite(loss) | (not self.skip_not_finite)
+        kept = finite | (not self.skip_not_finite)
+        for variable, value in before:
+            variable.assign(tf.where(kept, variable.value, value))
         tokens = tf.where(kept, tokens, 0)
         self._loss_tracker.update_state(tf.where(kept, loss, 0) * replicas, sample_weight=tokens / replicas)
         logs = self.get_metrics_result()
