@@ -6,6 +6,7 @@ import oracle
 import pytest
 from conftest import COMPILERS, array, close, normal, weights_of
 from keras import ops
+from promises import tensorflow_only
 
 from tf_transformer.layers import PositionalEmbedding, sinusoids
 
@@ -95,6 +96,22 @@ def test_more_than_the_learned_positions_is_an_error():
         layer(np.ones((1, 8), "int32"))
     with pytest.raises(ValueError, match="relative"):
         PositionalEmbedding(V, d, "relative")
+
+
+@tensorflow_only
+def test_more_than_the_learned_positions_is_an_error_where_the_number_is_not_known():
+    """A GPU gives zeros for rows that a table lacks, so this asks for no such rows."""
+    import tensorflow as tf
+
+    layer, asked = built("learned"), []
+    with pytest.MonkeyPatch.context() as patch:
+        take = keras.ops.take
+        patch.setattr(keras.ops, "take", lambda x, *more, **options: asked.append(x.shape) or take(x, *more, **options))
+        embed = tf.function(layer, input_signature=[tf.TensorSpec((None, None), tf.int32)])
+        close(embed(np.ones((1, 7), "int32")), layer(np.ones((1, 7), "int32")))
+        assert (7, d) not in asked
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            embed(np.ones((1, 8), "int32"))
 
 
 def test_dropout_is_on_the_sum_and_for_training_only():

@@ -118,15 +118,18 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def embed(self, ids: Tensor, position: Tensor = None) -> Any:
         """As `call`, but the result carries no mask, for a caller that makes its own."""
         ids = ops.cast(ids, "int32")
-        if position is None:
-            if self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
-                raise ValueError(
-                    f"{self.name}: expected at most max_length={self.max_length} learned positions, "
-                    f"got ids of shape {tuple(ids.shape)}"
-                )
-            position = ops.arange(ops.shape(ids)[1])
-        summed = self.scaled(ids) + self.encoding(position)
+        if position is None and self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
+            raise ValueError(
+                f"{self.name}: expected at most max_length={self.max_length} learned positions, "
+                f"got ids of shape {tuple(ids.shape)}"
+            )
+        summed = self.scaled(ids) + self._encoding_of(ids, position)
         return self.sum_dropout(ops.cast(summed, self.compute_dtype))
+
+    def _encoding_of(self, ids: Tensor, position: Tensor) -> Any:
+        if position is None and self.positions == "learned":  # a GPU would take zeros for positions beyond the table;
+            return ops.cast(self.position_embeddings[: ops.shape(ids)[1]], "float32")  # too few rows are an error
+        return self.encoding(ops.arange(ops.shape(ids)[1]) if position is None else position)
 
     def scaled(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
