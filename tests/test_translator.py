@@ -213,7 +213,23 @@ def test_learned_positions_bound_the_lengths(translator):
     config = tt.TransformerConfig(1, 12, 17, 3, positions="learned", max_length=9, vocab_size=350)
     model = tt.Transformer(config)
     model.build()
-    assert len(tt.Translator(model, translator.tokenizer)(["door " * 50, "a"])) == 2
+    short = tt.Translator(model, translator.tokenizer)
+    assert len(short(["door " * 50, "a"])) == 2
+    scores = short.attention_scores("door " * 50, "Tür " * 50)  # of an output that is cut where it ends
+    assert scores.cross[-1].shape == (1, 3, 9, 9)
+
+
+def test_a_model_that_nobody_built(translator):
+    """It has the weights that it would have in training."""
+    config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
+    found = []
+    for is_built in (False, True):
+        keras.utils.set_random_seed(5)
+        model = tt.Transformer(config)
+        if is_built:
+            model.build()
+        found.append(tt.Translator(model, translator.tokenizer, extra_length=2)(["Two doors."]))
+    assert found[0] == found[1] and found[0] != [""]
 
 
 def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):

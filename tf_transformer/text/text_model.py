@@ -47,6 +47,8 @@ class TextModel(SetOnce):
 
     def __init__(self, model: TextDecoder, tokenizer: Tokenizer, **options: float) -> None:
         config = model.config
+        if isinstance(model, keras.Model) and not model.built:  # Keras builds when it is called, not when it searches
+            model.build()
         if tokenizer.vocab_size != config.vocab_size:
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={config.vocab_size}, got {tokenizer.vocab_size}"
@@ -246,9 +248,9 @@ class TextModel(SetOnce):
         return self.attention_of(ids, self.ended("translation", self.target([target])))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
-        """The attention weights of one pair of sentences; the source is cut to max_source_length tokens."""
+        """The attention weights of one pair of sentences, each cut to the tokens that the model reads or writes."""
         ids, *_ = self.source(text_tensor([source]))
-        return self.attention_of(ids, append_end(self.target([target]))).scores
+        return self.attention_of(ids, append_end(self.target([target])[:, : self._most() - 1])).scores
 
     def attention_of(self, source: Tensor, output: Tensor) -> Attention:
         """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
@@ -265,11 +267,13 @@ class TextModel(SetOnce):
         Raises:
             BadInput: the output, `name` in the message, is empty or too long.
         """
-        most = self.max_source_length + self.extra_length
-        if self.model.config.positions == "learned":
-            most = min(most, self.model.config.max_length)
-        check_length(name, ids.flat_values.shape[0], most - 1)
+        check_length(name, ids.flat_values.shape[0], self._most() - 1)
         return append_end(ids)
+
+    def _most(self) -> int:
+        """The most symbols of an output, its end symbol included."""
+        most: int = self.max_source_length + self.extra_length
+        return min(most, self.model.config.max_length) if self.model.config.positions == "learned" else most
 
 
 def append_end(ids: tf.RaggedTensor) -> tf.Tensor:
