@@ -76,6 +76,24 @@ def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, mo
         np.testing.assert_allclose(other, weight, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["full", "activations", "larger_than", "list_of_layers"])
+def test_a_model_decodes_before_it_has_trained(mode):
+    """In compiled calls, where a search calls layers inside the others by themselves."""
+    tf = pytest.importorskip("tensorflow")
+    names = ["encoder_0", "decoder_0", "key", "query", "hidden", "output"]
+    with keras.RematScope(mode=mode, output_size_threshold=1, layer_names=names):
+        model = of_transformer()()
+
+    def decode(source, target):
+        memory, memory_mask, _ = model.encode(source)
+        cache = model.init_cache(memory, 3)
+        return model((source, target)), model.decode_step(target[:, :1], cache, memory_mask, [0], 0)[0]
+
+    x = IDS[:, :6], IDS
+    for found, expected in zip(tf.function(decode)(*map(tf.constant, x)), decode(*x), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_inference_knows_no_scope(monkeypatch):
     with keras.RematScope():
         layer = tt.layers.EncoderLayer(2, 23)

@@ -10,7 +10,7 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 import functools
 import math
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -46,10 +46,12 @@ def is_int8(layer: keras.layers.Layer) -> bool:
 
 def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
     """A dense layer for rows [B, d]: `Int8Dense` if the dtype policy is `Int8`, else `keras.layers.Dense`."""
-    if not isinstance(dtype, Int8):
-        return keras.layers.Dense(units, activation, dtype=dtype, **options)
-    options.pop("kernel_initializer", None)  # its weights come from a trained model
-    return Int8Dense(units, activation, dtype=dtype, **options)
+    if isinstance(dtype, Int8):
+        options.pop("kernel_initializer", None)  # its weights come from a trained model
+    layer = (Int8Dense if isinstance(dtype, Int8) else keras.layers.Dense)(units, activation, dtype=dtype, **options)
+    if layer._remat_mode and layer._remat_mode.mode != "activations":
+        layer._remat_mode = None  # computed again with the layer around it; alone it would fail in compiled calls
+    return layer
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -130,6 +132,32 @@ def wake_adapters(model: keras.Model) -> None:
     matrix in a file, and loading leaves both factors 0, from where neither learns."""
     for _, a, _, _ in _lora(model):
         a.assign(keras.initializers.HeUniform()(a.shape))
+
+
+def frozen_weights(model: keras.Model) -> list[str]:
+    """The parts of a built model that do not learn, for `freeze`: whole layers, and else weights.
+
+    A matrix with an adapter of LoRA learns if that does.
+    """
+    adapters = {id(factor) for _, a, b, _ in _lora(model) for factor in (a, b)}
+    adapted = {id(matrix) for matrix, a, b, _ in _lora(model) if a.trainable or b.trainable}
+    layers: dict[str, dict[str, bool]] = {}
+    for name, weight in _by_name(model).items():
+        if id(weight) not in adapters:
+            frozen = not weight.trainable and id(weight) not in adapted
+            layers.setdefault(name.partition("/")[0], {})[name] = frozen
+    return [
+        part
+        for layer, weights in layers.items()
+        for part in ([layer] if all(weights.values()) else [name for name, frozen in weights.items() if frozen])
+    ]
+
+
+def freeze(model: keras.Model, parts: Iterable[str]) -> None:
+    """Let these layers and weights of a built model learn no more."""
+    for name, weight in _by_name(model).items():
+        if any(f"{name}/".startswith(f"{part}/") for part in parts):
+            weight.trainable = False
 
 
 def _adapters(model: keras.Model) -> dict[int, np.ndarray]:
