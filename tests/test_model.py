@@ -14,6 +14,7 @@ from keras import ops
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
 from tf_transformer.layers import DecoderLayer, EncoderLayer, FeedForward
+from tf_transformer.layers.int8 import freeze, frozen_weights
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
 SIZES = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}
@@ -399,12 +400,52 @@ def ragged(*rows):
         (lambda: (SOURCE.tolist(), TARGET), "list and ndarray"),
         (lambda: (SOURCE[0], TARGET[0]), r"shapes \(7,\) and \(5,\)"),
         (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
+        (lambda: (SOURCE, ops.cast(TARGET, "bfloat16")), "dtypes int64 and bfloat16, which lack most ids above 256"),
         (lambda: (SOURCE.astype(str), TARGET), r"dtypes str\d+ and int64"),
     ],
 )
 def test_what_is_no_pair_of_ids_is_refused_in_one_line(inputs, got):
     with pytest.raises(BadInput, match=rf"^inputs: expected \(source, target\), arrays .*; got {got}$"):
         MODEL(inputs())
+
+
+@pytest.mark.parametrize("config", ["base", {"num_layers": 2}, None, TransformerConfig])
+def test_what_is_no_configuration_is_refused_in_one_line(config):
+    with pytest.raises(BadInput, match="^config: expected a TransformerConfig, got .*$"):
+        Transformer(config)
+
+
+def test_a_model_that_is_all_frozen_does_not_train():
+    model = built(TransformerConfig(num_layers=1, **SIZES))
+    model.compile("sgd", SmoothedCrossEntropy())
+    for layer in model.layers:
+        layer.trainable = False
+    for train in (lambda *data: model.fit(*data, verbose=0), model.train_on_batch):
+        with pytest.raises(BadInput, match="^expected weights that learn, got a model whose weights are all frozen$"):
+            train((SOURCE, TARGET), TARGET)
+
+
+def test_what_is_frozen_stays_so_in_another_model():
+    """By names that both have, however they were built; a matrix with an adapter of LoRA learns if that does."""
+    config = TransformerConfig(num_layers=N, **SIZES)
+    tuned, again = Transformer(config), built(config)
+    tuned((SOURCE, TARGET))
+    assert frozen_weights(tuned) == []
+    tuned.embedding.trainable = tuned.encoder_layers[1].trainable = False
+    tuned.decoder_layers[0].self_attention.query_projection.kernel.trainable = False
+    adapted, off = (tuned.decoder_layers[1].cross_attention.key_projection, tuned.decoder_layers[1].feed_forward.hidden)
+    adapted.enable_lora(5)
+    off.enable_lora(5)
+    off.lora_kernel_a.trainable = off.lora_kernel_b.trainable = False
+    parts = frozen_weights(tuned)
+    assert parts == [
+        *("embedding", "encoder_1", "decoder_0/self_attention/query/kernel", "decoder_1/feed_forward/hidden/kernel")
+    ]
+    freeze(again, parts)
+    assert frozen_weights(again) == parts
+    learning = {weight.path.split("/", 1)[1] for weight in again.trainable_weights}
+    assert "encoder_0/feed_forward/hidden/kernel" in learning and "decoder_0/self_attention/query/bias" not in learning
+    assert len(again.weights) - len(learning) == 1 + len(again.encoder_layers[1].weights) + 2
 
 
 def test_training_refuses_it_too():

@@ -58,9 +58,10 @@ class KerasModel(KeepsQuantized, Model):
                 not apply to validation.
 
         Raises:
-            BadInput: an id or weight is invalid; `sample_weight` or `validation_split` is given, too; the data are of
-                another kind.
+            BadInput: all weights are frozen; an id or class weight is invalid; `sample_weight` or `validation_split` is
+                given, too; the data are of another kind.
         """
+        self._check_learns()
         with contextlib.ExitStack() as self.after_fit:
             return self._fit(x, y, *args, class_weight=class_weight, **kwargs)
 
@@ -91,12 +92,17 @@ class KerasModel(KeepsQuantized, Model):
         return_dict: bool = False,
     ) -> Any:
         """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""
+        self._check_learns()
         if class_weight is not None:
             table = _weight_of_ids(class_weight, self.config.vocab_size)
             if sample_weight is not None:
                 raise BadInput("class_weight: expected no sample_weight with it")
             sample_weight = table[ops.convert_to_numpy(y)]
         return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+
+    def _check_learns(self) -> None:
+        if self.built and not self.trainable_weights:
+            raise BadInput("expected weights that learn, got a model whose weights are all frozen")
 
     def export(
         self,
@@ -180,6 +186,8 @@ def _no_pair(inputs: Any) -> str:
     dtypes = [getattr(ids.dtype, "name", str(ids.dtype)) for ids in inputs]
     if any("int" not in dtype and "float" not in dtype for dtype in dtypes):
         return f"dtypes {' and '.join(dtypes)}"
+    if {"float16", "bfloat16"} & set(dtypes):
+        return f"dtypes {' and '.join(dtypes)}, which lack most ids above 256"
     if any(getattr(ids.shape, "rank", 2) is None for ids in inputs):  # TensorFlow knows it later
         return ""
     source, target = (tuple(ids.shape) for ids in inputs)

@@ -12,6 +12,7 @@ from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, Posi
 from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
 from tf_transformer.masks import padding_mask
 from tf_transformer.type_names import Shape, Tensor
+from tf_transformer.values import checked
 
 
 class AttentionScores(NamedTuple):
@@ -66,6 +67,7 @@ class Transformer(KerasModel):
         >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
     """
 
+    @checked
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.autocast = False  # ids that arrive as floats keep their value
