@@ -402,6 +402,110 @@ def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "thesis.tex"]
 
 
+def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, tmp_path):
+    """A new run is locked when it begins; learning its vocabulary takes a while."""
+
+    class Slow(tt.PairCorpus):
+        def learn_tokenizer(self, *of):
+            other = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, seed=7))
+            other.run.begin(other.settings)
+            return super().learn_tokenizer(*of)
+
+    slow = Slow(corpus.source, corpus.dev)
+    with pytest.raises(tt.BadInput, match="run: expected no run yet, found one that was begun meanwhile"):
+        tt.Trainer(tmp_path / "run", CONFIG, slow, RECIPE).fit()
+    assert Run(tmp_path / "run").settings()["recipe"]["seed"] == 7
+    assert not (tmp_path / "run/tokenizer.model").exists() and not Run._locks
+
+
+@pytest.fixture
+def keras_settings():
+    yield keras.config
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def test_a_run_knows_the_settings_of_keras(corpus, tmp_path, keras_settings):
+    """They decide what a model computes in where its recipe does not, and in what metrics count."""
+
+    def settings(**recipe):
+        return tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, **recipe)).settings
+
+    plain, mixed = settings(), settings(mixed_precision="float16")
+    assert "keras" not in plain
+    keras_settings.set_dtype_policy("mixed_bfloat16")
+    assert settings(mixed_precision="float16") == mixed
+    Run(tmp_path).begin(settings())
+    assert Run(tmp_path).exists(settings())
+    keras_settings.set_dtype_policy("float32")
+    with pytest.raises(
+        tt.BadInput, match='configuration: keras was {"dtype_policy": "mixed_bfloat16"}, now null; give'
+    ):
+        Run(tmp_path).exists(settings())
+    Run(tmp_path).begin(plain)
+    keras_settings.set_floatx("bfloat16")
+    with pytest.raises(tt.BadInput, match='configuration: keras was null, now {"floatx": "bfloat16"}; give another'):
+        Run(tmp_path).exists(settings())
+
+
+def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path, monkeypatch):
+    """Of training and dev text; records have other lengths for good."""
+    seen, config = [], dataclasses.replace(CONFIG, positions="learned", max_length=23)
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append((self.corpus, batching)))
+    tt.Trainer(tmp_path / "run", config, corpus, RECIPE).fit()
+    ((shorter, batching),) = seen
+    lengths = np.stack([side.lengths() for side in (shorter.ids(batching).source, shorter.ids(batching).target)])
+    assert lengths.max() <= 23 and shorter.ids(batching).skipped > 0 and corpus.max_length == 256
+    every = data.ids_of(corpus.rows(), batching.tokenizer)
+    assert len(shorter.ids(batching)) == np.sum(np.maximum(every.source.lengths(), every.target.lengths()) <= 23)
+    assert max(x.shape[1] for (x, _), _ in shorter.dev_batches(batching)) <= 23
+    with pytest.raises(tt.BadInput, match="expected sentences of at most 3 tokens to train on, got none"):
+        tt.Trainer(tmp_path / "3", dataclasses.replace(config, max_length=3), corpus, RECIPE).fit()
+    prepared = tt.PreparedCorpus.__new__(tt.PreparedCorpus)
+    prepared.records = mock.Mock(max_length=29)
+    with pytest.raises(tt.BadInput, match="config: expected max_length=29 or more, that of the records, got 23"):
+        tt.Trainer(tmp_path / "records", config, prepared, RECIPE)
+    tt.Trainer(tmp_path / "records", dataclasses.replace(config, max_length=29), prepared, RECIPE)
+
+
+def test_scores_of_lists(corpus, tmp_path):
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
+    sides = ["A dog runs fast."], ["Ein Hund rennt schnell."]
+    for given in (sides, list(sides), tuple(map(np.array, sides))):
+        scores = trainer.evaluate(given, lambda texts: ["Ein Hund rennt schnell."] * len(texts))
+        assert scores["BLEU"].value == pytest.approx(100)
+    with pytest.raises(tt.BadInput, match="files: expected two lists, sources and references, got 3"):
+        trainer.evaluate((*sides, sides[0]))
+    with pytest.raises(tt.BadInput, match="got 1 translations and 2 references"):
+        trainer.evaluate((sides[0], ["a", "b"]), lambda texts: texts)
+
+
+def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
+    """Also when the run goes on without it; and another choice is another run."""
+    config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
+    start = tt.Translator(tt.Transformer(config), translator.tokenizer)
+    start.model.encoder_layers[0].trainable = start.model.embedding.trainable = False
+    recipe = dataclasses.replace(RECIPE, steps=2, eval_every=2)
+    tt.Trainer(tmp_path / "run", config, corpus, recipe, start=start).fit(until=1)
+    later = tt.Trainer(tmp_path / "run", config, corpus, recipe)
+    later.fit(until=1)
+    assert all("decoder_0" in weight.path for weight in later._model.trainable_weights)
+    assert Run(tmp_path / "run").settings()["frozen"] == ["embedding", "encoder_0"]
+    moved = dict.fromkeys(("embedding", "encoder_0", "decoder_0"), 0.0)
+    for weight, before in zip(later._model.weights, start.model.weights, strict=True):
+        part = next(part for part in moved if part in weight.path)
+        moved[part] = max(moved[part], np.abs(np.asarray(weight) - np.asarray(before)).max())
+    assert moved["embedding"] == moved["encoder_0"] == 0 < moved["decoder_0"]
+    start.model.encoder_layers[0].trainable = True
+    with pytest.raises(tt.BadInput, match=r'frozen was \["embedding", "encoder_0"\], now \["embedding"\]'):
+        tt.Trainer(tmp_path / "run", config, corpus, recipe, start=start).fit()
+    start.model.trainable = False
+    with pytest.raises(
+        tt.BadInput, match="start: expected weights that learn, got a model whose weights are all frozen"
+    ):
+        tt.Trainer(tmp_path / "new", config, corpus, recipe, start=start)
+
+
 def test_nothing_to_learn(tmp_path):
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=3, test=3)
     corpus = tt.TextCorpus(*((tmp_path / f"{split}.en", tmp_path / f"{split}.de") for split in ("train", "dev")))

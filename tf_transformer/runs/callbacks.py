@@ -24,7 +24,8 @@ from keras.ops import convert_to_numpy
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.files import encoded
 from tf_transformer.runs.run import Run, compiled
-from tf_transformer.terminal import Stopped, is_terminal, say, say_in_a_handler
+from tf_transformer.terminal import Stopped as Stopped
+from tf_transformer.terminal import is_terminal, say, say_in_a_handler
 from tf_transformer.values import Amount, Count, Natural, check_fields, checked
 
 if TYPE_CHECKING:

@@ -48,6 +48,8 @@ class Run:
         recipe    the fields of `Recipe`
         corpus    the values of `Corpus.describe`: "train", the training text, and the options that change it
         start     the origin of the model that the run began with, if it began with one
+        frozen    its layers and weights that do not learn, if there are any
+        keras     Keras's own settings in that process, where they are others than float32: dtype_policy, floatx
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
     step, the random state, the history and a checksum of the weights. It is written beside its place and then renamed.
@@ -81,8 +83,8 @@ class Run:
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
         before = self.settings()
-        if "start" not in settings:
-            before.pop("start", None)  # the run keeps the weights that it started from
+        if "start" not in settings:  # the run keeps what it started from
+            before = {name: value for name, value in before.items() if name not in ("start", "frozen")}
         self._check_same(*_comparable(before, json.loads(json.dumps(settings))))
         return True
 
@@ -108,7 +110,7 @@ class Run:
         if settings["version"] != VERSION:
             raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
         with reading(file, "a run's configuration"):
-            check_kinds(settings, SETTINGS | {"start": dict})
+            check_kinds(settings, SETTINGS | {"start": dict, "frozen": list, "keras": dict})
             made_of(Recipe, settings["recipe"])
         return settings
 

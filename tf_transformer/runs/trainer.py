@@ -1,6 +1,8 @@
 """Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
+import copy
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,10 @@ import tensorflow as tf
 from tf_transformer import distribution, training
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora import data
-from tf_transformer.corpora.corpus import Batching, Corpus, Files
+from tf_transformer.corpora.corpus import Batching, Corpus, Files, PreparedCorpus, Texts
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.interop.families import build_model, load_tokenizer
+from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.model import Transformer
 from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
@@ -44,7 +47,7 @@ class Trainer:
     Attributes:
         path: the run's folder; see `Run`.
         config: of the model.
-        corpus: training, dev and test text.
+        corpus: training, dev and test text. A model of learned positions leaves out what is longer than they are.
         recipe: the settings of the training.
         schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
         optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
@@ -53,7 +56,8 @@ class Trainer:
             each `fit`.
         strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
         start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
-            without `start`. `config` is the configuration of its model, apart from rates.
+            without `start`. `config` is the configuration of its model, apart from rates. Layers and weights of it that
+            are frozen stay so.
 
     Raises:
         BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, a callback
@@ -74,6 +78,8 @@ class Trainer:
         check_fields(self)
         if self.start:
             self._check_start(self.start)
+        if self.config.positions == "learned":
+            self._check_positions()
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
             raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
@@ -102,11 +108,33 @@ class Trainer:
             "recipe": self.recipe.to_dict(),
             "corpus": self.corpus.describe(),
         }
-        return settings | self._given | ({"start": dict(self.start.export_options) or UNKNOWN} if self.start else {})
+        if self.start:
+            settings["start"] = dict(self.start.export_options) or UNKNOWN
+            if frozen := frozen_weights(self.start.model):
+                settings["frozen"] = frozen
+        own = {"floatx": keras.config.floatx()}
+        if not self.recipe.mixed_precision:
+            own["dtype_policy"] = keras.config.dtype_policy().name
+        if own := {name: dtype for name, dtype in own.items() if dtype != "float32"}:
+            settings["keras"] = own
+        return settings | self._given
+
+    def _check_positions(self) -> None:
+        """Leave out what is longer than the table of learned positions."""
+        most = self.config.max_length
+        if isinstance(self.corpus, PreparedCorpus) and self.corpus.records.max_length > most:
+            longest = self.corpus.records.max_length
+            raise BadInput(f"config: expected max_length={longest} or more, that of the records, got {most}")
+        if self.corpus.max_length > most:
+            self.corpus = copy.copy(self.corpus)
+            self.corpus.max_length = most
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
             raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
+        model: Any = start.model
+        if not model.trainable_weights:
+            raise BadInput("start: expected weights that learn, got a model whose weights are all frozen")
         rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
         sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
         if differing := [name for name in start_sizes if sizes.get(name) != start_sizes[name]]:
@@ -173,12 +201,14 @@ class Trainer:
             raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
         if self.writes:
             run.lock()
+            if is_first and (run.path / "config.json").exists():
+                raise BadInput(f"{run.path}: expected no run yet, found one that was begun meanwhile; call fit again")
             if is_first:
                 tokenizer.save(run.path / "tokenizer.model")
                 if self.start:
                     run.save_start(self.start.astype("float32").model)
             before = run.settings() if is_there else {}  # "start" is written once
-            run.begin({name: value for name, value in before.items() if name == "start"} | self.settings)
+            run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
             self.corpus.keep_ids(batching)
         if is_first:
             distribution.wait_for_all(self._strategy)
@@ -195,6 +225,7 @@ class Trainer:
         self.steps, self.began = steps, checkpoints.step
         if self._model is None:
             self._model = self.make_model(steps)
+            freeze(self._model, self.run.settings().get("frozen", ()))
         model = self._model
         say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
         if model.jit_compile:
@@ -287,6 +318,13 @@ class Trainer:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
 
+    def _texts(self, given: Any) -> Texts:
+        if all(isinstance(one, str | os.PathLike) for one in given):
+            return self.corpus.read(given)
+        if len(given) != 2:
+            raise BadInput(f"files: expected two lists, sources and references, got {len(given)}")
+        return list(given[0]), list(given[1])
+
     def translator(self, **search: Any) -> Any:
         """The average of the run's last checkpoints (section 6.1), in float32.
 
@@ -300,12 +338,13 @@ class Trainer:
 
         return loading.load(self.path, self.recipe.average_last, **search)
 
-    def evaluate(self, files: Files | None = None, translator: Any = None) -> dict[str, Any]:
+    def evaluate(self, files: Files | Texts | None = None, translator: Any = None) -> dict[str, Any]:
         """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
 
         Args:
-            files: source and reference, or files of trees; `None` means the corpus's test text.
+            files: source and reference, or files of trees, or a list of sources and one of their references; `None`
+                means the corpus's test text.
             translator: the translator to score; `None` means `self.translator()`.
         """
-        source, references = self.corpus.read(files) if files else self.corpus.test
+        source, references = self._texts(files) if files else self.corpus.test
         return self.corpus.scores((translator or self.translator())(source), references)
