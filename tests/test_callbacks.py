@@ -331,6 +331,32 @@ def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
     Run(tmp_path).unlock()
 
 
+def test_an_optimizer_of_float16_goes_on(tmp_path):
+    """`fit` has built it before a callback restores it; and what does not fit is an error, not a warning of Keras."""
+    model = tt.Transformer(new_model().config, dtype="mixed_float16")
+    model.build()
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    first = begun(tmp_path, model)
+    for variable in model.optimizer.variables:
+        variable.assign(variable + np.ones(variable.shape))
+    kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.optimizer.variables]
+    an_epoch(first)
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    begun(tmp_path, model, 2).on_train_end()
+    for variable, expected in zip(model.optimizer.variables, kept, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), expected, err_msg=variable.path)
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    model.embedding.trainable = False
+    with pytest.raises(tt.BadInput, match="step-00000003: expected a checkpoint of this model, got"):
+        begun(tmp_path, model, 2)
+    Run(tmp_path).unlock()
+
+
+def test_a_fit_goes_on_with_a_rate_that_is_a_function(tmp_path):
+    for epochs in (1, 2):
+        an_epoch(begun(tmp_path, compiled(keras.optimizers.Adam(lambda: 0.25)), epochs))
+
+
 def test_a_fit_goes_on_in_its_dtype(tmp_path):
     an_epoch(begun(tmp_path, compiled()))
     model = tt.Transformer(new_model().config, dtype="mixed_bfloat16")
@@ -369,16 +395,21 @@ def test_tokens_that_nobody_counted_are_no_number(tmp_path):
 
 def test_a_run_gets_its_tokenizer_late(translator, tmp_path):
     """It began without one, or was killed before it had one."""
-    file, tokenizer = tmp_path / "tokenizer.model", translator.tokenizer
+    file, of_350 = tmp_path / "tokenizer.model", translator.tokenizer
+    tokenizer = types.SimpleNamespace(vocab_size=19, fingerprint=of_350.fingerprint, save=of_350.save)
     an_epoch(begun(tmp_path, compiled()))
     assert not file.exists()
     begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
     assert tt.Tokenizer.load(file).fingerprint == tokenizer.fingerprint
     begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
-    other = types.SimpleNamespace(fingerprint="another")
+    other = types.SimpleNamespace(vocab_size=19, fingerprint="another")
     with pytest.raises(tt.BadInput, match="tokenizer: expected that of the run, .*, got another"):
         begun(tmp_path, compiled(), tokenizer=other)
-    Run(tmp_path).unlock()
+    with pytest.raises(tt.BadInput, match="tokenizer: expected one of the model's vocab_size=19, got 350"):
+        begun(tmp_path / "new", compiled(), tokenizer=of_350)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+    for folder in (tmp_path, tmp_path / "new"):
+        Run(folder).unlock()
 
 
 def test_outputs_are_written_into_one_file(tmp_path):

@@ -129,7 +129,7 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def _encoding_of(self, ids: Tensor, position: Tensor) -> Any:
         if position is None and self.positions == "learned":  # a GPU would take zeros for positions beyond the table;
             return ops.cast(self.position_embeddings[: ops.shape(ids)[1]], "float32")  # too few rows are an error
-        return self.encoding(ops.arange(ops.shape(ids)[1]) if position is None else position)
+        return self.encoding(ops.arange(ops.shape(ids)[1], dtype="int32") if position is None else position)
 
     def scaled(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""

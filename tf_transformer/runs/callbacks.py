@@ -123,10 +123,13 @@ class Checkpoints(keras.callbacks.Callback):
         """Write config.json and the tokenizer, as `Trainer` does for a new run, if `load` can rebuild the model.
 
         Raises:
-            BadInput: the folder holds another run, or another tokenizer.
+            BadInput: the folder holds another run, or another tokenizer; the tokenizer has another size than the model.
         """
         if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
             return
+        V, tokenizer = self.model.config.vocab_size, self.tokenizer
+        if tokenizer and tokenizer.vocab_size != V:
+            raise BadInput(f"tokenizer: expected one of the model's vocab_size={V}, got {tokenizer.vocab_size}")
         model, is_there = self.model.config.to_dict(), (self.run.path / "config.json").exists()
         if is_there:
             self.run.exists(self.run.settings() | {"model": model})  # raises if the settings differ

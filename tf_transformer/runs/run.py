@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import socket
+import warnings
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -245,9 +246,12 @@ class Run:
             rate = state["history"][-1].get("learning_rate") if state["history"] else None
             self._check_same(before, _but_for_the_rate(compiled(model), before, rate))
         with reading(folder, "a checkpoint of this model"):
-            model.optimizer.build(model.trainable_variables)
+            if not model.optimizer.built:  # twice would give that of float16 more variables than are stored
+                model.optimizer.build(model.trainable_variables)
             check_h5(folder / "model.weights.h5")
-            model.load_weights(folder / "model.weights.h5")
+            with warnings.catch_warnings():  # where the optimizer does not fit, Keras leaves it as it is
+                warnings.filterwarnings("error", "Skipping variable loading for optimizer")
+                model.load_weights(folder / "model.weights.h5")
             wake_adapters(model)
             seeds = _seeds(model)
             if seeds and state["seeds"]:  # there are none without dropout
@@ -307,7 +311,9 @@ def described(given: Any) -> Any:
     """The class and the settings of a schedule, an optimizer or a loss, for JSON; its name alone if it has none."""
     name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
     try:
-        settings = json.dumps(given.get_config(), default=_plain)
+        with warnings.catch_warnings():  # of functions as rates
+            warnings.simplefilter("ignore")
+            settings = json.dumps(given.get_config(), default=_plain)
     except (AttributeError, NotImplementedError):  # the latter from Keras's base class
         return name
     return {"class_name": name, "config": json.loads(settings, object_hook=_without_name)}
@@ -318,8 +324,10 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.dtype.kind in "biufU" else type(value).__name__
 
 
-def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
-    """Keras numbers the names of the optimizers of a process."""
+def _without_name(settings: dict[str, Any]) -> Any:
+    """Keras numbers the names of the optimizers of a process. A function without a name has its place in a file."""
+    if settings.get("class_name") == "__lambda__":
+        return "function"
     return {name: value for name, value in settings.items() if name != "name"}
 
 

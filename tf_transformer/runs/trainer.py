@@ -24,7 +24,7 @@ from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run, described
 from tf_transformer.terminal import say
 from tf_transformer.text.translator import Translator
-from tf_transformer.values import Count, check_fields, checked
+from tf_transformer.values import Count, check_fields, checked, shown
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
@@ -321,8 +321,8 @@ class Trainer:
     def _texts(self, given: Any) -> Texts:
         if all(isinstance(one, str | os.PathLike) for one in given):
             return self.corpus.read(given)
-        if len(given) != 2:
-            raise BadInput(f"files: expected two lists, sources and references, got {len(given)}")
+        if len(given) != 2 or any(isinstance(one, str | os.PathLike) for one in given):
+            raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
         return list(given[0]), list(given[1])
 
     def translator(self, **search: Any) -> Any:
@@ -338,6 +338,7 @@ class Trainer:
 
         return loading.load(self.path, self.recipe.average_last, **search)
 
+    @checked
     def evaluate(self, files: Files | Texts | None = None, translator: Any = None) -> dict[str, Any]:
         """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
 
