@@ -198,10 +198,12 @@ def test_the_loss_is_float32_whatever_the_logits(dtype):
 
 @pytest.fixture
 def sixteen_bits():
-    """All that Keras makes is bfloat16, which has 8 bits of a number."""
+    """All that Keras makes is bfloat16, which has 8 bits of a number; and its whole numbers have 16."""
     keras.config.set_floatx("bfloat16")
+    keras.config.set_dtype_policy("bfloat16")  # which follows the other only until somebody sets it
     yield
     keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
 
 
 def test_labels_are_whole_numbers_of_any_size(sixteen_bits):
@@ -217,6 +219,18 @@ def test_labels_are_whole_numbers_of_any_size(sixteen_bits):
         for function in (SmoothedCrossEntropy(), TokenAccuracy().update_state, Perplexity(), TokenCount()):
             with pytest.raises(BadInput, match=f"labels: expected integers, got {dtype}, which lacks most above 256"):
                 function(ops.cast(targets, dtype), logits)
+
+
+@pytest.mark.parametrize("options", [{"positions": "learned"}, {"attention_window": 4}])
+def test_a_model_of_16_bits_trains(options, sixteen_bits):
+    """On labels that they do not hold: it learns the one that it sees."""
+    model = Transformer(TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=307, **options))
+    model.build()
+    model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.0), metrics=[TokenAccuracy(), TokenCount()])
+    ids = np.full((29, 11), 301)
+    history = model.fit((ids, ids), ids, 29, 9, verbose=0).history
+    assert history["tokens"] == [29 * 11] * 9
+    assert history["loss"][-1] < history["loss"][0] and history["accuracy"][-1] == 1
 
 
 @pytest.mark.parametrize("mode", COMPILERS)

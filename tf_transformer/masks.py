@@ -23,14 +23,14 @@ def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
         keys: S, their number; `None` means T.
         first: the position of the first query among the keys.
     """
-    own = ops.expand_dims(first + ops.arange(queries), 1)
-    return ops.expand_dims(ops.arange(queries if keys is None else keys) <= own, 0)
+    own = ops.expand_dims(first + ops.arange(queries, dtype="int32"), 1)
+    return ops.expand_dims(ops.arange(queries if keys is None else keys, dtype="int32") <= own, 0)
 
 
 @checked
 def near_mask(length: Tensor, window: Count) -> Any:
     """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
-    place = ops.arange(length)
+    place = ops.arange(length, dtype="int32")
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
 
 

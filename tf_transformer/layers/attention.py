@@ -28,7 +28,8 @@ class KeyValue(NamedTuple):
     def write(self, slot: Tensor, new: "KeyValue") -> "KeyValue":
         """Write `new` [B, h, T, ...] into slots slot .. slot + T - 1. The other slots keep what they hold."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
-        batch, head, column = ops.meshgrid(ops.arange(B), ops.arange(h), slot + ops.arange(T), indexing="ij")
+        batch, head, column = (ops.arange(size, dtype="int32") for size in (B, h, T))
+        batch, head, column = ops.meshgrid(batch, head, slot + column, indexing="ij")
         index = ops.reshape(ops.stack([batch, head, column], axis=-1), (-1, 3))  # [B * h * T, 3]
         rows = (ops.reshape(part, (-1, part.shape[-1])) for part in new)  # [B * h * T, ...]
         return KeyValue(*(ops.scatter_update(old, index, row) for old, row in zip(self, rows, strict=True)))
@@ -114,7 +115,8 @@ def restricted_attention(
         x = blocks(x, 1, after)
         return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
 
-    ahead = ops.arange((2 + after) * b) - b - ops.expand_dims(ops.arange(b), 1)  # [b, 3b], from query to key
+    place = ops.arange((2 + after) * b, dtype="int32")
+    ahead = place - b - ops.expand_dims(place[:b], 1)  # [b, 3b], from query to key
     near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
     there = ops.ones((1, 1, T), "bool") if mask is None else mask
     there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends

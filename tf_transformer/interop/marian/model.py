@@ -208,7 +208,7 @@ class MarianTransformer(Transformer):
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
         """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
         logits, *others = super().decode_step(*args, **kwargs)
-        return ops.where(ops.arange(self.config.vocab_size) < CONTROLS, -1e9, logits), *others
+        return ops.where(ops.arange(self.config.vocab_size, dtype="int32") < CONTROLS, -1e9, logits), *others
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MarianTransformer":
