@@ -5,7 +5,6 @@ Translations and references are strings in lists, arrays, columns of a table or 
 """
 
 import importlib.util
-import io
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -112,7 +111,7 @@ def check(translations: Texts, references: Texts) -> tuple[list[str], list[str]]
 
 
 def list_of(name: str, texts: Texts) -> list[str]:
-    """Strings as a list; an open file's lines without their ends.
+    """Strings as a list.
 
     Raises:
         BadInput: they are something else, `name` in the message.
@@ -126,7 +125,7 @@ def list_of(name: str, texts: Texts) -> list[str]:
     for i, text in enumerate(found):
         if not isinstance(text, str):
             raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
-    return [str(text.rstrip("\r\n")) for text in found] if isinstance(texts, io.TextIOBase) else found
+    return found
 
 
 class _CompoundsSplit(Tokenizer13a):
