@@ -180,8 +180,9 @@ def _word(kind: Any, origin: Any, parts: tuple[Any, ...]) -> str:
 
 def shown(value: Any) -> str:
     """A value in one line that is not long; an object that has no text of its own by its class."""
-    if type(value).__repr__ is object.__repr__:
-        return f"a {type(value).__name__}"
+    kind: Any = type(value)
+    if kind.__repr__ is object.__repr__:
+        return f"a {kind.__name__}"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # such as Python's limit of 4,300 digits
