@@ -251,7 +251,7 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     paths = sorted((tmp_path / "out").glob("part-*"))
     assert [path.name for path in paths[::6]] == ["part-00000-of-00007.txt", "part-00006-of-00007.txt"]
     before = {path: path.stat().st_ino for path in paths}
-    paths[3].rename(f"{paths[3]}.tmp")  # as a killed worker leaves it
+    paths[3].rename(paths[3].with_name(f".{paths[3].name}-0a1b2c3d.tmp"))  # as a killed worker leaves it
     translate.main([*argv, "--workers", "1", "--batch-bytes", "77"])
     assert read(tmp_path / "out/part") == expected
     assert [path for path in paths if path.stat().st_ino != before[path]] in ([], [paths[3]])

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -132,6 +133,64 @@ def test_what_a_link_points_to_is_replaced(tmp_path):
         assert (tmp_path / link).is_symlink() and (tmp_path / target).read_text() == "after"
     assert (tmp_path / "folder" / "file").stat().st_ino == before  # the other link's
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file", "folder", "link", "new"]
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    """A new one has the mode that every program's files have."""
+    path, plain = tmp_path / "file", tmp_path / "plain"
+    plain.touch()
+    write_text(path, "first")
+    assert path.stat().st_mode == plain.stat().st_mode
+    for mode in (0o600, 0o640, 0o444, 0o200):
+        path.chmod(mode)
+        with new_file(path) as temporary:
+            assert temporary.stat().st_mode & 0o077 == 0, "others can read what is not yet theirs"
+            temporary.write_text(f"{mode}")
+        assert path.stat().st_mode & 0o777 == mode
+    path.chmod(0o600)
+    assert path.read_text() == f"{0o200}"
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path):
+    """The later one's file stays, whole."""
+    path = tmp_path / ("ü" * 120)  # of 240 bytes, of at most 255
+    with new_file(path) as first, new_file(path) as second:
+        first.write_text("first " * 1_000)
+        second.write_text("second")
+        assert not path.exists()
+    assert path.read_text() == "first " * 1_000 and list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
+    """By an error, nor by a signal; what one that is killed at once leaves is in nobody's way."""
+    with pytest.raises(ZeroDivisionError):
+        write_text(tmp_path / "out", (str(1 // (2 - i)) for i in range(7)))
+    with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/nowhere/out'"):
+        write_text(tmp_path / "nowhere/out", "text")
+    assert not list(tmp_path.iterdir())
+    lines = [
+        "import itertools, sys, time",
+        "from tf_transformer.files import write_text",
+        "from trainers.command import run_program",
+        "def text():",
+        "    yield 'half'",
+        "    print('writing', flush=True)",
+        "    time.sleep(60)",
+        "run_program(lambda: write_text(sys.argv[1], text()))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "out")]
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+            process.stdout.readline()
+            process.send_signal(number)
+            assert process.wait(30) == status
+        assert not list(tmp_path.iterdir())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        process.stdout.readline()
+        process.kill()
+    (left,) = tmp_path.iterdir()
+    write_text(tmp_path / "out", "whole")
+    assert matching(tmp_path / "*") == [str(tmp_path / "out")] and left.name.startswith(".out-")
 
 
 def test_standard_output_as_a_file_is_written_to(tmp_path):

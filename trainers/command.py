@@ -6,7 +6,9 @@ import functools
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -182,8 +184,14 @@ def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 
 def run_program(main: Callable[[], None]) -> None:
     """Run a program: bad input is one line and exit status 2, Ctrl-C is 130.
 
-    A program whose reader has gone, such as `head`, ends quietly. Both streams take every character.
+    A program whose reader has gone, such as `head`, ends quietly. Both streams take every character. SIGTERM and SIGHUP
+    end it as an exception does, so that no half-written file is left; one of several workers they end at once, since
+    it would wait for the others.
     """
+    able = "TF_CONFIG" not in os.environ and threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGTERM, signal.SIGHUP) if able else ():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # the shell's status for it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it is closed: `<&-`; no other file may take its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

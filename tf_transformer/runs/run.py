@@ -76,8 +76,9 @@ class Run:
             BadInput: the folder holds a run with other settings, or something else.
         """
         if not (self.path / "config.json").exists():
-            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, IDS, START, f".{START}"}
-            if self.path.exists() and {path.name for path in self.path.iterdir()} - own:
+            own = {"tokenizer.model", LOCK, IDS, START, f".{START}"}
+            found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+            if any(not name.endswith(".tmp") for name in found - own):  # those are what a killed process leaves
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
         before = self.settings()
