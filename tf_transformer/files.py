@@ -103,8 +103,8 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A new file to write. It becomes `path` at the end of the block, with the mode of the file that it replaces. If
     the block raises, nothing is left of it.
 
-    It is a hidden file beside `path`, .NAME-*.tmp, of each writer's own: two workers may write the same shard, if one is
-    thought dead. Only a process that is killed at once, as by SIGKILL, leaves it; it may then be removed.
+    It is a hidden file beside `path`, .NAME-*.tmp, of the writer's own: two workers may write one shard, if one of
+    them is thought dead. Only a process that is killed at once, as by SIGKILL, leaves it; it may then be removed.
 
     Where `path` is a symbolic link, this holds for what it points to. A pipe or a device is written to directly.
     """
@@ -210,5 +210,5 @@ def _flush_one(path: Path) -> None:
 
 def checksum(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
-    with open(path, "rb") as file:
+    with open(user_path(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,8 @@ from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.reading import check_h5, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.folders import find_saved_model
+from tf_transformer.serving.folders import CTRANSLATE2, LITERT, find_saved_model, found_in
+from tf_transformer.serving.litert_client import newest
 from tf_transformer.serving.publish import read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.translator import Translator
@@ -49,6 +50,8 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
         return Parser(translator) if translator.tokenizer.controls else translator
     if family := family_of_folder(folders[0]):
         return from_pretrained(folders[0], family=family.name, **search)
+    if not (folders[0] / "config.json").is_file():
+        raise BadInput(f"expected a run, a SavedModel or a checkpoint, {found_in(folders[0], 'config.json')}")
     settings = Run(folders[0]).settings()
     average_last = average_last or settings["recipe"].get("average_last", 5)
     if settings["kind"] == "parsing":
@@ -119,7 +122,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
 
 @checked
 def from_pretrained(
-    name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
+    name: str | os.PathLike[str], *, family: str | None = None, revision: str | None = None, **options: Any
 ) -> Translator:
     """Load a pretrained model, for example a MarianMT checkpoint of OPUS-MT.
 
@@ -134,9 +137,11 @@ def from_pretrained(
     Raises:
         BadInput: there is no such checkpoint, or its kind is not supported.
     """
-    families = [family_named(family)] if family else FAMILIES
+    families, name = [family_named(family)] if family else FAMILIES, os.fspath(name)
     owner = next((one.owner for one in families if one.owner), "")
     folder = hub.folder_of(name, owner, revision)
+    if newest(folder, LITERT, CTRANSLATE2) and not any((folder / file).is_file() for file in hub.WEIGHTS):
+        raise BadInput(f"expected a checkpoint, {found_in(folder)}")  # such an export has its tokenizer
     kind = families[0] if family else family_of_folder(folder)
     if kind is None or kind.load is None:
         raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")

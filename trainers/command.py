@@ -159,9 +159,9 @@ def saved_model(folder: str | Path, args: argparse.Namespace, batch_size: int = 
         BadInput: languages are chosen, and a LiteRT export has one pair.
     """
     import tf_transformer as tt
-    from tf_transformer.serving.folders import is_litert, litert_translator
+    from tf_transformer.serving.folders import is_litert, litert_translator, model_folder
 
-    languages = chosen(vars(args), LANGUAGES)
+    languages, folder = chosen(vars(args), LANGUAGES), model_folder(folder)
     if is_litert(folder):
         if languages:
             raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")

@@ -13,7 +13,7 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import encoded, one_line
+from tf_transformer.files import encoded, one_line, user_path
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import is_litert, litert_translator, saved_model_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
@@ -76,7 +76,7 @@ class TranslationSettings:
         BadInput: a value is out of range.
     """
 
-    path: str
+    path: str | os.PathLike[str]
     n_best: Count = 1
     batch_bytes: Count = 8_192
     threads: Annotated[int, between(1, 1_024)] | None = None
@@ -88,6 +88,8 @@ class TranslationSettings:
             raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
         if wrong := problem({**self.options, "n_best": self.n_best}):
             raise BadInput(wrong)
+        if "://" not in os.fspath(self.path):  # of another file system it stays as it is
+            object.__setattr__(self, "path", str(user_path(self.path, "path")))
         own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.options.items()}
         object.__setattr__(self, "options", own)
 
@@ -116,7 +118,7 @@ class Translate(beam.PTransform[Any, Any]):
     @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
-        self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)
+        self._handler = _ElementHandler(TranslationSettings(path, **method), text)
 
     def expand(self, elements: Any) -> Any:
         return elements | RunInference(self._handler)
@@ -181,7 +183,7 @@ class SavedModel:
 
         self._method = method
         with contextlib.ExitStack() as stack:
-            local = "://" not in method.path
+            local = "://" not in os.fspath(method.path)
             path = stack.enter_context(plainly_named(saved_model_of(method.path))) if local else method.path
             self._model = tf.saved_model.load(str(path))  # owns what the signatures read
         signatures = self._model.signatures

@@ -6,6 +6,7 @@ Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and oth
 with every constituent that this empties. Every word stands alone under its tag; brackets in a word are -LRB- and -RRB-.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -66,7 +67,7 @@ def _read(path: Path) -> "Iterator[Tree]":
         )
 
 
-def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
+def wsj_files(folder: str | os.PathLike[str], sections: Iterable[int]) -> list[Path]:
     """The .mrg files of some sections of the Penn Treebank's Wall Street Journal, e.g. range(2, 22) to train on.
 
     Args:

@@ -24,7 +24,7 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.files import encoded
+from tf_transformer.files import encoded, user_path
 from tf_transformer.runs.run import Run
 from tf_transformer.terminal import say
 from tf_transformer.values import Amount, Count, Natural, check_fields, checked
@@ -61,7 +61,7 @@ class Checkpoints(keras.callbacks.Callback):
     @checked
     def __init__(
         self,
-        run: Run | str | Path,
+        run: Run | str | os.PathLike[str],
         tokenizer: "Tokenizer | None" = None,
         steps: Count | None = None,
         until: Count | None = None,
@@ -242,9 +242,12 @@ class DevScore(keras.callbacks.Callback):
     """
 
     @checked
-    def __init__(self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: Path | None = None):
+    def __init__(
+        self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None
+    ):
         super().__init__()
-        self.function, self.dev, self.show, self.logs = function, dev, show, logs
+        self.function, self.dev, self.show = function, dev, show
+        self.logs = None if logs is None else user_path(logs, "logs")
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         source, references = self.dev.source, self.dev.references

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -62,7 +62,7 @@ class Trainer:
             would restore its best weights, or `jit_compile` is on with several devices.
     """
 
-    path: str | Path
+    path: str | os.PathLike[str]
     config: TransformerConfig
     corpus: Corpus
     recipe: Recipe = field(default_factory=Recipe)

@@ -64,7 +64,8 @@ class LiteRTTranslator:
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
-        path = newest(Path(path), "model.tflite") or Path(path)
+        folder = Path(os.path.expanduser(path))
+        path = newest(folder, "model.tflite") or folder
         for name in ("model.tflite", "model.json"):
             if not (path / name).is_file():
                 message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import tensorflow as tf
@@ -86,14 +85,14 @@ class Translator(TextModel):
         return loading.from_saved_model(path, **options)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Any) -> "Translator":
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
         """Load a pretrained model from a folder or the hub; `loading.from_pretrained` has the arguments."""
         from tf_transformer import loading
 
         return loading.from_pretrained(name, **options)
 
     @classmethod
-    def from_marian(cls, name: str | Path, **options: Any) -> "Translator":
+    def from_marian(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
         """Load a MarianMT checkpoint, for example one of OPUS-MT; `loading.from_pretrained` has the arguments.
 
         Args:
