@@ -99,7 +99,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     (home / "linked").symlink_to(saved.parent)
     assert tt.load(of("~/linked/1")).options == translator.options
     with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
-        tt.SavedTranslator(of("~/records"))
+        tt.SavedTranslator(of("~/text"))
     assert matching(of("~/t*t/dev.*")) == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
     assert not list(Path().iterdir())
     assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
