@@ -222,6 +222,15 @@ def busy():
         server.shutdown()
 
 
+@pytest.mark.parametrize("client", ["rest", "grpc_client"] if GRPC else ["rest"])
+def test_a_client_whose_output_is_closed(client):
+    command = f'"$0" savedmodels/clients/{client}.py --host localhost:1 --timeout 1 a '
+    for closed in (">&-", "2>&-"):
+        found = subprocess.run(["sh", "-c", command + closed, sys.executable], cwd=ROOT, capture_output=True)
+        assert (found.returncode, found.stdout) == (1, b"")
+        assert closed == "2>&-" or found.stderr.splitlines()[-1].startswith(b"error: ")
+
+
 def test_rest_asks_a_busy_server_again(busy):
     handler, host = busy
     assert rest.Client(host).predict(["a"]) == [{"translation": "x"}]

@@ -247,6 +247,33 @@ def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_process_without_standard_error(folder, monkeypatch):
+    """A service, or `2>&-`: the model answers as ever, and what another file is under the number 2 gets nothing."""
+    expected = LiteRTTranslator(folder)("Two doors.")
+    for name in ("stderr", "__stderr__"):
+        monkeypatch.setattr(sys, name, None)
+        if name == "__stderr__":
+            monkeypatch.setattr(os, "dup", None)  # nothing is sent elsewhere
+        assert LiteRTTranslator(folder)("Two doors.") == expected
+    command = ["sh", "-c", '"$0" "$@" 2>&-', sys.executable, litert_client.__file__, str(folder), "--n-best", "2"]
+    done = subprocess.run(command, input=b"Two doors.\n", capture_output=True)
+    assert done.returncode == 0 and done.stdout.decode().splitlines()[0].endswith(f"\t{expected}")
+    done = subprocess.run([*command, "--option", "nothing=1"], input=b"Two doors.\n", capture_output=True)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_an_error_of_another_kind_is_no_fault_of_the_folder(folder, monkeypatch):
+    def full(*arguments, **options):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(litert_client, "_compiled", full)
+    with pytest.raises(MemoryError):
+        LiteRTTranslator(folder)
+    monkeypatch.setattr(litert_client.os, "dup", lambda number: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        LiteRTTranslator(folder)
+
+
 def test_an_export_has_no_languages(folder, capsys):
     expected = "error: --target-language: expected none with a LiteRT export, got one"
     assert fails(translate, [folder.parent, "--target-language", "de"], capsys) == expected

@@ -151,7 +151,7 @@ def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
 
 def _is_standard_output(path: Path) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(1))
+        return sys.stdout is not None and os.path.samestat(path.stat(), os.fstat(1))
     except OSError:  # one of them does not exist
         return False
 

@@ -122,7 +122,11 @@ def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
     """Drop what C++ libraries write to standard error inside this block; Python's exceptions still appear."""
-    sys.stderr.flush()
+    if sys.__stderr__ is None and sys.stderr is None:  # there is none: its number may be that of another file
+        yield
+        return
+    if sys.stderr is not None:
+        sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -144,6 +144,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()

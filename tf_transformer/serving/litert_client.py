@@ -70,24 +70,22 @@ class LiteRTTranslator:
             if not (path / name).is_file():
                 message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"
                 raise FileNotFoundError(message)
-        try:
+        file = path / "model.tflite"
+        with _reading(path):
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-            file = path / "model.tflite"
             _check(file, self.facts["sha256"])
-            with _quiet():
-                Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
-                model = _compiled(str(file), threads)
-                signatures = [_Signature(model, name) for name in model.get_signature_list()]
-            self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
-            self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
+        with _quiet(), _reading(path):
+            Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
+            model = _compiled(str(file), threads)
+            signatures = [_Signature(model, name) for name in model.get_signature_list()]
+        self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+        self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
+        with _reading(path):
             dtypes = self._signatures[-1].dtypes
             self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
             self._signatures[0]([self._end], self.options | {"n_best": 1})
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
@@ -216,10 +214,24 @@ def _compiled(file: str, threads: int) -> Any:
 
 
 @contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What Python and the engine raise in this block, about the contents of a folder, as `ValueError` in one line."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without messages of C++ on standard error: the engine lists there each accelerator that it does not find."""
+    if sys.__stderr__ is None:  # there is none, as in a service: its number may be that of another file
+        yield
+        return
     with STANDARD_ERROR:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
         try:
@@ -340,6 +352,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         main()
