@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from programs import fails
 from served import Served
 
 import tf_transformer as tt
@@ -88,6 +89,21 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
     again = tt.load(saved)
     assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
     assert again.replace(target_language="fr").export().facts["target_language"] == "fr"
+
+
+@pytest.mark.program
+def test_many_files_in_another_language(saved, tmp_path, capsys):
+    pytest.importorskip("apache_beam")
+    _, back = ANSWERS.values()
+    (tmp_path / "text").write_text("\n".join(back["sentences"]), encoding="utf-8")
+    argv = [str(saved), "--input", str(tmp_path / "text"), "--output", str(tmp_path / "out"), "--source-language=de"]
+    translate.main([*argv, "--target-language", "en"])
+    assert (tmp_path / "out-00000-of-00001.txt").read_text("utf-8").splitlines() == back["beam"]
+    line = "out: it has output of other settings: "
+    assert line in fails(translate, [*argv, "--target-language", "fr"], capsys)
+    argv[4] = str(tmp_path / "other")
+    line = "target_language: expected one of 100 languages, such as af, am, ar, ast, az; got 'xx'"
+    assert line in fails(translate, [*argv, "--target-language", "xx"], capsys)
 
 
 @pytest.mark.program

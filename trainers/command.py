@@ -17,9 +17,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.files import user_path
-from tf_transformer.text.search_options import SEARCH_OPTIONS
-
-LANGUAGES = ("source_language", "target_language")  # options of a model of several
+from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS
 
 
 def options(

@@ -80,6 +80,9 @@ def translated(
         return
     answers = client.predict([{"text": text} | options for text in texts], "translate")
     for i, answer in enumerate(answers, first):
+        if answer["truncated"] and not answer["source_length"]:  # nothing of the text was read
+            codes = " or ".join(str(options.get(f"{side}_language")) for side in ("source", "target"))
+            raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
         pairs = zip(answer["scores"], answer["translations"], strict=True)
         for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # -1e9: not used
             yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])

@@ -71,6 +71,7 @@ class SearchOption:
         return f"{self.name}: expected {expected}, got {shown(value)}"
 
 
+LANGUAGES = ("source_language", "target_language")  # options of a model of several
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search", python=1_024),
     SearchOption(

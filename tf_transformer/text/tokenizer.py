@@ -16,6 +16,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
 from tf_transformer.reading import read_bytes
+from tf_transformer.text.search_options import LANGUAGES as LANGUAGES
 from tf_transformer.type_names import Tensor, VocabularyKind
 from tf_transformer.values import MOST, Count, between, checked, shown
 
@@ -32,7 +33,6 @@ except (ImportError, tf.errors.NotFoundError) as error:  # there is none, or it 
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-LANGUAGES = ("source_language", "target_language")  # the names of the options
 FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
