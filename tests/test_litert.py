@@ -262,6 +262,18 @@ def test_a_process_without_standard_error(folder, monkeypatch):
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+def test_a_huge_text_takes_no_more_than_its_beginning(folder):
+    client = LiteRTTranslator(folder)
+    tokens, read = client.facts["max_source_length"], []
+    whole = client.source_ids("The old woman opens the red door. " * 99)
+    encode, client._tokenizer.encode = client._tokenizer.encode, lambda text: read.append(text) or encode(text)
+    for text in ("The old woman opens the red door. " * 9_999, "東京 " * 9_999, "Two" + " \x00\t" * 9_999 + "doors."):
+        ids, expected = client.source_ids(text), encode(text)
+        assert ids[:tokens] == expected[:tokens] and (len(ids) > tokens) == (len(expected) > tokens)
+        assert len(read.pop().encode()) <= 64 * (tokens + 1)
+    assert client.source_ids("The old woman opens the red door. " * 9_999)[:tokens] == whole[:tokens]
+
+
 def test_an_error_of_another_kind_is_no_fault_of_the_folder(folder, monkeypatch):
     def full(*arguments, **options):
         raise MemoryError("no more")

@@ -28,6 +28,7 @@ import numpy as np
 NO_OPTIONS = ("source", "n_best")  # inputs of the file
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
+BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 STANDARD_ERROR = threading.Lock()  # which the whole process shares
 
@@ -123,8 +124,13 @@ class LiteRTTranslator:
         return _outputs(self._search(text, n, options))[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
-        """The ids of a text, without its end symbol; more than max_source_length are not read."""
-        return self._tokenizer.encode(_text(text))
+        """The ids of a text, without its end symbol; more than max_source_length are not read. Of a huge text they are
+        those of its beginning, which are more: what comes after 64 bytes a token would take memory for nothing."""
+        most, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
+        if len(text) * 4 > most and len(content := text.encode()) > most:
+            plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
+            text = plain[:most].decode("utf-8", "ignore")
+        return self._tokenizer.encode(text)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of an output's ids."""

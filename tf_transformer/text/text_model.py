@@ -16,7 +16,7 @@ from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
-from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, beginnings, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.values import Natural, checked
 
@@ -87,10 +87,18 @@ class TextModel(SetOnce):
 
         Returns:
             ids int32 [B, S], at most max_source_length and EOS, after the language's if there is one; the number of
-            tokens before the cut, int32 [B]; whether the text was not read as a whole, bool [B]: it was cut, or a
-            language is unknown, and nothing was read.
+            tokens before the cut, of a huge text those in its `beginnings`, int32 [B]; whether the text was not read as
+            a whole, bool [B]: it was cut, or a language is unknown, and nothing was read.
         """
-        return self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
+        text, cut = beginnings(text, self.max_source_length)
+        ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
+        return ids, length, truncated | cut
+
+    def reference(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `source`, for targets to score: without the language's id, and with EOS."""
+        text, cut = beginnings(text, self.max_source_length)
+        ids, length, truncated = self.with_end(self.target(text))
+        return ids, length, truncated | cut
 
     def target(self, text: Tensor) -> tf.RaggedTensor:
         """Tokenize texts [B] as outputs are: ragged ids [B, None], without the language's."""
