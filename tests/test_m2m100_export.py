@@ -12,7 +12,7 @@ from served import Served
 
 import tf_transformer as tt
 from tf_transformer.serving.check import check
-from trainers import evaluate, translate
+from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")
 
@@ -129,6 +129,13 @@ def test_a_rest_client_learns_the_languages(saved, monkeypatch):
     assert [line.split("\t")[2] for line in lines] == back["beam"][:3]
     page = playground.get("/").get_data(as_text=True)
     assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
+
+
+def test_litert_refuses_several_languages_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tt.Translator, "from_pretrained", None)
+    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", "litert"]
+    line = "error: a folder for LiteRT: expected none of several languages, which it cannot hold"
+    assert fails(export, argv, capsys) == line and not list(tmp_path.iterdir())
 
 
 def test_ctranslate2_translates_alike(translator, tmp_path):
