@@ -139,7 +139,8 @@ class LiteRTTranslator:
     def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
         """The outputs of the shortest signature that has room."""
         if unknown := options.keys() - self.options.keys():
-            raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
+            names = ", ".join(self.options)
+            raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
         ids, most = self.source_ids(text), self._signatures[-1].tokens
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)

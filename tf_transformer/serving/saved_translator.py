@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
-from tf_transformer.text.search_options import LANGUAGES
+from tf_transformer.text.search_options import check_languages
 from tf_transformer.values import BadInput, Count, checked
 
 
@@ -78,9 +78,8 @@ def spoken(model: Any, languages: Mapping[str, str]) -> dict[str, tf.Tensor]:
         return {}
     signature = model.signatures.get("translate")
     inputs = signature.structured_input_signature[1] if signature else {}
+    check_languages(languages, "tt.load(path, {0}=...) sets it")
     for name, language in languages.items():
-        if name not in LANGUAGES:
-            raise TypeError(f"expected one of {', '.join(LANGUAGES)}; got {name}")
         if name not in inputs:
             raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
     known = model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")

@@ -27,7 +27,7 @@ def sample(
     problem: SearchProblem,
     seeds: Tensor,
     temperature: Positive | tf.Tensor = 1.0,
-    k: Count | None = None,
+    k: Count | tf.Tensor | None = None,
     **options: int | tf.Tensor,
 ) -> Hypotheses:
     """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.

@@ -1,5 +1,6 @@
 """A model with its tokenizer, as functions of tensors: what `Translator` calls, and what a SavedModel holds."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ class TextModel(SetOnce):
         self.model = model
         self.tokenizer = tokenizer
         self._options = checked
-        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
 
     def __getattr__(self, name: str) -> Any:
         options = self.__dict__.get("_options", {})
@@ -73,10 +74,12 @@ class TextModel(SetOnce):
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The `tf.function` of a function, kept under a name. After a change of the model's variables, as by LoRA, it
         is traced anew."""
-        key = (name, *map(id, self.model.weights))
-        if key not in self._functions:
-            self._functions[key] = tf.function(function, autograph=False, **options)
-        return self._functions[key]
+        variables, known = [*map(id, self.model.weights)], self._functions.get(name)
+        if known is None or known[0] != variables:
+            # A `partial` is a function of its own. TensorFlow takes all that share their code for one, traced again.
+            known = variables, tf.function(functools.partial(function), autograph=False, **options)
+            self._functions[name] = known
+        return known[1]
 
     def speaking(self, *languages: Any) -> "TextModel":
         """A text model of this model for other languages, the arguments of `Tokenizer.for_languages`, if any."""
@@ -154,7 +157,7 @@ class TextModel(SetOnce):
         return self.problem(source, source_length, options.pop("max_length", tf.int32.max)), options
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: int | None
+        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""

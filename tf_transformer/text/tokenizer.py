@@ -17,6 +17,7 @@ from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
 from tf_transformer.reading import read_bytes
 from tf_transformer.text.search_options import LANGUAGES as LANGUAGES
+from tf_transformer.text.search_options import check_languages as check_languages
 from tf_transformer.type_names import Tensor, VocabularyKind
 from tf_transformer.values import MOST, Count, between, checked, shown
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_transformer.text.batching import by_batch, warn_of_truncated
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
+from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer, check_languages
 from tf_transformer.type_names import Dtype, Folders, Tensor, TextDecoder
 from tf_transformer.values import Count, Positive, Seed, checked
 
@@ -151,17 +151,17 @@ class Translator(TextModel):
             prefixes: whole words that the translations of each text begin with; "" means anything.
             languages: as for a call.
         """
-        n = min(n, self.beam_size)
 
-        def search(model: TextModel, text: Tensor, prefix_text: Tensor = None) -> Any:
-            source, source_length, truncated = model.source(text)
-            prefix = None if prefix_text is None else model.target(prefix_text).to_tensor()
-            return truncated, model.search(source, source_length, n_best=n, prefix=prefix)
+        def search(model: TextModel, text: Tensor, *prefix_and_n: Tensor) -> Any:
+            (source, source_length, truncated), (*prefix_text, n) = model.source(text), prefix_and_n
+            prefix = model.target(*prefix_text).to_tensor() if prefix_text else None
+            found = model.search(source, source_length, n_best=self.beam_size, exact_n=n, prefix=prefix)
+            return truncated, tf.nest.map_structure(lambda part: part[:, :n], found)
 
-        columns = [texts] if prefixes is None else [texts, prefixes]
+        columns, count = [texts] if prefixes is None else [texts, prefixes], tf.constant(min(n, self.beam_size))
         return [
             [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
-            for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns, languages)
+            for rows in self._by_batch(f"best, {len(columns)}", search, columns, languages, count)
         ]
 
     @checked
@@ -183,12 +183,13 @@ class Translator(TextModel):
             languages: as for a call.
         """
 
-        def draw(model: TextModel, text: Tensor, seeds: Tensor, temperature: Tensor) -> Any:
+        def draw(model: TextModel, text: Tensor, seeds: Tensor, *temperature_and_k: Tensor) -> Any:
             source, source_length, truncated = model.source(text)
-            return truncated, model.drawn(source, source_length, seeds, temperature, k)
+            return truncated, model.drawn(source, source_length, seeds, *temperature_and_k)
 
-        heat = tf.constant(temperature, tf.float32)
-        return [rows[0][1] for rows in self._by_batch(f"sample, {k}", draw, [texts], languages, heat, seed=seed)]
+        given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
+        rows = self._by_batch(f"sample, {len(given)}", draw, [texts], languages, *given, seed=seed)
+        return [row[0][1] for row in rows]
 
     def _by_batch(
         self,
@@ -207,7 +208,7 @@ class Translator(TextModel):
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
         """
-
+        check_languages(languages, "translator.replace({0}=...) or tt.load(..., {0}=...) sets it")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
         spoken = [tf.constant([language]) for language in tokenizer.spoken()]
 
@@ -216,9 +217,8 @@ class Translator(TextModel):
             truncated, found = function(model, *arguments[: len(arguments) - len(spoken)])
             return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
-        specs = [tf.TensorSpec([None], tf.string)] * len(columns)
-        specs += [] if seed is None else [tf.TensorSpec([None], tf.uint64)]
-        specs += [tf.TensorSpec(option.shape, option.dtype) for option in (*options, *spoken)]
+        kinds = [tf.string] * len(columns) + [tf.uint64] * (seed is not None)
+        specs = [*(tf.TensorSpec([None], kind) for kind in kinds), *map(tf.type_spec_from_value, (*options, *spoken))]
         traced = self.traced(name, texts_and_more, input_signature=specs)
         columns = [list(column) for column in columns]
         rows = by_batch(lambda *batch: traced(*batch, *options, *spoken), columns, self.batch_size, seed)
