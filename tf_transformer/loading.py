@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import user_path
@@ -17,9 +19,11 @@ from tf_transformer.interop.families import (
     load_tokenizer,
     tokenizer_of,
 )
+from tf_transformer.interop.family import Family
+from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
-from tf_transformer.reading import check_h5, reading
+from tf_transformer.reading import check_h5, check_kinds, reading
 from tf_transformer.runs.run import Run
 from tf_transformer.serving.folders import CTRANSLATE2, LITERT, find_saved_model, found_in
 from tf_transformer.serving.litert_client import newest
@@ -78,12 +82,14 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
         settings = run.settings()
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        with reading(run.path, "checkpoints of the model in config.json"):
+        expected = "checkpoints of the model in config.json"
+        with reading(run.path, expected):
             config = config_of(settings["model"])
             for file in weights:
                 check_h5(file)
                 config.check_stored(file.stat().st_size)
-            models.append(build_model(config, "float32"))
+        models.append(build_model(config, "float32"))
+        with reading(run.path, expected):
             average_weights(models[-1], weights)
         tokenizer = load_tokenizer(run.path / "tokenizer.model")
         tokenizers[tokenizer.fingerprint] = tokenizer
@@ -106,16 +112,22 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
         BadInput: the folder holds something else.
     """
     facts, tokenizer, weights = read_export(path)
-    with reading(path, "an export that this version can read"):
-        own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
+    expected, models = "an export that this version can read", list[Transformer]()
+    with reading(path, expected):
+        own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts]
+        check_kinds(facts, dict.fromkeys(own, (int, float, str)))
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
-        config, models = config_of(facts["config"]), list[Transformer]()
-        while weights or not models:
+        check_kinds({"config": None, "dtype": None} | facts, {"config": dict, "dtype": str})
+        config = config_of(facts["config"])
+        keras.dtype_policies.get(policy_of(facts["dtype"]))  # raises for a name that is none
+    while weights or not models:
+        with reading(path, expected):
             config.check_stored(sum(weight.nbytes for weight in weights))
-            models.append(build_model(config, facts["dtype"]))
-            size = len(models[-1].weights)
+        models.append(build_model(config, facts["dtype"]))
+        size = len(models[-1].weights)
+        with reading(path, expected):
             models[-1].set_weights(weights[:size])
-            weights = weights[size:]
+        weights = weights[size:]
     options = stored | {"export_options": {name: facts[name] for name in hub.FACTS if name in facts}} | options
     return Translator(_together(models), tokenizer_of(tokenizer), **options)
 
@@ -137,6 +149,20 @@ def from_pretrained(
     Raises:
         BadInput: there is no such checkpoint, or its kind is not supported.
     """
+    folder, kind = checkpoint_of(name, family, revision)
+    model, tokenizer, own, max_length = kind.load(folder)  # type: ignore[misc]  # `checkpoint_of` found one that loads
+    translator = Translator(model, tokenizer, **{**own, **options})
+    facts: dict[str, Any] = dict(hub.origin_of(name, folder))
+    if max_length:
+        facts["max_length"] = min(max_length, translator.max_source_length + translator.extra_length)
+    return translator.replace(export_options=facts | options.get("export_options", {}))
+
+
+def checkpoint_of(
+    name: str | os.PathLike[str], family: str | None = None, revision: str | None = None
+) -> tuple[Path, Family]:
+    """The folder of a pretrained checkpoint, and its family, which has `load`; the arguments are as in
+    `from_pretrained`."""
     families, name = [family_named(family)] if family else FAMILIES, os.fspath(name)
     owner = next((one.owner for one in families if one.owner), "")
     folder = hub.folder_of(name, owner, revision)
@@ -145,12 +171,7 @@ def from_pretrained(
     kind = families[0] if family else family_of_folder(folder)
     if kind is None or kind.load is None:
         raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
-    model, tokenizer, own, max_length = kind.load(folder)
-    translator = Translator(model, tokenizer, **{**own, **options})
-    facts: dict[str, Any] = dict(hub.origin_of(name, folder))
-    if max_length:
-        facts["max_length"] = min(max_length, translator.max_source_length + translator.extra_length)
-    return translator.replace(export_options=facts | options.get("export_options", {}))
+    return folder, kind
 
 
 def _folders(path: Folders) -> list[Path]:

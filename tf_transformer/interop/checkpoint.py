@@ -83,7 +83,9 @@ def _read_safetensors(path: Path) -> Tensors:
 
 
 def _read_several_safetensors(index: Path) -> Tensors:
-    places: dict[str, str] = read_json(index)["weight_map"]
+    places = read_json(index)["weight_map"]
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError("expected files by the names of tensors as weight_map")
     readers: dict[str, Callable[[], np.ndarray]] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:

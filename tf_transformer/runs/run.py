@@ -234,15 +234,19 @@ class Run:
         if not newest:
             return None
         folder, state = newest
+        model.optimizer.build(model.trainable_variables)
         with reading(folder, "a checkpoint of this model"):
-            model.optimizer.build(model.trainable_variables)
             check_h5(folder / "model.weights.h5")
             model.load_weights(folder / "model.weights.h5")
             wake_adapters(model)
-            seeds = _seeds(model)
-            if seeds and state["seeds"]:  # there are none without dropout
-                for seed, value in zip(seeds, state["seeds"], strict=True):
-                    seed.assign(np.asarray(value, seed.dtype))  # a list of many axes would end TensorFlow
+            seeds, values = _seeds(model), [np.asarray(value) for value in state["seeds"]]
+            if not {value.dtype.kind for value in values} <= set("iu") or not all(
+                isinstance(row, dict) for row in state["history"]
+            ):
+                raise ValueError("expected numbers as seeds and rows of a history in state.json")
+            if seeds and values:  # there are none without dropout
+                for seed, value in zip(seeds, values, strict=True):
+                    seed.assign(np.asarray(value.tolist(), seed.dtype))  # a list of many axes would end TensorFlow
             self.history = [dict(row) for row in state["history"]]
         if self.writes:
             self._write_history()
