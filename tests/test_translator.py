@@ -362,7 +362,7 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     shutil.copy(saved / "assets.extra/tokenizer.model", tmp_path / "1/assets.extra")
     tt.Translator.from_saved_model(tmp_path / "1")
     (weights,) = (tmp_path / "1/variables").glob("*.data*")
-    weights.write_bytes(weights.read_bytes()[:999])
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     refuses("expected a whole SavedModel of this package, got something else")
     shutil.rmtree(tmp_path / "1/variables")
     refuses("expected a whole SavedModel of this package, got something else")
