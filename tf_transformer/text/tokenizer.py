@@ -19,7 +19,7 @@ from tf_transformer.reading import read_bytes
 from tf_transformer.text.search_options import LANGUAGES as LANGUAGES
 from tf_transformer.text.search_options import check_languages as check_languages
 from tf_transformer.type_names import Tensor, VocabularyKind
-from tf_transformer.values import MOST, Count, between, checked, shown
+from tf_transformer.values import MOST, Count, Natural, between, checked, shown
 
 try:
     import tensorflow_text
@@ -274,7 +274,8 @@ def valid_text(texts: Tensor) -> tf.Tensor:
     )
 
 
-def beginnings(texts: Tensor, tokens: int) -> tuple[tf.Tensor, tf.Tensor]:
+@checked
+def beginnings(texts: Tensor, tokens: Natural) -> tuple[tf.Tensor, tf.Tensor]:
     """Texts without what cannot be among their first N = `tokens` tokens. Tokenizing 4 MB takes 900 MiB and seconds.
 
     A text of at most 64 * (N + 1) bytes stays as it is. In a longer one, white space and control characters in a row
