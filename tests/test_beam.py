@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import hostile
@@ -36,7 +37,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner 
 
 from tf_transformer.beam import shards, translation  # noqa: E402
 from tf_transformer.beam.translation import LEAST_BYTES, SavedModel, batches  # noqa: E402
-from tf_transformer.text.search_options import SEARCH_OPTIONS  # noqa: E402
+from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS  # noqa: E402
 from trainers import pipelines, translate  # noqa: E402
 
 REQUEST = [name for name, option in SEARCH_OPTIONS.items() if option.request]
@@ -171,7 +172,8 @@ def test_every_setting_is_checked(kind, arguments):
     [
         ({"n_best": 0}, "n_best: expected a positive whole number below 2**31, got 0"),
         ({"options": {"beam_size": 17}}, "beam_size: expected 1 to 16, got 17"),
-        ({"options": {"patience": 1}}, f"options: expected {', '.join(REQUEST)}; got patience"),
+        ({"options": {"patience": 1}}, f"options: expected {', '.join([*REQUEST, *LANGUAGES])}; got patience"),
+        ({"options": {"target_language": 7}}, "target_language: expected text, got 7"),
         ({"batch_bytes": 0}, "batch_bytes: expected a positive whole number below 2**31, got 0"),
         ({"threads": -1}, "threads: expected a whole number from 1 to 1,024 or None, got -1"),
     ],
@@ -179,6 +181,33 @@ def test_every_setting_is_checked(kind, arguments):
 def test_bad_methods(method, message):
     with pytest.raises(tt.BadInput, match=re.escape(message)):
         tt.beam.Translate("a/1", **method)
+
+
+def test_languages_of_a_model_of_several(saved, model, monkeypatch):
+    """They go into every request; `test_m2m100_export.py` has such a model."""
+
+    def method(**options):
+        return tt.beam.TranslationSettings(saved, options=options)
+
+    asked = []
+    many = SimpleNamespace(
+        signatures={"translate": SimpleNamespace(structured_input_signature=((), dict.fromkeys(LANGUAGES)))},
+        model_info=lambda keys: {"value": tf.constant(["de, en"] if keys.shape == 1 else ["4", "97", "1"])},
+        translate=lambda texts, **options: asked.append(options),
+    )
+    for loaded, known in ((many, "one of 2 languages, such as de, en; got 'fr'"), (model._model, "none, since this")):
+        monkeypatch.setattr(model, "_model", loaded)
+        monkeypatch.setattr(model, "_method", method(target_language="fr"))
+        with pytest.raises(tt.BadInput, match=f"target_language: expected {known}"):
+            model._checked_translate()
+    monkeypatch.setattr(model, "_model", many)
+    monkeypatch.setattr(model, "_method", method(source_language="en", target_language="de", beam_size=3))
+    model._checked_translate()(tf.constant(["Two doors."]))
+    assert {name: value.numpy().tolist() for name, value in asked[0].items()} == {
+        "source_language": [b"en"],
+        "target_language": [b"de"],
+        "beam_size": [3],
+    }
 
 
 @pytest.mark.program
@@ -251,7 +280,7 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     paths = sorted((tmp_path / "out").glob("part-*"))
     assert [path.name for path in paths[::6]] == ["part-00000-of-00007.txt", "part-00006-of-00007.txt"]
     before = {path: path.stat().st_ino for path in paths}
-    paths[3].rename(f"{paths[3]}.tmp")  # as a killed worker leaves it
+    paths[3].rename(paths[3].with_name(f".{paths[3].name}-0a1b2c3d.tmp"))  # as a killed worker leaves it
     translate.main([*argv, "--workers", "1", "--batch-bytes", "77"])
     assert read(tmp_path / "out/part") == expected
     assert [path for path in paths if path.stat().st_ino != before[path]] in ([], [paths[3]])

@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.error
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -195,6 +196,29 @@ def test_rest_asks_the_model_for_its_options(places, served, monkeypatch):
         client.options()
 
 
+def test_an_unknown_language_is_an_error(capsys, monkeypatch):
+    """An answer to such a row has a score of 0, the best that there is."""
+    answer = {"translations": ["", ""], "scores": [0.0, -1e9], "truncated": True, "source_length": 0}
+    message = "expected languages that model_info lists for the key languages, got en or xx"
+    monkeypatch.setattr(rest.Client, "options", lambda self: {"source_language": "en", "target_language": "de"})
+    monkeypatch.setattr(rest.Client, "predict", lambda self, rows, signature: [answer for _ in rows])
+    with pytest.raises(SystemExit, match=f"^error: {message}$"):
+        rest.main(["--option", "target_language=xx", "a", "b"])
+    assert capsys.readouterr().out == ""
+    answer["truncated"] = False  # an empty text
+    rest.main(["--option", "target_language=de", ""])
+    assert capsys.readouterr().out == "0\t0.0000\t\n"
+    if GRPC:
+        from savedmodels.clients import grpc_client
+
+        found = {"translations": np.array([[b""]]), "scores": np.array([[0.0]])}
+        found |= {"truncated": np.array([True]), "source_length": np.array([0])}
+        client = SimpleNamespace(predict=lambda *arguments: found)
+        options = {"source_language": np.array([b"en"], object), "target_language": np.array([b"xx"], object)}
+        with pytest.raises(LookupError, match=message):
+            grpc_client.translate(client, ["a"], options)
+
+
 @pytest.fixture
 def busy():
     """A server that is busy twice before it answers, and its address."""
@@ -220,6 +244,15 @@ def busy():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield Handler, f"127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.mark.parametrize("client", ["rest", "grpc_client"] if GRPC else ["rest"])
+def test_a_client_whose_output_is_closed(client):
+    command = f'"$0" savedmodels/clients/{client}.py --host localhost:1 --timeout 1 a '
+    for closed in (">&-", "2>&-"):
+        found = subprocess.run(["sh", "-c", command + closed, sys.executable], cwd=ROOT, capture_output=True)
+        assert (found.returncode, found.stdout) == (1, b"")
+        assert closed == "2>&-" or found.stderr.splitlines()[-1].startswith(b"error: ")
 
 
 def test_rest_asks_a_busy_server_again(busy):

@@ -42,6 +42,8 @@ def folder(tmp_path, monkeypatch):
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")
+    (tmp_path / "facebook").mkdir()
+    (tmp_path / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
     return tmp_path
 
 
@@ -72,7 +74,7 @@ def test_the_pages_that_go_on_with_one_run(folder):
             (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter
     assert there(folder, "tutorial", "by-hand", "served")
     assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
-    assert names["results"][0].hypotheses
+    assert names["results"][0].hypotheses and "sentencepiece.bpe.model" in pages.read("docs/guides/ctranslate2.md")
 
 
 @pytest.mark.program
@@ -126,8 +128,6 @@ def test_the_page_of_fine_tuning(folder):
 
 @pytest.mark.program
 def test_the_page_of_languages(folder):
-    (folder / "facebook").mkdir()
-    (folder / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
     names = pages.run_blocks("docs/guides/languages.md")
     assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")
 

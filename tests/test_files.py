@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,35 +30,91 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator):
-    tt.toy_corpus.write_corpus("~/text", train=31, dev=3, test=2)
-    translator.tokenizer.save("~/run/tokenizer.model")
-    tt.Tokenizer.load("~/run/tokenizer.model")
-    tt.Tokenizer.learn(["~/text/train.en"], 320)
-    sides = ("~/text/dev.en", "~/text/dev.de")
-    tt.TextCorpus(sides, sides)
+class Entry(os.PathLike):
+    """A path whose `str` is none, as that of an entry of `os.scandir`."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __fspath__(self):
+        return self._path
+
+    def __str__(self):
+        raise AssertionError("expected os.fspath, got str")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("of", [str, Entry])
+def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator, saved):
+    """And what `os.fspath` takes is a path."""
+    tt.toy_corpus.write_corpus(of("~/text"), train=31, dev=3, test=2)
+    translator.tokenizer.save(of("~/run/tokenizer.model"))
+    tt.Tokenizer.load(of("~/run/tokenizer.model"))
+    tt.Tokenizer.learn([of("~/text/train.en")], 320)
+    sides = (of("~/text/dev.en"), of("~/text/dev.de"))
+    corpus = tt.TextCorpus(sides, sides)
+    tt.data.check_text_pairs(*sides)
+    assert tt.data.read_text_pairs(*sides) == corpus.dev
     next(iter(tt.data.text_pairs(*sides, translator.tokenizer, 512)))
-    write_text("~/trees", TREE)
-    tt.TreebankCorpus(["~/trees"], ["~/trees"])
+    write_text(of("~/trees"), TREE)
+    tt.TreebankCorpus([of("~/trees")], [of("~/trees")]).add([of("~/trees")])
+    assert len(tt.treebank.read_trees(of("~/trees"))) == 1 and tt.files.checksum(of("~/trees"))
     (home / "wsj_0201.mrg").write_text(TREE)
-    assert tt.treebank.wsj_files("~", [2]) == [home / "wsj_0201.mrg"]
-    preparation = tt.Preparation(tt.sources.TextSource(*sides), "~/records")
-    parts = preparation.source.parts(2, preparation.folder)
+    assert tt.treebank.wsj_files(of("~"), [2]) == [home / "wsj_0201.mrg"]
+    source = tt.sources.TextSource(*sides)
+    preparation = tt.Preparation(source, of("~/records"))
+    parts = source.parts(2, of("~/records"))
     with preparation.locked():
         assert len(list(preparation.run(parts, translator.tokenizer))) == 2
-    tt.records.Records("~/records")
-    run = tt.run.Run("~/run")
+    tt.records.Records(of("~/records"))
+    tt.PreparedCorpus(of("~/records"), corpus.dev)
+    assert tt.sources.ParquetSource(of("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
+    assert tt.sources.TfdsSource("wmt", data_dir=of("~/tfds")).data_dir == f"{home}/tfds"
+    run = tt.run.Run(of("~/run"))
     run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
-    with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
-        tt.load("~/run")
-    with new_folder("~/models/1") as folder:
+    trainer = tt.Trainer(of("~/run"), translator.model.config, corpus)
+    assert trainer.run.path == tt.callbacks.Checkpoints(of("~/run")).run.path == home / "run"
+    dev = tt.callbacks.DevText(corpus.metric, corpus.score, *corpus.dev)
+    assert tt.callbacks.DevScore(translator, dev, logs=of("~/logs")).logs == home / "logs"
+    for load in (tt.load, tt.Translator.from_run, lambda path: tt.load([path])):
+        with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
+            load(of("~/run"))
+    with pytest.raises(FileNotFoundError, match=f"{home}/run/no.h5"):
+        tt.average_weights(translator.model, [of("~/run/no.h5")])
+    with new_folder(of("~/models/1")) as folder:
         (folder / "saved_model.pb").touch()
-    assert publish.next_version("~/models") == home / "models" / "2"
-    assert folders.saved_model_of("~/models") == home / "models" / "1"
-    assert hub.folder_of("~/models") == home / "models" and hub.origin_of("~/models", home)["origin"] == "models"
-    assert matching("~/t*t/dev.*") == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
+    assert publish.next_version(of("~/models")) == home / "models" / "2"
+    assert folders.saved_model_of(of("~/models")) == home / "models" / "1"
+    assert hub.folder_of(of("~/models")) == home / "models"
+    assert hub.origin_of(of("~/models"), home)["origin"] == "models"
+    for load in (tt.Translator.from_pretrained, tt.Translator.from_marian, tt.load_marian):
+        with pytest.raises((tt.BadInput, FileNotFoundError), match="(~|home)/models"):
+            load(of("~/models"))
+    for save in (translator.save, tt.Parser.save, tt.ctranslate2.save):
+        with pytest.raises(FileExistsError, match=f"{home}/models/1 exists"):
+            save(*[translator] * (save != translator.save), of("~/models/1"))
+    with pytest.raises(FileNotFoundError, match=f"no model.tflite in {home}/models"):
+        tt.LiteRTTranslator(of("~/models"))
+    (home / "linked").symlink_to(saved.parent)
+    assert tt.load(of("~/linked/1")).options == translator.options
+    with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
+        tt.SavedTranslator(of("~/text"))
+    assert matching(of("~/t*t/dev.*")) == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
     assert not list(Path().iterdir())
     assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
+
+
+def test_bytes_are_no_path():
+    takers = (user_path, tt.load, tt.Translator.from_pretrained, tt.run.Run, tt.Tokenizer.load, tt.records.Records)
+    takers += (tt.SavedTranslator, tt.treebank.read_trees, tt.files.checksum, lambda path: tt.load([path]))
+    takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
+    for take in takers:
+        with pytest.raises(tt.BadInput, match=r"expected .*, got (b'a'|<DirEntry b'a'>)") as error:
+            take(b"a")
+        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(tt.BadInput, match="expected a path, got "):
+        user_path(type("Own", (os.PathLike,), {"__fspath__": lambda self: b"a"})())
 
 
 def test_an_empty_path_is_none():
@@ -132,6 +189,64 @@ def test_what_a_link_points_to_is_replaced(tmp_path):
         assert (tmp_path / link).is_symlink() and (tmp_path / target).read_text() == "after"
     assert (tmp_path / "folder" / "file").stat().st_ino == before  # the other link's
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file", "folder", "link", "new"]
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    """A new one has the mode that every program's files have."""
+    path, plain = tmp_path / "file", tmp_path / "plain"
+    plain.touch()
+    write_text(path, "first")
+    assert path.stat().st_mode == plain.stat().st_mode
+    for mode in (0o600, 0o640, 0o444, 0o200):
+        path.chmod(mode)
+        with new_file(path) as temporary:
+            assert temporary.stat().st_mode & 0o077 == 0, "others can read what is not yet theirs"
+            temporary.write_text(f"{mode}")
+        assert path.stat().st_mode & 0o777 == mode
+    path.chmod(0o600)
+    assert path.read_text() == f"{0o200}"
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path):
+    """The later one's file stays, whole."""
+    path = tmp_path / ("ü" * 120)  # of 240 bytes, of at most 255
+    with new_file(path) as first, new_file(path) as second:
+        first.write_text("first " * 1_000)
+        second.write_text("second")
+        assert not path.exists()
+    assert path.read_text() == "first " * 1_000 and list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
+    """By an error, nor by a signal; what one that is killed at once leaves is in nobody's way."""
+    with pytest.raises(ZeroDivisionError):
+        write_text(tmp_path / "out", (str(1 // (2 - i)) for i in range(7)))
+    with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/nowhere/out'"):
+        write_text(tmp_path / "nowhere/out", "text")
+    assert not list(tmp_path.iterdir())
+    lines = [
+        "import itertools, sys, time",
+        "from tf_transformer.files import write_text",
+        "from trainers.command import run_program",
+        "def text():",
+        "    yield 'half'",
+        "    print('writing', flush=True)",
+        "    time.sleep(60)",
+        "run_program(lambda: write_text(sys.argv[1], text()))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "out")]
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+            process.stdout.readline()
+            process.send_signal(number)
+            assert process.wait(30) == status
+        assert not list(tmp_path.iterdir())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        process.stdout.readline()
+        process.kill()
+    (left,) = tmp_path.iterdir()
+    write_text(tmp_path / "out", "whole")
+    assert matching(tmp_path / "*") == [str(tmp_path / "out")] and left.name.startswith(".out-")
 
 
 def test_standard_output_as_a_file_is_written_to(tmp_path):

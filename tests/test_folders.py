@@ -1,18 +1,23 @@
 """What a folder of an exported model holds, whatever lies beside it."""
 
+import re
+
 import pytest
+from programs import fails
 
 import tf_transformer as tt
 from tf_transformer.serving.folders import (
     LITERT,
     SAVED_MODEL,
     find_saved_model,
+    found_in,
     is_litert,
     litert_translator,
     model_folder,
     saved_model_of,
 )
 from tf_transformer.serving.litert_client import newest
+from trainers import translate
 
 
 def put(folder, *names):
@@ -52,11 +57,41 @@ def test_the_newest_of_both_kinds(tmp_path):
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     pytest.importorskip("ai_edge_litert")
     put(tmp_path / "1")
-    for none in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(tt.BadInput, match="expected the folder of a SavedModel or of its versions, found no saved"):
+    for none, found in ((tmp_path, "no {} in"), (tmp_path / "nowhere", "nothing at")):
+        one, two = (found.format(files) for files in (SAVED_MODEL, f"{SAVED_MODEL} or {LITERT}"))
+        with pytest.raises(tt.BadInput, match=f"expected the folder of a SavedModel or of its versions, found {one} "):
             saved_model_of(none)
-        with pytest.raises(tt.BadInput, match=r"or of its versions, found no saved_model.pb or model.tflite in"):
+        with pytest.raises(tt.BadInput, match=f"or of its versions, found {two} "):
             model_folder(none)
         with pytest.raises(FileNotFoundError, match="of a LiteRT export or of its versions, found no model.tflite in"):
             litert_translator(none)
         assert not is_litert(none)
+
+
+def test_what_is_there_instead_and_what_opens_it(tmp_path, capsys):
+    """A folder of another kind is told as what it is, wherever it goes in."""
+    put(tmp_path / "saved/7", SAVED_MODEL)
+    put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")
+    put(tmp_path / "ctranslate2/7", "model.bin", "source.spm", "target.spm")
+    put(tmp_path / "records", "records.json")
+    put(tmp_path / "marian", "source.spm", "config.json")
+    put(tmp_path / "run", "tokenizer.model")
+    tt.run.Run(tmp_path / "run").begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
+    (tmp_path / "file").touch()
+    lite, engine = "a LiteRT export, .*/7, which tt.LiteRT", "an export for CTranslate2, .*/7, which ctranslate2.Transl"
+    of_run, of_checkpoint = "export --run .*/run --name", "a pretrained checkpoint, .* --pretrained .*/marian --name"
+    expected = {
+        tt.load: {"litert": lite, "ctranslate2": engine, "records": "tt.PreparedCorpus", "file": "a file, no folder"},
+        tt.Translator.from_pretrained: {"litert/7": lite, "ctranslate2/7": engine},
+        tt.SavedTranslator: {"run": of_run, "litert": lite, "marian": of_checkpoint, "ctranslate2": engine},
+        tt.Translator.from_saved_model: {"run": of_run},
+        model_folder: {"run": of_run, "marian": of_checkpoint, "nowhere": "found nothing at", "records": "prepared"},
+    }
+    for take, folders in expected.items():
+        for name, found in folders.items():
+            with pytest.raises(tt.BadInput, match=f"expected .*, .*{found}") as error:
+                take(tmp_path / name)
+            assert len(str(error.value).splitlines()) == 1
+    for name, found in expected[model_folder].items():
+        assert re.search(found, fails(translate, [tmp_path / name], capsys))
+    assert "a SavedModel, " in found_in(tmp_path / "saved", LITERT)

@@ -105,7 +105,7 @@ def test_outputs_keep_their_limits(folder):
     assert client("Two doors.", length_penalty=math.nan) == client("Two doors.")
     assert client.n_best("Two doors.", -1) == client.n_best("Two doors.", 0) == client.n_best("Two doors.", 1)
     assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
-    with pytest.raises(TypeError, match="options: expected length_penalty, .*; got beam_size"):
+    with pytest.raises(TypeError, match="expected length_penalty, .*, as the export fixes others; got beam_size"):
         client("Two doors.", beam_size=2)
     with pytest.raises(TypeError, match="^max_length: expected a number, got '9'$"):
         client("Two doors.", max_length="9")
@@ -245,6 +245,45 @@ def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
         with pytest.raises(kind, match="1: expected a LiteRT export, got something else: .") as error:
             load(tmp_path / "1")
         assert "\n" not in str(error.value)
+
+
+def test_a_process_without_standard_error(folder, monkeypatch):
+    """A service, or `2>&-`: the model answers as ever, and what another file is under the number 2 gets nothing."""
+    expected = LiteRTTranslator(folder)("Two doors.")
+    for name in ("stderr", "__stderr__"):
+        monkeypatch.setattr(sys, name, None)
+        if name == "__stderr__":
+            monkeypatch.setattr(os, "dup", None)  # nothing is sent elsewhere
+        assert LiteRTTranslator(folder)("Two doors.") == expected
+    command = ["sh", "-c", '"$0" "$@" 2>&-', sys.executable, litert_client.__file__, str(folder), "--n-best", "2"]
+    done = subprocess.run(command, input=b"Two doors.\n", capture_output=True)
+    assert done.returncode == 0 and done.stdout.decode().splitlines()[0].endswith(f"\t{expected}")
+    done = subprocess.run([*command, "--option", "nothing=1"], input=b"Two doors.\n", capture_output=True)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_huge_text_takes_no_more_than_its_beginning(folder):
+    client = LiteRTTranslator(folder)
+    tokens, read = client.facts["max_source_length"], []
+    whole = client.source_ids("The old woman opens the red door. " * 99)
+    encode, client._tokenizer.encode = client._tokenizer.encode, lambda text: read.append(text) or encode(text)
+    for text in ("The old woman opens the red door. " * 9_999, "東京 " * 9_999, "Two" + " \x00\t" * 9_999 + "doors."):
+        ids, expected = client.source_ids(text), encode(text)
+        assert ids[:tokens] == expected[:tokens] and (len(ids) > tokens) == (len(expected) > tokens)
+        assert len(read.pop().encode()) <= 64 * (tokens + 1)
+    assert client.source_ids("The old woman opens the red door. " * 9_999)[:tokens] == whole[:tokens]
+
+
+def test_an_error_of_another_kind_is_no_fault_of_the_folder(folder, monkeypatch):
+    def full(*arguments, **options):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(litert_client, "_compiled", full)
+    with pytest.raises(MemoryError):
+        LiteRTTranslator(folder)
+    monkeypatch.setattr(litert_client.os, "dup", lambda number: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        LiteRTTranslator(folder)
 
 
 def test_an_export_has_no_languages(folder, capsys):

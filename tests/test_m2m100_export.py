@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from programs import fails
 from served import Served
 
 import tf_transformer as tt
 from tf_transformer.serving.check import check
-from trainers import evaluate, translate
+from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")
 
@@ -91,6 +92,21 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
 
 
 @pytest.mark.program
+def test_many_files_in_another_language(saved, tmp_path, capsys):
+    pytest.importorskip("apache_beam")
+    _, back = ANSWERS.values()
+    (tmp_path / "text").write_text("\n".join(back["sentences"]), encoding="utf-8")
+    argv = [str(saved), "--input", str(tmp_path / "text"), "--output", str(tmp_path / "out"), "--source-language=de"]
+    translate.main([*argv, "--target-language", "en"])
+    assert (tmp_path / "out-00000-of-00001.txt").read_text("utf-8").splitlines() == back["beam"]
+    line = "out: it has output of other settings: "
+    assert line in fails(translate, [*argv, "--target-language", "fr"], capsys)
+    argv[4] = str(tmp_path / "other")
+    line = "target_language: expected one of 100 languages, such as af, am, ar, ast, az; got 'xx'"
+    assert line in fails(translate, [*argv, "--target-language", "xx"], capsys)
+
+
+@pytest.mark.program
 def test_a_rest_client_learns_the_languages(saved, monkeypatch):
     """Over REST every input must be sent; the playground's page sends them, too."""
     pytest.importorskip("flask")
@@ -113,6 +129,13 @@ def test_a_rest_client_learns_the_languages(saved, monkeypatch):
     assert [line.split("\t")[2] for line in lines] == back["beam"][:3]
     page = playground.get("/").get_data(as_text=True)
     assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
+
+
+def test_litert_refuses_several_languages_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tt.Translator, "from_pretrained", None)
+    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", "litert"]
+    line = "error: a folder for LiteRT: expected none of several languages, which it cannot hold"
+    assert fails(export, argv, capsys) == line and not list(tmp_path.iterdir())
 
 
 def test_ctranslate2_translates_alike(translator, tmp_path):

@@ -10,6 +10,8 @@ import tracemalloc
 import types
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 import sentencepiece
 
 import tf_transformer as tt
-from tf_transformer import reading
+from tf_transformer import loading, reading
 from tf_transformer.config import TransformerConfig
 from tf_transformer.interop.families import build_model
 from tf_transformer.interop.hub import origin_of
@@ -25,6 +27,7 @@ from tf_transformer.interop.marian.files import search_options
 from tf_transformer.interop.marian.model import MarianConfig
 from tf_transformer.interop.marian.tokenizer import MarianTokenizer
 from tf_transformer.runs.recipe import Recipe
+from tf_transformer.runs.run import Run
 
 TRAINED = Path(__file__).parent / "marian/trained"
 
@@ -298,3 +301,29 @@ def test_a_model_of_controls_alone_or_of_pieces_that_are_no_text(text):
     refused(
         lambda: tt.Tokenizer(learned(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)), "pad, bos, eos, unk"
     )
+
+
+def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypatch):
+    """What parsers raise is about the file; memory, mistakes of ours and a model's construction are not."""
+    passing = (MemoryError, TypeError, AttributeError, IndexError, NameError, AssertionError, KeyboardInterrupt)
+    for kind in passing:
+        with pytest.raises(kind), reading.reading("a", "b"):
+            raise kind("c")
+    for error in (KeyError("c"), EOFError("c"), OSError("c"), RecursionError("c"), zipfile.BadZipFile("c")):
+        with pytest.raises(tt.BadInput, match="^a: expected b, got something else: .?c.?$"), reading.reading("a", "b"):
+            raise error
+    run = Run(tmp_path)
+    settings = {"kind": "translation", "recipe": {}, "corpus": {}, "model": translator.model.config.to_dict()}
+    run.begin(settings)
+    translator.tokenizer.save(tmp_path / "tokenizer.model")
+    model = build_model(translator.model.config)
+    model.compile("adam")
+    run.save(model, 1, target_tokens=0, seconds=0.0)
+    optimizer = SimpleNamespace(build=lambda variables: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run.restore(SimpleNamespace(optimizer=optimizer, trainable_variables=()))
+    for kind in (MemoryError, TypeError, ValueError):
+        monkeypatch.setattr(loading, "build_model", Mock(side_effect=kind("no room")))
+        for load in (lambda: tt.load(tmp_path), lambda: tt.load(saved)):
+            with pytest.raises(kind, match="^no room$"):
+                load()

@@ -114,3 +114,20 @@ def test_answers_of_a_published_model_are_lines(monkeypatch):
     found = publishing.answers(Path("savedmodels/demo/1"), texts)
     assert found == ["eins\u0085zwei\u2028drei", "\x0cvier", "f\rünf"]
     assert given == [b"a b\n\xed\xa0\xbd\nc\n"]
+
+
+@pytest.mark.parametrize("closed", ["", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed, tmp_path):
+    """No file of somebody else gets it, either."""
+    lines = [
+        "import os, sys",
+        "file = open(sys.argv[1], 'w')",
+        "from trainers.command import quiet_stderr",
+        "with quiet_stderr():",
+        "    os.write(2, b'said') if sys.__stderr__ else None",
+        "file.write('written')",
+        "file.close()",
+    ]
+    command = ["sh", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, "\n".join(lines), str(tmp_path / "file")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "file").read_text() == "written"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.serving import litert_client
-from tf_transformer.text.tokenizer import valid_text
+from tf_transformer.text.tokenizer import beginnings, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 HOSTILE = [
@@ -280,3 +280,35 @@ def test_without_tensorflow_text_one_line_says_so(monkeypatch, tmp_path):
     for needs_text in (lambda: importlib.import_module(module), lambda: tt.SavedTranslator(tmp_path)):
         with pytest.raises(tt.BadInput, match=rf"^text: expected tensorflow-text {minor}, .*tensorflow_text.*$"):
             needs_text()
+
+
+LONG = ["The old woman opens the red door. ", "東京 ", "½ ﬁ 각 😀", "door\t\n ", "ü" * 16]
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
+    """Those that a model reads, and whether it reads all; what is behind 64 bytes a token takes no memory."""
+    tokenizer, most = translator.tokenizer, 64 * 42  # for 41 tokens
+    for size in (1, most, most + 1, 17 * most):
+        whole = (text.encode() * size)[:size]
+        left, cut = beginnings([whole], 41)
+        before, after = (tokenizer.tokenize(each)[0, :41].numpy().tolist() for each in ([whole], left))
+        assert after == before
+        assert len(left[0].numpy()) <= most and (size > most or left[0].numpy() == whole)
+        ids, length, truncated = translator.source([whole, "Two doors."])
+        assert [id for id in ids[0].numpy() if id > 2] == before
+        assert bool(truncated[0]) == (len(tokenizer.tokenize([whole])[0]) > 41) and int(length[1]) < 12
+        assert bool(cut[0]) == (size > most + 1) or size == most + 1
+
+
+def test_white_space_is_no_reason_to_cut_a_text(translator):
+    """Nor are control characters and invalid bytes; half a character is left out."""
+    for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
+        ids, length, truncated = translator.source([b"Two" + middle + b"doors." + middle])
+        expected = translator.source(["Two doors."])
+        assert ids.numpy().tolist() == expected[0].numpy().tolist() and not truncated[0] and length == expected[1]
+    assert translator.source([b" " * 9_999])[1:] == (0, False)
+    ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # which no token holds
+    assert truncated[0] and ids.numpy().tolist() == translator.source(["Two"])[0].numpy().tolist()
+    left, cut = beginnings(["a" * 127 + "東" * 7], 1)
+    assert cut[0] and left[0].numpy() == b"a" * 127 + b" "

@@ -3,9 +3,11 @@
 import functools
 import json
 import math
+import re
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -180,6 +182,34 @@ def test_another_setting_is_another_translator(translator):
     assert translator.n_best(texts, 2) == before
     assert greedy.options == translator.options | {"beam_size": 1, "extra_length": 3}
     assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
+
+
+def test_options_of_a_search_go_into_no_call(translator, saved):
+    """The message says where they go."""
+    loaded = tt.SavedTranslator.__new__(tt.SavedTranslator)
+    loaded._model, loaded.batch_size = SimpleNamespace(signatures={}), 2
+    for call, hint in ((translator, "translator.replace(beam_size=...) or "), (loaded, "")):
+        message = f"expected source_language and target_language alone, got beam_size; {hint}tt.load("
+        with pytest.raises(TypeError, match=re.escape(message)):
+            call(["Two doors."], beam_size=1)
+        with pytest.raises(TypeError, match="alone, got temperature$"):
+            call("Two doors.", temperature=1)
+    with pytest.raises(TypeError, match="alone, got beam_size"):
+        translator.n_best(["Two doors."], 2, beam_size=1)
+
+
+def test_no_option_of_a_call_is_traced_anew(translator, caplog):
+    """Nor does TensorFlow warn of other translators' functions, which have the same code."""
+    one = translator.replace(batch_size=1)
+    best = [one.n_best(["Two doors."], n)[0] for n in (1, 2, 3, 7)]
+    assert [len(found) for found in best] == [1, 2, 3, 3] and best[0] == best[3][:1] and best[1] == best[3][:2]
+    samples = [one.sample(["Two doors."], k=k, seed=5) for k in (1, 2, 3, 5, 349, 350, 2**31 - 1)]
+    assert samples[-1] == samples[-2] != samples[0] and one.sample(["Two doors."], seed=5)
+    functions = [function for _, function in one._functions.values()]
+    assert len(functions) == 3 and all(each.experimental_get_tracing_count() == 1 for each in functions)
+    for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        translator.replace(length_penalty=alpha, beam_size=1)("Two doors.")
+    assert "retracing" not in caplog.text
 
 
 def test_a_model_that_gets_adapters_is_traced_anew(translator):
@@ -379,7 +409,7 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
         described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
         (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(described))
 
-    refuses("found no saved_model.pb in")
+    refuses("found nothing at")
     shutil.copytree(saved, tmp_path / "1")
     config = json.loads((saved / "assets.extra/tf_transformer.json").read_text())["config"]
     facts(config=config | {"d_ff": 29})
@@ -396,6 +426,9 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
         tt.Translator.from_saved_model(tmp_path / "1")
     shutil.copy(saved / "assets.extra/tokenizer.model", tmp_path / "1/assets.extra")
     tt.Translator.from_saved_model(tmp_path / "1")
+    (weights,) = (tmp_path / "1/variables").glob("*.data*")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    refuses("expected a whole SavedModel of this package, got something else")
     shutil.rmtree(tmp_path / "1/variables")
     refuses("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tf_transformer.json").unlink()
@@ -490,5 +523,5 @@ def test_several_folders_are_runs_or_refused(saved, tmp_path):
             tt.load(models)
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.tflite").touch()
-    with pytest.raises(tt.BadInput, match="got a LiteRT export, which LiteRTTranslator loads"):
+    with pytest.raises(tt.BadInput, match="a LiteRT export, .*, which tt.LiteRTTranslator"):
         tt.load(tmp_path)

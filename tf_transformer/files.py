@@ -10,7 +10,9 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import zlib
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.values import BadInput, shown
+
+_unfinished = set[Path]()  # what this process is writing
 
 
 def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
@@ -33,13 +37,14 @@ def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
             something else.
     """
     name = f"{option}: " if option else ""
-    if not isinstance(path, str | os.PathLike):
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):  # bytes, too: messages and other libraries want text
         raise BadInput(f"{name}expected a path, got {shown(path)}")
-    if not os.fspath(path):
+    if not text:
         raise BadInput(f"{name}expected a path, got an empty one")
-    if re.search("[\ud800-\udfff]", os.fspath(path)):  # bytes that Python could not decode
-        raise BadInput(f"{name}expected a path in UTF-8, got {os.fspath(path)!a}")
-    return Path(os.path.expanduser(path))
+    if re.search("[\ud800-\udfff]", text):  # bytes that Python could not decode
+        raise BadInput(f"{name}expected a path in UTF-8, got {text!a}")
+    return Path(os.path.expanduser(text))
 
 
 def matching(pattern: str | os.PathLike[str]) -> list[str]:
@@ -95,7 +100,11 @@ def one_line(text: str) -> str:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file <path>.tmp to write. It becomes `path` at the end of the block, and stays as it is if the block raises.
+    """A new file to write. It becomes `path` at the end of the block, with the mode of the file that it replaces. If
+    the block raises, nothing is left of it.
+
+    It is a hidden file beside `path`, .NAME-*.tmp, of the writer's own: two workers may write one shard, if one of
+    them is thought dead. Only a process that is killed at once, as by SIGKILL, leaves it; it may then be removed.
 
     Where `path` is a symbolic link, this holds for what it points to. A pipe or a device is written to directly.
     """
@@ -104,14 +113,32 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield path
         return
     path = Path(os.path.realpath(path))
-    temporary = Path(f"{path}.tmp")
-    yield temporary
-    flush(temporary)
-    os.replace(temporary, path)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(4)}.tmp")  # a name has at most 255 bytes
+    try:
+        temporary.touch(0o666 if mode is None else 0o600, exist_ok=False)
+    except OSError as error:  # which names the file that was asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    _unfinished.add(temporary)
+    try:
+        yield temporary
+        flush(temporary)
+        if mode is not None:
+            temporary.chmod(mode)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove what `new_file` has begun, in all threads, before the process ends without their end of the block."""
+    for temporary in list(_unfinished):
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
-    """Write a text file in UTF-8. On failure the written part stays in <path>.tmp."""
+    """Write a text file in UTF-8, whole or not at all."""
     texts = [text] if isinstance(text, str) else text
     if _is_standard_output(user_path(path)):  # perhaps a file that has text already: `--output /dev/stdout >> log`
         sys.stdout.flush()
@@ -124,7 +151,7 @@ def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
 
 def _is_standard_output(path: Path) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(1))
+        return sys.stdout is not None and os.path.samestat(path.stat(), os.fstat(1))
     except OSError:  # one of them does not exist
         return False
 
@@ -183,5 +210,5 @@ def _flush_one(path: Path) -> None:
 
 def checksum(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
-    with open(path, "rb") as file:
+    with open(user_path(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.files import user_path
@@ -18,11 +20,14 @@ from tf_transformer.interop.families import (
     load_tokenizer,
     tokenizer_of,
 )
+from tf_transformer.interop.family import Family
+from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.reading import check_h5, check_kinds, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.folders import find_saved_model, is_litert
+from tf_transformer.serving.folders import CTRANSLATE2, LITERT, find_saved_model, found_in
+from tf_transformer.serving.litert_client import newest
 from tf_transformer.serving.publish import read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import Tokenizer
@@ -49,9 +54,6 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
     """
     folders = _folders(path)
     for folder in folders:
-        if is_litert(folder):
-            what = "expected a run, a SavedModel or a checkpoint"
-            raise BadInput(f"{folder}: {what}, got a LiteRT export, which LiteRTTranslator loads")
         if len(folders) > 1 and (find_saved_model(folder) or family_of_folder(folder)):
             raise BadInput(f"{folder}: expected a run, as several folders are an ensemble of runs; got another model")
     if saved := find_saved_model(folders[0]):
@@ -59,6 +61,8 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
         return Parser(translator) if translator.tokenizer.controls else translator
     if family := family_of_folder(folders[0]):
         return from_pretrained(folders[0], family=family.name, **search)
+    if not (folders[0] / "config.json").is_file():
+        raise BadInput(f"expected a run, a SavedModel or a checkpoint, {found_in(folders[0], 'config.json')}")
     settings = Run(folders[0]).settings()
     average_last = average_last or settings["recipe"].get("average_last", 5)
     if settings["kind"] == "parsing":
@@ -85,12 +89,14 @@ def from_run(path: Folders, average_last: Count = 5, **options: Any) -> Translat
         settings = run.settings()
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
-        with reading(run.path, "checkpoints of the model in config.json"):
+        expected = "checkpoints of the model in config.json"
+        with reading(run.path, expected):
             config = config_of(settings["model"])
             for file in weights:
                 check_h5(file)
                 config.check_stored(file.stat().st_size)
-            models.append(build_model(config, "float32"))
+        models.append(build_model(config, "float32"))
+        with reading(run.path, expected):
             average_weights(models[-1], weights)
         tokenizers.append(load_tokenizer(run.path / "tokenizer.model"))
     if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
@@ -116,17 +122,23 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
         BadInput: the folder holds something else.
     """
     facts, tokenizer, weights = read_export(path)
-    with reading(path, "an export that this version can read"):
+    expected, models = "an export that this version can read", list[Transformer]()
+    with reading(path, expected):
         check_kinds(facts, dict.fromkeys(LIMITS, int))
-        own = (name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts)
+        own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts]
+        check_kinds(facts, dict.fromkeys(own, (int, float, str)))
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
-        config, models = config_of(facts["config"]), list[Transformer]()
-        while weights or not models:
+        check_kinds({"config": None, "dtype": None} | facts, {"config": dict, "dtype": str})
+        config = config_of(facts["config"])
+        keras.dtype_policies.get(policy_of(facts["dtype"]))  # raises for a name that is none
+    while weights or not models:
+        with reading(path, expected):
             config.check_stored(sum(weight.nbytes for weight in weights))
-            models.append(build_model(config, facts["dtype"]))
-            size = len(models[-1].weights)
+        models.append(build_model(config, facts["dtype"]))
+        size = len(models[-1].weights)
+        with reading(path, expected):
             models[-1].set_weights(weights[:size])
-            weights = weights[size:]
+        weights = weights[size:]
     translator = Translator(_together(models), tokenizer_of(tokenizer), **(stored | options))
     kept = {name: facts[name] for name in (*LIMITS, *hub.FACTS, "step") if name in facts}
     if "max_beam_size" in kept:
@@ -136,7 +148,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
 
 @checked
 def from_pretrained(
-    name: str | Path, *, family: str | None = None, revision: str | None = None, **options: Any
+    name: str | os.PathLike[str], *, family: str | None = None, revision: str | None = None, **options: Any
 ) -> Translator:
     """Load a pretrained model, for example a MarianMT checkpoint of OPUS-MT.
 
@@ -151,18 +163,29 @@ def from_pretrained(
     Raises:
         BadInput: there is no such checkpoint, or its kind is not supported.
     """
-    families = [family_named(family)] if family else FAMILIES
-    owner = next((one.owner for one in families if one.owner), "")
-    folder = hub.folder_of(name, owner, revision)
-    kind = families[0] if family else family_of_folder(folder)
-    if kind is None or kind.load is None:
-        raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
-    model, tokenizer, own, max_length = kind.load(folder)
+    folder, kind = checkpoint_of(name, family, revision)
+    model, tokenizer, own, max_length = kind.load(folder)  # type: ignore[misc]  # `checkpoint_of` found one that loads
     translator = Translator(model, tokenizer, **{**own, **options})
     facts: dict[str, Any] = dict(hub.origin_of(name, folder))
     if max_length:
         facts["max_length"] = min(max_length, translator.max_source_length + translator.extra_length)
     return translator.replace(export_options=facts | options.get("export_options", {}))
+
+
+def checkpoint_of(
+    name: str | os.PathLike[str], family: str | None = None, revision: str | None = None
+) -> tuple[Path, Family]:
+    """The folder of a pretrained checkpoint, and its family, which has `load`; the arguments are as in
+    `from_pretrained`."""
+    families, name = [family_named(family)] if family else FAMILIES, os.fspath(name)
+    owner = next((one.owner for one in families if one.owner), "")
+    folder = hub.folder_of(name, owner, revision)
+    if newest(folder, LITERT, CTRANSLATE2) and not any((folder / file).is_file() for file in hub.WEIGHTS):
+        raise BadInput(f"expected a checkpoint, {found_in(folder)}")  # such an export has its tokenizer
+    kind = families[0] if family else family_of_folder(folder)
+    if kind is None or kind.load is None:
+        raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
+    return folder, kind
 
 
 def _folders(path: Folders) -> list[Path]:

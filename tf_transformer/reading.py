@@ -19,21 +19,27 @@ from tf_transformer.config import BadInput
 MOST_BYTES = 2**26  # of a file that is read as a whole before it is parsed: JSON, YAML, tokenizers
 MOST_NESTED = 50  # of YAML's collections, one in the other
 LFS = b"version https://git-lfs.github.com/spec/"
+OF_PARSERS = (ArithmeticError, EOFError, KeyError, OSError, RuntimeError, ValueError)  # of Python's errors
 Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
-    """Whatever a library raises in this block, about the contents of the file, as `BadInput` in one line."""
+    """What a parser raises in this block, about the contents of the file, as `BadInput` in one line.
+
+    Other errors of Python pass, such as MemoryError and TypeError: they are of the machine, or faults of ours. So
+    what has another type in a file is refused before it is used, and nothing is built in the block.
+    """
     try:
         yield
-    except (FileNotFoundError, NameError):  # the latter is a fault of ours
-        raise
     except BadInput as error:
         if str(path) in str(error):
             raise
         raise BadInput(f"{path}: {error}") from error
-    except Exception as error:  # each library raises its own, and Python's more when it meets other types
+    except Exception as error:  # each library raises its own
+        own = type(error).__module__ != "builtins"
+        if isinstance(error, FileNotFoundError) or not (own or isinstance(error, OF_PARSERS)):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"{path}: expected {expected}, got something else: {reason or type(error).__name__}") from error
 
@@ -67,7 +73,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     with reading(path, "a JSON object"):
         value = json.loads(read_bytes(path).decode())
         if not isinstance(value, dict):
-            raise TypeError(type(value).__name__)
+            raise ValueError(type(value).__name__)
         return value
 
 

@@ -6,7 +6,9 @@ import functools
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,9 +18,7 @@ from typing import Any
 from tf_transformer.config import BadInput
 from tf_transformer.files import user_path
 from tf_transformer.terminal import Stopped
-from tf_transformer.text.search_options import SEARCH_OPTIONS
-
-LANGUAGES = ("source_language", "target_language")  # options of a model of several
+from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS
 
 
 def options(
@@ -121,7 +121,11 @@ def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
     """Drop what C++ libraries write to standard error inside this block; Python's exceptions still appear."""
-    sys.stderr.flush()
+    if sys.__stderr__ is None and sys.stderr is None:  # there is none: its number may be that of another file
+        yield
+        return
+    if sys.stderr is not None:
+        sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -158,9 +162,9 @@ def saved_model(folder: str | Path, args: argparse.Namespace, batch_size: int = 
         BadInput: languages are chosen, and a LiteRT export has one pair.
     """
     import tf_transformer as tt
-    from tf_transformer.serving.folders import is_litert, litert_translator
+    from tf_transformer.serving.folders import is_litert, litert_translator, model_folder
 
-    languages = chosen(vars(args), LANGUAGES)
+    languages, folder = chosen(vars(args), LANGUAGES), model_folder(folder)
     if is_litert(folder):
         if languages:
             raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")
@@ -183,8 +187,14 @@ def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 
 def run_program(main: Callable[[], None]) -> None:
     """Run a program: bad input is one line and exit status 2, Ctrl-C is 130.
 
-    A program whose reader has gone, such as `head`, ends quietly. Both streams take every character.
+    A program whose reader has gone, such as `head`, ends quietly. Both streams take every character. SIGTERM and SIGHUP
+    end it as an exception does, so that no half-written file is left; one of several workers they end at once, since
+    it would wait for the others.
     """
+    able = "TF_CONFIG" not in os.environ and threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGTERM, signal.SIGHUP) if able else ():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # the shell's status for it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it is closed: `<&-`; no other file may take its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -3,8 +3,9 @@
 Paired bootstrap compares each further translation with the first one.
 """
 
+from tf_transformer.text.search_options import LANGUAGES
+
 from .command import (
-    LANGUAGES,
     add_languages,
     as_path,
     chosen,

@@ -52,9 +52,11 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.corpora.corpus import languages_of
+    from tf_transformer.interop.families import load_tokenizer
+    from tf_transformer.loading import checkpoint_of
     from tf_transformer.reading import read_json
     from tf_transformer.serving import publish as serving
-    from tf_transformer.text.tokenizer import LANGUAGES
+    from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
 
     from .publishing import language_facts, measured, read_dev, scores_of, search_of
 
@@ -68,6 +70,13 @@ def main(argv: list[str] | None = None) -> None:
     parses = settings["kind"] == "parsing"
     if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):
         raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
+    tokenizer: Any = Tokenizer
+    if args.pretrained:
+        tokenizer = checkpoint_of(args.pretrained, revision=args.revision)[1].tokenizer
+    elif (file := args.run[0] / "tokenizer.model").is_file():  # a run without one is refused below
+        tokenizer = load_tokenizer(file)
+    if wrong := format.problem(args.dtype, {"several languages": tokenizer.codes}):
+        raise tt.BadInput(wrong)
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32: Any

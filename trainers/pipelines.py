@@ -14,6 +14,7 @@ from typing import Any
 
 from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
+from tf_transformer.files import remove_unfinished
 
 from .command import quiet_stderr
 
@@ -121,8 +122,9 @@ class Pipelines:
                     number = killed[0] - 128 if killed[0] > 128 else -killed[0]
                     how = f"was killed by signal {number}" if number > 0 else f"ended with status {killed[0]}"
                     self._end(f"error: a worker process {how}; start again to go on", 3, say)
-            except KeyboardInterrupt:
-                self._end("\nstopped; start it again with the same options to go on", 130, say)
+            except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C, or another signal
+                status = stopped.code if isinstance(stopped, SystemExit) else 130
+                self._end("\nstopped; start it again with the same options to go on", status, say)
             finally:
                 threading.excepthook = before
         if failed:
@@ -147,10 +149,11 @@ class Pipelines:
         command = f"exec {shlex.quote(sys.executable)} -m {__package__}.pipelines {os.getpid()}"
         return beam.Pipeline(FnApiRunner(SubprocessSDKEnvironment.from_command_string(command)), options)
 
-    def _end(self, line: str, status: int, say: Callable[[str], None]) -> None:
+    def _end(self, line: str, status: Any, say: Callable[[str], None]) -> None:
         """End at once: a normal exit waits for threads of Beam that do not end. The workers notice."""
         say(line)
         sys.stdout.flush()
+        remove_unfinished()
         os._exit(status)
 
 
@@ -214,6 +217,7 @@ def _work_for(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        remove_unfinished()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

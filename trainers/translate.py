@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.files import lines_in, lines_of, one_line, write_text
+from tf_transformer.text.search_options import LANGUAGES
 
-from .command import add_languages, add_search_options, chosen, in_chunks, options, run_program, saved_model
+from .command import (
+    add_languages,
+    add_search_options,
+    chosen,
+    in_chunks,
+    options,
+    run_program,
+    saved_model,
+)
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
@@ -47,8 +56,6 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.source != "-" or not args.output:
             parser.error("--input: expected --output PREFIX with it, and no other file")
-        if args.source_language or args.target_language:
-            parser.error("--input: expected no languages with it, since the export has fixed them")
         if args.n_best and not args.json:
             parser.error("--n-best: expected --json with it")
         load_beam()
@@ -76,7 +83,7 @@ def translate_files(args: argparse.Namespace, beams: list[str], search: list[str
     method = tt.beam.TranslationSettings(
         str(model_folder(args.model).absolute()),
         threads=threads,
-        options=chosen(given, [name for name in search if name != "n_best"]),
+        options=chosen(given, [*LANGUAGES, *(name for name in search if name != "n_best")]),
         **chosen(given, ("n_best", "batch_bytes")),
     )
     ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")

@@ -69,11 +69,18 @@ class Client:
 
 
 def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray]) -> list[list[tuple[float, str]]]:
-    """Scores and translations of each text, best first, by one request."""
+    """Scores and translations of each text, best first, by one request.
+
+    Raises:
+        LookupError: the model does not know a language.
+    """
     # Each row has every option, as a server with batching wants it.
     rows = {name: value.repeat(len(texts)) for name, value in options.items()}
     rows["text"] = np.array([text.encode() for text in texts], object)
-    found = client.predict("translate", rows, ["translations", "scores"])
+    found = client.predict("translate", rows, ["translations", "scores", "truncated", "source_length"])
+    if np.any(found["truncated"] & (found["source_length"] == 0)):  # nothing of a text was read
+        codes = " or ".join(options[name][0].decode() for name in ("source_language", "target_language"))
+        raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
     return [
         [(score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]  # -1e9: not used
         for row in zip(found["scores"], found["translations"], strict=True)
@@ -144,6 +151,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()

@@ -80,6 +80,9 @@ def translated(
         return
     answers = client.predict([{"text": text} | options for text in texts], "translate")
     for i, answer in enumerate(answers, first):
+        if answer["truncated"] and not answer["source_length"]:  # nothing of the text was read
+            codes = " or ".join(str(options.get(f"{side}_language")) for side in ("source", "target"))
+            raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
         pairs = zip(answer["scores"], answer["translations"], strict=True)
         for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # -1e9: not used
             yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
@@ -150,6 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()

@@ -53,19 +53,21 @@ class BulkJob:
         ending: .txt or .jsonl, or one of them with .gz.
     """
 
-    inputs: tuple[str, ...]
-    prefix: str
+    inputs: tuple[str | os.PathLike[str], ...]
+    prefix: str | os.PathLike[str]
     method: TranslationSettings
     lines: Count = SHARD_LINES
     ending: Literal[".txt", ".jsonl", ".txt.gz", ".jsonl.gz"] = ".txt"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "inputs", tuple(str(user_path(path, "inputs")) for path in self.inputs))
+        object.__setattr__(self, "prefix", str(user_path(self.prefix, "prefix")))
 
     @property
     def folder(self) -> Path:
         """<prefix>.work: the settings, a lock, and what was unpacked, until the work is done."""
-        return user_path(f"{self.prefix}.work")
+        return Path(f"{self.prefix}.work")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[list[Shard]]:
@@ -88,7 +90,7 @@ class BulkJob:
             self._check_settings(paths)
             plain = [unpacked(path, self.folder / "inputs") for path in paths]
             ranges = line_ranges([path.absolute() for path in plain], self.lines)
-            prefix = user_path(self.prefix).absolute()
+            prefix = Path(self.prefix).absolute()
             yield [
                 Shard(lines, f"{prefix}-{i:05d}-of-{len(ranges):05d}{self.ending}") for i, lines in enumerate(ranges)
             ]
@@ -115,7 +117,7 @@ class BulkJob:
             "model": {"path": self.method.path, "sha256": _checksum_of_model(model_folder(self.method.path))},
             "settings": {**method, "lines": self.lines, "ending": self.ending},
         }
-        there = sorted(glob.glob(f"{glob.escape(str(user_path(self.prefix)))}-*-of-*"))
+        there = sorted(glob.glob(f"{glob.escape(str(self.prefix))}-*-of-*"))
         if not there:
             write_json(file, settings)
             return

@@ -1,6 +1,7 @@
 """A SavedModel, a translator's or a parser's, or a LiteRT export, on the elements of a Beam pipeline."""
 
 import contextlib
+import functools
 import os
 import time
 import warnings
@@ -13,12 +14,12 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.files import encoded, one_line
+from tf_transformer.files import encoded, one_line, user_path
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import is_litert, litert_translator, saved_model_of
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS, problem
 from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, between, check_fields, checked
+from tf_transformer.values import Count, between, check_fields, checked, convert
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -70,26 +71,35 @@ class TranslationSettings:
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
             TensorFlow has done nothing before.
-        options: of the search, those that a request may give (`SEARCH_OPTIONS`). The others are the export's.
+        options: of the search, those that a request may give (`SEARCH_OPTIONS`); and source_language and
+            target_language, of a model of several. The others are the export's.
 
     Raises:
         BadInput: a value is out of range.
     """
 
-    path: str
+    path: str | os.PathLike[str]
     n_best: Count = 1
     batch_bytes: Count = 8_192
     threads: Annotated[int, between(1, 1_024)] | None = None
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if unknown := [name for name in self.options if name not in _OPTIONS]:
-            raise BadInput(f"options: expected {', '.join(_OPTIONS)}; got {', '.join(unknown)}")
-        if wrong := problem({**self.options, "n_best": self.n_best}):
+        if unknown := [name for name in self.options if name not in (*_OPTIONS, *LANGUAGES)]:
+            raise BadInput(f"options: expected {', '.join((*_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
+        if wrong := problem({**self.search, "n_best": self.n_best}):
             raise BadInput(wrong)
-        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.options.items()}
-        object.__setattr__(self, "options", own)
+        languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
+        if "://" not in os.fspath(self.path):  # of another file system it stays as it is
+            object.__setattr__(self, "path", str(user_path(self.path, "path")))
+        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.search.items()}
+        object.__setattr__(self, "options", own | languages)
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The options without languages."""
+        return {name: value for name, value in self.options.items() if name not in LANGUAGES}
 
 
 class Translate(beam.PTransform[Any, Any]):
@@ -116,7 +126,7 @@ class Translate(beam.PTransform[Any, Any]):
     @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
-        self._handler = _ElementHandler(TranslationSettings(str(path), **method), text)
+        self._handler = _ElementHandler(TranslationSettings(path, **method), text)
 
     def expand(self, elements: Any) -> Any:
         return elements | RunInference(self._handler)
@@ -141,7 +151,7 @@ class LiteRTModel:
         if fixed := method.options.keys() - self._model.options.keys():
             raise BadInput(f"{method.path}: expected no {', '.join(sorted(fixed))}, which the export fixes")
         most = {"max_length": self._model.facts["max_length"], "n_best": self._model.facts["beam_size"]}
-        if wrong := problem({**method.options, "n_best": method.n_best}, most):
+        if wrong := problem({**method.search, "n_best": method.n_best}, most):
             raise BadInput(f"{method.path}: {wrong}")
         self._method = method
 
@@ -181,7 +191,7 @@ class SavedModel:
 
         self._method = method
         with contextlib.ExitStack() as stack:
-            local = "://" not in method.path
+            local = "://" not in os.fspath(method.path)
             path = stack.enter_context(plainly_named(saved_model_of(method.path))) if local else method.path
             self._model = tf.saved_model.load(str(path))  # owns what the signatures read
         signatures = self._model.signatures
@@ -191,8 +201,10 @@ class SavedModel:
             self._translate = self._checked_translate()
 
     def _checked_translate(self) -> Any:
-        """The function `translate`, which takes the options."""
+        """The function `translate` with the options."""
         import tensorflow as tf
+
+        from tf_transformer.serving.saved_translator import spoken
 
         method = self._method
         if not hasattr(self._model, "translate"):
@@ -200,9 +212,11 @@ class SavedModel:
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         found = self._model.model_info(tf.constant(list(limits.values())))["value"].numpy()
         most = {name: int(value) for name, value in zip(limits, found, strict=True)}
-        if wrong := problem({**method.options, "n_best": method.n_best}, most):
+        if wrong := problem({**method.search, "n_best": method.n_best}, most):
             raise BadInput(f"{method.path}: {wrong}")
-        return self._model.translate
+        options = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in method.search.items()}
+        languages = {name: value for name, value in method.options.items() if name in LANGUAGES}
+        return functools.partial(self._model.translate, **options, **spoken(self._model, languages))
 
     def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
         """The answer to each text, computed in batches of similar length."""
@@ -227,9 +241,7 @@ class SavedModel:
             (best,) = (output for output in outputs.values() if output.dtype == tf.string)
             found, scores = best.numpy()[:, None], outputs["score"].numpy()[:, None]  # [B, 1]
         else:
-            given = self._method.options.items()
-            options = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in given}
-            outputs = self._translate(texts, **options)
+            outputs = self._translate(texts)
             found, scores = outputs["translations"].numpy(), outputs["scores"].numpy()  # [B, N]
         truncated = outputs["truncated"].numpy().tolist()
         if self._tokenize is None:  # a parser's

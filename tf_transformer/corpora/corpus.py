@@ -2,6 +2,7 @@
 
 import abc
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,14 @@ from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import MemorySource, TextSource, TfdsSource
 from tf_transformer.corpora.text_files import checksum_of_text
 from tf_transformer.evaluation import bleu
-from tf_transformer.files import checksum
+from tf_transformer.files import checksum, user_path
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.text.translator import Translator
 from tf_transformer.type_names import TextDecoder, VocabularyKind
 from tf_transformer.values import Count, Natural, Seed, check_fields, checked
 
 Texts = tuple[list[str], list[str]]  # sources and their references
-Files = Sequence[str | Path]
+Files = Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Batching:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.folder is not None:
+            object.__setattr__(self, "folder", user_path(self.folder, "folder"))
         check_fields(self)
 
 
@@ -242,7 +245,9 @@ class TfdsCorpus(PairCorpus):
     """
 
     @checked
-    def __init__(self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | Path | None = None):
+    def __init__(
+        self, name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | os.PathLike[str] | None = None
+    ):
         self.name = name
         train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
         super().__init__(train, dev.texts(), test.texts(), languages)
@@ -278,7 +283,7 @@ class PreparedCorpus(Corpus):
         BadInput: the folder holds something else, or damaged records.
     """
 
-    def __init__(self, folder: str | Path, dev: Texts, test: Texts | None = None):
+    def __init__(self, folder: str | os.PathLike[str], dev: Texts, test: Texts | None = None):
         self.records = Records(folder)
         self.dev, self.test = dev, test or dev
 
@@ -305,7 +310,7 @@ class PreparedCorpus(Corpus):
 
 def two_files(name: str, files: Files) -> list[str]:
     """Two files, source and target, or `BadInput` with the option's name."""
-    paths = [str(file) for file in files]
+    paths = [str(user_path(file)) for file in files]
     if len(paths) != 2:
         raise BadInput(f"{name}: expected two files, source and target, got {len(paths)}")
     return paths

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +114,8 @@ class Preparation:
             for facts in self.folder.glob("shard-*.json"):
                 facts.unlink()
             write_json(file, manifest | {"complete": False, "shards": []})
-        for scratch in self.folder.glob(".shard-*"):  # of workers that were killed
-            shutil.rmtree(scratch)
+        for left in self.folder.glob(".shard-*.tmp"):  # by workers that were killed
+            left.unlink()
         tokenizer.save(self.folder / "tokenizer.model")
 
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
@@ -142,10 +140,10 @@ class Preparation:
                 check_shard(found, self.max_length)
                 if (found["file"], found["sha256"]) == (path.name, checksum(path)):
                     return found
-        with _whole(path) as temporary:
+        with new_file(path) as temporary:
             facts = self._write(part, drops, temporary)
             facts = {"file": path.name, "sha256": checksum(temporary), "bytes": temporary.stat().st_size} | facts
-        with _whole(facts_file) as temporary:
+        with new_file(facts_file) as temporary:
             temporary.write_text(json.dumps(facts))
         return facts
 
@@ -250,12 +248,3 @@ def _records(path: Path) -> Iterator[Any]:
             yield writer.write
     except tf.errors.OpError as error:
         raise OSError(f"cannot write records: {error.message}") from error
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Like `files.new_file`, but in a private folder, since a retried worker may write the same shard."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-        with new_file(Path(scratch) / path.name) as temporary:
-            yield temporary
-        os.replace(Path(scratch) / path.name, path)

@@ -157,8 +157,8 @@ class RecordBatches:
         records = self.records
         files = [str(records.folder / records.shards[shard]["file"]) for shard in self.blocks[block]]
         size = records.tokenizer.vocab_size
+        parsed = tf.data.TFRecordDataset(files).batch(PARSED).map(_parsed, num_parallel_calls=tf.data.AUTOTUNE)
         with reading(", ".join(files), "the records that tf-transformer prepare wrote"):
-            parsed = tf.data.TFRecordDataset(files).batch(PARSED).map(_parsed, num_parallel_calls=tf.data.AUTOTUNE)
             ids = collected(parsed.prefetch(4).as_numpy_iterator(), records.max_length + 1, size)
             lengths = np.sum([records.shards[shard]["lengths"] for shard in self.blocks[block]], axis=0)
             if not np.array_equal(np.bincount(ids.lengths(), minlength=len(lengths)), lengths):

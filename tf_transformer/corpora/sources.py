@@ -73,8 +73,8 @@ class TextSource(Source):
     A .gz cannot be read from the middle: it is unpacked beside the records, until they are finished.
     """
 
-    source: str | Path
-    target: str | Path
+    source: str | os.PathLike[str]
+    target: str | os.PathLike[str]
     skip_bad_lines: bool = False
 
     def __post_init__(self) -> None:
@@ -103,11 +103,12 @@ class TextSource(Source):
         return sentences([self.source, self.target])
 
     @checked
-    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         for file in (self.source, self.target):
             if not Path(file).is_file():
                 raise FileNotFoundError(f"expected a text file, found none at {file}")
-        sides = [line_ranges([unpacked(file, folder / "unpacked")], pairs) for file in (self.source, self.target)]
+        folder = user_path(folder) / "unpacked"
+        sides = [line_ranges([unpacked(file, folder)], pairs) for file in (self.source, self.target)]
         counts = [sum(lines.count for lines in ranges) for ranges in sides]
         if counts[0] != counts[1]:
             raise BadInput(unequal(self.source, self.target, *counts))
@@ -140,10 +141,12 @@ class TfdsSource(Source):
     name: str
     split: str = "train"
     languages: tuple[str, str] = ("en", "de")
-    data_dir: str | Path | None = None
+    data_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", str(user_path(self.data_dir, "data_dir")))
 
     def describe(self) -> dict[str, Any]:
         return {"tfds": self.name, "split": self.split, "languages": list(self.languages)}
@@ -152,7 +155,7 @@ class TfdsSource(Source):
         return self._pairs(self.split)
 
     @checked
-    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         return even_parts(self._builder().info.splits[self.split].num_examples, pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
@@ -166,7 +169,7 @@ class TfdsSource(Source):
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
 
-        builder = tfds.builder(self.name, data_dir=self.data_dir and str(user_path(self.data_dir)))
+        builder = tfds.builder(self.name, data_dir=self.data_dir)
         if missing := set(self.languages) - set(builder.info.features):
             known = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
@@ -187,11 +190,12 @@ class ParquetSource(Source):
             column "translation".
     """
 
-    pattern: str
+    pattern: str | os.PathLike[str]
     columns: tuple[str, str]
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "pattern", str(user_path(self.pattern, "pattern")))
 
     def describe(self) -> dict[str, Any]:
         files = self._files()
@@ -203,7 +207,7 @@ class ParquetSource(Source):
         return self.read(whole)
 
     @checked
-    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         groups = []  # (file, row group, number of its first row, rows)
         count = 0
         for path in self._files():
@@ -290,10 +294,10 @@ class TaggedSource(Source):
                 yield number, _tagged(tag, text) if text else text, target
 
     @checked
-    def parts(self, pairs: PairsOfPart, folder: Path) -> list[Part]:
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         parts, first = list[Part](), 0
         for tag, source in self.sources.items():
-            for part in source.parts(pairs, folder):
+            for part in source.parts(pairs, user_path(folder)):
                 parts.append(Part(len(parts), first, part.count, (tag, part)))
                 first += part.count
         return parts

@@ -54,9 +54,10 @@ def read_text_pairs(
     source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
 ) -> tuple[list[str], list[str]]:
     """Read two parallel text files once, check them as `check_text_pairs` does, and return the lines of each."""
-    sides = [[line.decode() for line in _checked_lines(str(path), False, empty_lines)] for path in (source, target)]
+    source, target = (str(user_path(path)) for path in (source, target))
+    sides = [[line.decode() for line in _checked_lines(path, False, empty_lines)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
-        raise BadInput(unequal(str(source), str(target), *map(len, sides)))
+        raise BadInput(unequal(source, target, *map(len, sides)))
     if not sides[0]:
         raise BadInput(f"expected sentences, got an empty file: {source}")
     return sides[0], sides[1]
@@ -68,7 +69,8 @@ def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
     Raises:
         BadInput: one side has more files than the other.
     """
-    sides = [[str(path) for path in (side if isinstance(side, list | tuple) else [side])] for side in (source, target)]
+    lists: Any = (side if isinstance(side, list | tuple) else [side] for side in (source, target))
+    sides = [[str(user_path(path)) for path in paths] for paths in lists]
     if len(sides[0]) != len(sides[1]):
         raise BadInput(f"expected as many source files as target files, got {len(sides[0])} and {len(sides[1])}")
     return list(zip(*sides, strict=True))

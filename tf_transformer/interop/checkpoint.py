@@ -83,7 +83,9 @@ def _read_safetensors(path: Path) -> Tensors:
 
 
 def _read_several_safetensors(index: Path) -> Tensors:
-    places: dict[str, str] = read_json(index)["weight_map"]
+    places = read_json(index)["weight_map"]
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError("expected files by the names of tensors as weight_map")
     readers: dict[str, Callable[[], np.ndarray]] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
@@ -106,7 +108,12 @@ def _read_torch(path: Path) -> Tensors:
     is_archive = zipfile.is_zipfile(path)
     if is_archive:
         check_archive(path)
-    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except (AttributeError, IndexError, TypeError) as error:  # of its unpickler, which damaged bytes lead astray
+        raise ValueError(str(error)) from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ValueError("expected tensors by their names, got something else")
     if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
         raise ValueError("expected tensors that lie in the file, got one that is larger")
 

@@ -49,9 +49,9 @@ def save(translator: Translator, path: str | os.PathLike[str], quantization: Qua
     The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,
     the SentencePiece model, or source.spm and target.spm of a pretrained model that has two; a code such as ">>fra<<"
     is a piece of its own before the text's pieces. With two vocabularies there are source_vocabulary.json and
-    target_vocabulary.json. A model of several languages takes the piece of one, such as "__en__" or "eng_Latn", before
-    the source's pieces, and that of another as `target_prefix`. Sources are lists of SentencePiece's pieces;
-    CTranslate2 adds the end symbol:
+    target_vocabulary.json. A model of several languages has sentencepiece.bpe.model. It takes the piece of a language,
+    such as "__en__" or "eng_Latn", before the source's pieces, and that of another as `target_prefix`. Sources are
+    lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])

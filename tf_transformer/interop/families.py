@@ -1,6 +1,7 @@
 """The registry of families: which one a configuration, a tokenizer's file or a folder of a checkpoint belongs to."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def family_named(name: str) -> Family:
     raise BadInput(f"family: expected one of {', '.join(family.name for family in FAMILIES)}; got {name!r}")
 
 
-def family_of_folder(folder: str | Path) -> Family | None:
+def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
     """The family of the checkpoint in a folder; `None` if it holds none."""
     return next((family for family in FAMILIES if family.recognizes(Path(folder))), None)
 
@@ -71,7 +72,7 @@ def tokenizer_of(model: bytes) -> Tokenizer:
     return _kind_of(model)(model)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load a tokenizer from a file, such as a run's tokenizer.model.
 
     Raises:

@@ -38,8 +38,9 @@ class Format:
         title: its name in a sentence.
         base: the folder in which programs keep the models of this format.
         dtypes: that its weights can have.
-        takes: what else it can hold: "parser", "ensemble", "facts" (such as languages), "scores" (its weights compute
-            here what they compute there, so a score here is a fact), and options that an export fixes, by their names.
+        takes: what else it can hold: "parser", "ensemble", "several languages", "facts" (such as the step), "scores"
+            (its weights compute here what they compute there, so a score here is a fact), and options that an export
+            fixes, by their names.
         save: writes a model.
     """
 
@@ -104,7 +105,12 @@ FORMATS = {
             "a SavedModel",
             "savedmodels",
             DTYPES,
-            frozenset({"parser", "ensemble", "facts", "scores", "n_best", "max_length", "max_beam_size"}),
+            frozenset(
+                {
+                    *("parser", "ensemble", "several languages", "facts", "scores"),
+                    *("n_best", "max_length", "max_beam_size"),
+                }
+            ),
             _save_savedmodel,
         ),
         Format(
@@ -120,7 +126,7 @@ FORMATS = {
             "a folder for CTranslate2",
             "ctranslate2",
             ("float32", "int8", "int16", "float16", "bfloat16"),
-            frozenset(),
+            frozenset({"several languages"}),
             _save_ctranslate2,
         ),
     )

@@ -1,5 +1,6 @@
 """Finds a pretrained checkpoint, in a folder or on the Hugging Face hub, and reads where it comes from."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ FACTS = ("origin", "commit", "license", "languages", "source_language", "target_
 OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
 
 
-def folder_of(name: str | Path, owner: str = "", revision: str | None = None) -> Path:
+def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | None = None) -> Path:
     """The folder of a checkpoint.
 
     Args:
@@ -30,14 +31,14 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
     Raises:
         BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
     """
-    path = user_path(name)
+    path, name = user_path(name), os.fspath(name)
     if path.is_dir():
         return path
-    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
-        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {str(name)!r}")
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
+        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {name!r}")
     purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
-    model = f"{owner}/{name}" if owner and "/" not in str(name) else str(name)
+    model = f"{owner}/{name}" if owner and "/" not in name else name
     try:
         for weights in WEIGHTS:
             patterns = [*OTHERS, weights, *PARTS.get(weights, [])]
@@ -53,7 +54,7 @@ def folder_of(name: str | Path, owner: str = "", revision: str | None = None) ->
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
 
-def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
+def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     """The origin of a checkpoint, for `model_info` and tf_transformer.json.
 
     "origin" is its name, and "commit" the hub's, which names one state of its files. "license", "languages",
@@ -65,7 +66,7 @@ def origin_of(name: str | Path, folder: Path) -> dict[str, str]:
         folder: the checkpoint's folder.
     """
     path = user_path(name)
-    facts = {"origin": path.resolve().name if path.is_dir() else str(name)}
+    facts = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
     if folder.parent.name == "snapshots":  # of the hub's cache
         facts["commit"] = folder.name
     head = _front_matter(folder / "README.md")

@@ -1,6 +1,6 @@
 """Treebanks as a corpus to train a parser on (section 6.3)."""
 
-from pathlib import Path
+import os
 from typing import Annotated, Any
 
 import tensorflow as tf
@@ -9,6 +9,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
 from tf_transformer.corpora.sources import MemorySource
+from tf_transformer.files import user_path
 from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
 from tf_transformer.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ class TreebankCorpus(PairCorpus):
     @checked
     def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
         self.tags = tags
-        self._settings: dict[str, Any] = {"train": [str(file) for file in train], "tags": tags}
+        self._settings: dict[str, Any] = {"train": [str(user_path(file)) for file in train], "tags": tags}
         self.gold = self.trees = _trees("train", train)
         self.dev_trees = _trees("dev", dev)
         self.test_trees = _trees("test", test) if test else self.dev_trees
@@ -50,17 +51,17 @@ class TreebankCorpus(PairCorpus):
 
     @classmethod
     @checked
-    def wsj(cls, folder: str | Path, tags: bool = True) -> "TreebankCorpus":
+    def wsj(cls, folder: str | os.PathLike[str], tags: bool = True) -> "TreebankCorpus":
         """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
         train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
         corpus = cls(train, dev, test, tags)
-        corpus._settings["train"] = str(folder)
+        corpus._settings["train"] = str(user_path(folder))
         return corpus
 
     @checked
     def add(self, extra: Files, ratio: Ratio = 1.0) -> None:
         """Also train on trees that another parser made, `ratio` of them for each gold tree."""
-        self._settings |= {"extra": [str(file) for file in extra], "extra_ratio": ratio}
+        self._settings |= {"extra": [str(user_path(file)) for file in extra], "extra_ratio": ratio}
         self.trees = mixed(self.gold, _trees("extra", extra), ratio)
         self.source = _linearised(self.trees, self.tags)
 

@@ -80,7 +80,7 @@ def _first_words(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def wsj_files(folder: str | Path, sections: Iterable[int]) -> list[Path]:
+def wsj_files(folder: str | os.PathLike[str], sections: Iterable[int]) -> list[Path]:
     """The .mrg files of some sections of the Penn Treebank's Wall Street Journal, e.g. range(2, 22) to train on.
 
     Args:

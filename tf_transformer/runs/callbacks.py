@@ -9,6 +9,7 @@
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.files import encoded
+from tf_transformer.files import encoded, user_path
 from tf_transformer.runs.run import Run, compiled
 from tf_transformer.terminal import Stopped as Stopped
 from tf_transformer.terminal import is_terminal, say, say_in_a_handler
@@ -53,7 +54,7 @@ class Checkpoints(keras.callbacks.Callback):
     @checked
     def __init__(
         self,
-        run: Run | str | Path,
+        run: Run | str | os.PathLike[str],
         tokenizer: "Tokenizer | None" = None,
         steps: Count | None = None,
         until: Count | None = None,
@@ -303,9 +304,12 @@ class DevScore(keras.callbacks.Callback):
     """
 
     @checked
-    def __init__(self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: Path | None = None):
+    def __init__(
+        self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None
+    ):
         super().__init__()
-        self.function, self.dev, self.show, self.logs = function, dev, show, logs
+        self.function, self.dev, self.show = function, dev, show
+        self.logs = None if logs is None else user_path(logs, "logs")
         self._writer: Any = None
 
     def on_train_begin(self, logs: object = None) -> None:

@@ -79,8 +79,9 @@ class Run:
             BadInput: the folder holds a run with other settings, or something else.
         """
         if not (self.path / "config.json").exists():
-            own = {"tokenizer.model", "tokenizer.model.tmp", "config.json.tmp", LOCK, IDS, START, f".{START}"}
-            if self.path.exists() and {path.name for path in self.path.iterdir()} - own:
+            own = {"tokenizer.model", LOCK, IDS, START, f".{START}"}
+            found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+            if any(not name.endswith(".tmp") for name in found - own):  # those are what a killed process leaves
                 raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
             return False
         before = self.settings()
@@ -245,18 +246,22 @@ class Run:
         if before := state.get("compiled"):
             rate = state["history"][-1].get("learning_rate") if state["history"] else None
             self._check_same(before, _but_for_the_rate(compiled(model), before, rate))
+        if not model.optimizer.built:  # twice would give that of float16 more variables than are stored
+            model.optimizer.build(model.trainable_variables)
         with reading(folder, "a checkpoint of this model"):
-            if not model.optimizer.built:  # twice would give that of float16 more variables than are stored
-                model.optimizer.build(model.trainable_variables)
             check_h5(folder / "model.weights.h5")
             with warnings.catch_warnings():  # where the optimizer does not fit, Keras leaves it as it is
                 warnings.filterwarnings("error", "Skipping variable loading for optimizer")
                 model.load_weights(folder / "model.weights.h5")
             wake_adapters(model)
-            seeds = _seeds(model)
-            if seeds and state["seeds"]:  # there are none without dropout
-                for seed, value in zip(seeds, state["seeds"], strict=True):
-                    seed.assign(np.asarray(value, seed.dtype))  # a list of many axes would end TensorFlow
+            seeds, values = _seeds(model), [np.asarray(value) for value in state["seeds"]]
+            if not {value.dtype.kind for value in values} <= set("iu") or not all(
+                isinstance(row, dict) for row in state["history"]
+            ):
+                raise ValueError("expected numbers as seeds and rows of a history in state.json")
+            if seeds and values:  # there are none without dropout
+                for seed, value in zip(seeds, values, strict=True):
+                    seed.assign(np.asarray(value.tolist(), seed.dtype))  # a list of many axes would end TensorFlow
             self.history = [dict(row) for row in state["history"]]
         if self.writes:
             self._write_history()

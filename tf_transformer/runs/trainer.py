@@ -5,7 +5,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -64,7 +63,7 @@ class Trainer:
             would restore its best weights, or `jit_compile` is on with several devices.
     """
 
-    path: str | Path
+    path: str | os.PathLike[str]
     config: TransformerConfig
     corpus: Corpus
     recipe: Recipe = field(default_factory=Recipe)

@@ -44,7 +44,7 @@ class Finding(NamedTuple):
     message: str
 
 
-def check(path: str | Path) -> list[Finding]:
+def check(path: str | os.PathLike[str]) -> list[Finding]:
     """Check the folder of a SavedModel, <name>/<integer version>, or of a LiteRT export.
 
     Raises:

@@ -227,7 +227,7 @@ class Export(Root):
             source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
             speaker = translator.speaking(*languages_of(source, given))
             source_ids, _, cut = speaker.source(source)
-            target_ids, _, target_cut = translator.with_end(speaker.target(target))
+            target_ids, _, target_cut = speaker.reference(target)
             log_probs = speaker.force(source_ids, target_ids)
             real = target_ids > 0
             log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)

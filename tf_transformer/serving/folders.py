@@ -6,9 +6,33 @@ from pathlib import Path
 from tf_transformer.config import BadInput
 from tf_transformer.extras import import_extra
 from tf_transformer.files import user_path
+from tf_transformer.reading import read_json
 from tf_transformer.serving.litert_client import VERSION, LiteRTTranslator, newest
 
-SAVED_MODEL, LITERT = "saved_model.pb", "model.tflite"
+SAVED_MODEL, LITERT, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.bin"
+RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
+CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
+OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
+    SAVED_MODEL: "a SavedModel, {}, which tt.load and tt.SavedTranslator open",
+    LITERT: "a LiteRT export, {}, which tt.LiteRTTranslator opens",
+    CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
+    "records.json": "prepared records, {}, which tt.PreparedCorpus opens",
+    "source.spm": CHECKPOINT,
+    "sentencepiece.bpe.model": CHECKPOINT,
+}
+
+
+def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
+    """What is in a folder that lacks the files that were `wanted`, and what opens it: the end of an error's line."""
+    folder = user_path(path)
+    if not folder.is_dir():
+        return f"found {'a file, no folder,' if folder.exists() else 'nothing'} at {folder}"
+    for file, what in OPENED_BY.items():
+        if file not in wanted and (found := newest(folder, file)):
+            return f"got {what.format(found)}"
+    if (folder / "config.json").is_file() and "recipe" in read_json(folder / "config.json"):
+        return f"got {RUN.format(folder)}"
+    return f"found no {' or '.join(wanted)} in {folder}"
 
 
 def is_version(name: str) -> bool:
@@ -19,7 +43,7 @@ def is_version(name: str) -> bool:
 def is_litert(path: str | os.PathLike[str]) -> bool:
     """Whether a folder, or the newest of the versions in it, is a LiteRT export. A folder elsewhere, such as
     gs://bucket/model, never is."""
-    found = None if "://" in str(path) else newest(user_path(path), SAVED_MODEL, LITERT)
+    found = None if "://" in os.fspath(path) else newest(user_path(path), SAVED_MODEL, LITERT)
     return found is not None and (found / LITERT).is_file()
 
 
@@ -32,7 +56,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     if found := newest(user_path(path), SAVED_MODEL, LITERT):
         return found
     what = "expected the folder of a SavedModel or a LiteRT export, or of its versions"
-    raise BadInput(f"{what}, found no {SAVED_MODEL} or {LITERT} in {path}")
+    raise BadInput(f"{what}, {found_in(path, SAVED_MODEL, LITERT)}")
 
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
@@ -48,7 +72,7 @@ def saved_model_of(path: str | os.PathLike[str]) -> Path:
     """
     if found := find_saved_model(path):
         return found
-    raise BadInput(f"expected the folder of a SavedModel or of its versions, found no {SAVED_MODEL} in {path}")
+    raise BadInput(f"expected the folder of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")
 
 
 def litert_translator(path: str | os.PathLike[str], threads: int = 1) -> LiteRTTranslator:

@@ -28,6 +28,7 @@ import numpy as np
 NO_OPTIONS = ("source", "n_best")  # inputs of the file
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
+BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 STANDARD_ERROR = threading.Lock()  # which the whole process shares
 
@@ -64,29 +65,28 @@ class LiteRTTranslator:
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
-        path = newest(Path(path), "model.tflite") or Path(path)
+        folder = Path(os.path.expanduser(path))
+        path = newest(folder, "model.tflite") or folder
         for name in ("model.tflite", "model.json"):
             if not (path / name).is_file():
                 message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"
                 raise FileNotFoundError(message)
-        try:
+        file = path / "model.tflite"
+        with _reading(path):
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-            file = path / "model.tflite"
             _check(file, self.facts["sha256"])
-            with _quiet():
-                Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
-                model = _compiled(str(file), threads)
-                signatures = [_Signature(model, name) for name in model.get_signature_list()]
-            self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
-            self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
+        with _quiet(), _reading(path):
+            Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
+            model = _compiled(str(file), threads)
+            signatures = [_Signature(model, name) for name in model.get_signature_list()]
+        self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+        self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
+        with _reading(path):
             dtypes = self._signatures[-1].dtypes
             self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
             self._signatures[0]([self._end], self.options | {"n_best": 1})
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
@@ -124,8 +124,13 @@ class LiteRTTranslator:
         return _outputs(self._search(text, n, options))[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
-        """The ids of a text, without its end symbol; more than max_source_length are not read."""
-        return self._tokenizer.encode(_text(text))
+        """The ids of a text, without its end symbol; more than max_source_length are not read. Of a huge text they are
+        those of its beginning, which are more: what comes after 64 bytes a token would take memory for nothing."""
+        most, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
+        if len(text) * 4 > most and len(content := text.encode()) > most:
+            plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
+            text = plain[:most].decode("utf-8", "ignore")
+        return self._tokenizer.encode(text)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of an output's ids."""
@@ -134,7 +139,8 @@ class LiteRTTranslator:
     def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
         """The outputs of the shortest signature that has room."""
         if unknown := options.keys() - self.options.keys():
-            raise TypeError(f"options: expected {', '.join(self.options)}; got {', '.join(sorted(unknown))}")
+            names = ", ".join(self.options)
+            raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
         ids, most = self.source_ids(text), self._signatures[-1].tokens
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
@@ -215,10 +221,24 @@ def _compiled(file: str, threads: int) -> Any:
 
 
 @contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What Python and the engine raise in this block, about the contents of a folder, as `ValueError` in one line."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without messages of C++ on standard error: the engine lists there each accelerator that it does not find."""
+    if sys.__stderr__ is None:  # there is none, as in a service: its number may be that of another file
+        yield
+        return
     with STANDARD_ERROR:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
         try:
@@ -340,6 +360,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         main()

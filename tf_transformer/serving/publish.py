@@ -129,7 +129,10 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
             raise ValueError("weights that are no larger than their file, got larger ones")
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
-        return facts, tokenizer, [stored.get_tensor(name) for name in names]
+        try:
+            return facts, tokenizer, [stored.get_tensor(name) for name in names]
+        except IndexError as error:  # of TensorFlow's reader, where a file is too short
+            raise ValueError(str(error)) from error
 
 
 def next_version(path: str | os.PathLike[str]) -> Path:

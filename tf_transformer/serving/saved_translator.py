@@ -1,14 +1,15 @@
 """A SavedModel called from Python."""
 
 import os
-from collections.abc import Iterable
-from typing import overload
+from collections.abc import Iterable, Mapping
+from typing import Any, overload
 
 import tensorflow as tf
 
 from tf_transformer.serving.check import plainly_named
 from tf_transformer.serving.folders import saved_model_of
 from tf_transformer.text.batching import by_batch, warn_of_truncated
+from tf_transformer.text.search_options import check_languages
 from tf_transformer.values import BadInput, Count, checked
 
 
@@ -49,7 +50,7 @@ class SavedTranslator:
         """
         if isinstance(texts, str):
             return self([texts], **languages)[0]
-        texts, given = list(texts), self._given(languages)
+        texts, given = list(texts), spoken(self._model, languages)
 
         def answer(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             if given:
@@ -63,20 +64,25 @@ class SavedTranslator:
         warn_of_truncated(texts, [truncated for _, truncated in rows])
         return [text.decode() for text, _ in rows]
 
-    def _given(self, languages: dict[str, str]) -> dict[str, tf.Tensor]:
-        """Languages as inputs of the signature `translate`."""
-        from tf_transformer.text.tokenizer import LANGUAGES, check_language
 
-        if not languages:
-            return {}
-        signature = self._model.signatures.get("translate")
-        inputs = signature.structured_input_signature[1] if signature else {}
-        for name, language in languages.items():
-            if name not in LANGUAGES:
-                raise TypeError(f"expected one of {', '.join(LANGUAGES)}; got {name}")
-            if name not in inputs:
-                raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
-        known = self._model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
-        for name, language in languages.items():
-            check_language(name, language, known)
-        return {name: tf.constant([language]) for name, language in languages.items()}
+def spoken(model: Any, languages: Mapping[str, str]) -> dict[str, tf.Tensor]:
+    """Languages as inputs of the signature `translate` of a loaded SavedModel.
+
+    Raises:
+        BadInput: the model does not know one, or has one pair of languages.
+        TypeError: one is another option.
+    """
+    from tf_transformer.text.tokenizer import check_language
+
+    if not languages:
+        return {}
+    signature = model.signatures.get("translate")
+    inputs = signature.structured_input_signature[1] if signature else {}
+    check_languages(languages, "tt.load(path, {0}=...) sets it")
+    for name, language in languages.items():
+        if name not in inputs:
+            raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
+    known = model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
+    for name, language in languages.items():
+        check_language(name, language, known)
+    return {name: tf.constant([language]) for name, language in languages.items()}

@@ -1,5 +1,6 @@
 """A model with its tokenizer, as functions of tensors: what `Translator` calls, and what a SavedModel holds."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, text_tensor
 from tf_transformer.type_names import Tensor, TextDecoder
 from tf_transformer.values import Natural, checked
 
@@ -59,7 +60,7 @@ class TextModel(SetOnce):
         self.model = model
         self.tokenizer = tokenizer
         self._options = checked
-        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
 
     def __getattr__(self, name: str) -> Any:
         options = self.__dict__.get("_options", {})
@@ -75,10 +76,12 @@ class TextModel(SetOnce):
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The `tf.function` of a function, kept under a name. After a change of the model's variables, as by LoRA, it
         is traced anew."""
-        key = (name, *map(id, self.model.weights))
-        if key not in self._functions:
-            self._functions[key] = tf.function(function, autograph=False, **options)
-        return self._functions[key]
+        variables, known = [*map(id, self.model.weights)], self._functions.get(name)
+        if known is None or known[0] != variables:
+            # A `partial` is a function of its own. TensorFlow takes all that share their code for one, traced again.
+            known = variables, tf.function(functools.partial(function), autograph=False, **options)
+            self._functions[name] = known
+        return known[1]
 
     def speaking(self, *languages: Any) -> "TextModel":
         """A text model of this model for other languages, the arguments of `Tokenizer.for_languages`, if any."""
@@ -89,10 +92,18 @@ class TextModel(SetOnce):
 
         Returns:
             ids int32 [B, S], at most max_source_length and EOS, after the language's if there is one; the number of
-            tokens before the cut, int32 [B]; whether the text was not read as a whole, bool [B]: it was cut, or a
-            language is unknown, and nothing was read.
+            tokens before the cut, of a huge text those in its `beginnings`, int32 [B]; whether the text was not read as
+            a whole, bool [B]: it was cut, or a language is unknown, and nothing was read.
         """
-        return self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
+        text, cut = beginnings(text, self.max_source_length)
+        ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
+        return ids, length, truncated | cut
+
+    def reference(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `source`, for targets to score: without the language's id, and with EOS."""
+        text, cut = beginnings(text, self.max_source_length)
+        ids, length, truncated = self.with_end(self.target(text))
+        return ids, length, truncated | cut
 
     def target(self, text: Tensor) -> tf.RaggedTensor:
         """Tokenize texts [B] as outputs are: ragged ids [B, None], without the language's."""
@@ -148,7 +159,7 @@ class TextModel(SetOnce):
         return self.problem(source, source_length, options.pop("max_length", tf.int32.max)), options
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor | None
+        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""

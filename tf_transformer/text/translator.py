@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import tensorflow as tf
 
 from tf_transformer.text.batching import by_batch, warn_of_truncated
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
+from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer, check_languages
 from tf_transformer.type_names import Dtype, Folders, Tensor, TextDecoder
 from tf_transformer.values import Count, Positive, Seed, checked
 
@@ -86,14 +85,14 @@ class Translator(TextModel):
         return loading.from_saved_model(path, **options)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Any) -> "Translator":
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
         """Load a pretrained model from a folder or the hub; `loading.from_pretrained` has the arguments."""
         from tf_transformer import loading
 
         return loading.from_pretrained(name, **options)
 
     @classmethod
-    def from_marian(cls, name: str | Path, **options: Any) -> "Translator":
+    def from_marian(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
         """Load a MarianMT checkpoint, for example one of OPUS-MT; `loading.from_pretrained` has the arguments.
 
         Args:
@@ -152,17 +151,18 @@ class Translator(TextModel):
             prefixes: whole words that each text's translations begin with; "" means anything. An empty text has none.
             languages: as for a call.
         """
-        n = min(n, self.beam_size)
 
-        def search(model: TextModel, text: Tensor, prefix_text: Tensor = None) -> Any:
-            source, source_length, truncated = model.source(text)
-            prefix = None if prefix_text is None else model.target(prefix_text).to_tensor()
-            return truncated, model.search(source, source_length, n_best=n, prefix=prefix)
+        def search(model: TextModel, text: Tensor, *prefix_and_n: Tensor) -> Any:
+            (source, source_length, truncated), (*prefix_text, n) = model.source(text), prefix_and_n
+            prefix = model.target(*prefix_text).to_tensor() if prefix_text else None
+            found = model.search(source, source_length, n_best=self.beam_size, exact_n=n, prefix=prefix)
+            return truncated, tf.nest.map_structure(lambda part: part[:, :n], found)
 
         columns = [texts] if prefixes is None else self.with_prefixes(texts, prefixes, languages)
+        count = tf.constant(min(n, self.beam_size))
         return [
             [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
-            for rows in self._by_batch(f"{n} best, {len(columns)}", search, columns, languages)
+            for rows in self._by_batch(f"best, {len(columns)}", search, columns, languages, count)
         ]
 
     @checked
@@ -184,12 +184,13 @@ class Translator(TextModel):
             languages: as for a call.
         """
 
-        def draw(model: TextModel, text: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
+        def draw(model: TextModel, text: Tensor, seeds: Tensor, *temperature_and_k: Tensor) -> Any:
             source, source_length, truncated = model.source(text)
-            return truncated, model.drawn(source, source_length, seeds, temperature, k)
+            return truncated, model.drawn(source, source_length, seeds, *temperature_and_k)
 
-        heat = [tf.constant(temperature, tf.float32)] + ([] if k is None else [tf.constant(k)])
-        return [rows[0][1] for rows in self._by_batch(f"sample{len(heat)}", draw, [texts], languages, *heat, seed=seed)]
+        given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
+        rows = self._by_batch(f"sample, {len(given)}", draw, [texts], languages, *given, seed=seed)
+        return [row[0][1] for row in rows]
 
     def _by_batch(
         self,
@@ -208,7 +209,7 @@ class Translator(TextModel):
         Returns:
             for each row N tuples (length, text, score, log_prob, finished).
         """
-
+        check_languages(languages, "translator.replace({0}=...) or tt.load(..., {0}=...) sets it")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
         spoken = [tf.constant([language]) for language in tokenizer.spoken()]
 
@@ -217,9 +218,8 @@ class Translator(TextModel):
             truncated, found = function(model, *arguments[: len(arguments) - len(spoken)])
             return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
 
-        specs = [tf.TensorSpec([None], tf.string)] * len(columns)
-        specs += [] if seed is None else [tf.TensorSpec([None], tf.uint64)]
-        specs += [tf.TensorSpec(option.shape, option.dtype) for option in (*options, *spoken)]
+        kinds = [tf.string] * len(columns) + [tf.uint64] * (seed is not None)
+        specs = [*(tf.TensorSpec([None], kind) for kind in kinds), *map(tf.type_spec_from_value, (*options, *spoken))]
         traced = self.traced(name, texts_and_more, input_signature=specs)
         columns = [list(column) for column in columns]
         rows = by_batch(lambda *batch: traced(*batch, *options, *spoken), columns, self.batch_size, seed)

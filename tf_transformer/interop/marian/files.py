@@ -2,6 +2,7 @@
 vocabulary, settings, weights."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from tf_transformer.reading import check_h5, made_of, read_json, reading
 KIND = "MarianMT"  # in messages
 
 
-def load_marian(directory: str | Path) -> MarianTransformer:
+def load_marian(directory: str | os.PathLike[str]) -> MarianTransformer:
     """Load a MarianMT checkpoint from its folder.
 
     Hugging Face's folders have config.json, vocab.json and one of model.safetensors (or several such files, and
@@ -56,7 +57,7 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # by our id, the checkpoint's own
 
 
-def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
+def read_vocabulary(directory: str | os.PathLike[str], side: str = "target") -> Vocabulary:
     """Read a vocabulary in our order: padding, start, end, unknown, then the checkpoint's other ids in their order.
 
     Args:
@@ -97,7 +98,7 @@ def read_vocabulary(directory: str | Path, side: str = "target") -> Vocabulary:
     return Vocabulary(pieces, rows)
 
 
-def search_options(directory: str | Path) -> dict[str, Any]:
+def search_options(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """A checkpoint's options of the search that mean the same here, from generation_config.json, config.json or
     decoder.yml: beam_size and max_length."""
     directory = Path(directory)
@@ -118,7 +119,7 @@ def _shared(settings: dict[str, Any]) -> bool:
     return settings.get("share_encoder_decoder_embeddings", True)
 
 
-def has_two_vocabularies(directory: str | Path) -> bool:
+def has_two_vocabularies(directory: str | os.PathLike[str]) -> bool:
     """Whether source and target have separate vocabularies, or only separate embeddings."""
     return not _shared(_read_settings(Path(directory))[1])
 

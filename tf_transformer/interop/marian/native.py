@@ -231,5 +231,5 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 def _parsed(text: bytes) -> dict[str, Any]:
     said = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
     if not isinstance(said, dict):
-        raise TypeError(type(said).__name__)
+        raise ValueError(type(said).__name__)
     return said

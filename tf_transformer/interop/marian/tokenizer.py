@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class MarianTokenizer(Tokenizer):
         return model.startswith(b"PK")  # as a zip archive does
 
     @classmethod
-    def from_checkpoint(cls, directory: str | Path) -> "MarianTokenizer":
+    def from_checkpoint(cls, directory: str | os.PathLike[str]) -> "MarianTokenizer":
         """Read the tokenizer from a checkpoint's folder, which has source.spm and target.spm; see `load_marian`.
 
         Raises:
