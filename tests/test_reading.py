@@ -319,7 +319,7 @@ def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypa
     model = build_model(translator.model.config)
     model.compile("adam")
     run.save(model, 1, target_tokens=0, seconds=0.0)
-    optimizer = SimpleNamespace(build=lambda variables: 1 // 0)
+    optimizer = SimpleNamespace(built=False, build=lambda variables: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         run.restore(SimpleNamespace(optimizer=optimizer, trainable_variables=()))
     for kind in (MemoryError, TypeError, ValueError):

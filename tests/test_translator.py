@@ -198,6 +198,7 @@ def test_options_of_a_search_go_into_no_call(translator, saved):
         translator.n_best(["Two doors."], 2, beam_size=1)
 
 
+@pytest.mark.program
 def test_no_option_of_a_call_is_traced_anew(translator, caplog):
     """Nor does TensorFlow warn of other translators' functions, which have the same code."""
     one = translator.replace(batch_size=1)

@@ -149,18 +149,20 @@ def added_tokens(directory: Path) -> dict[str, Added]:
     for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
         with reading(directory / name, "the added tokens of a tokenizer"):
             values = said if name == "tokenizer_config.json" else read_if_there(directory / name)
+            listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
             if name == "added_tokens.json":
                 entries = [(token, id, token in special) for token, id in values.items()]
+            elif not (isinstance(listed, list) and isinstance(decoder, dict)):
+                raise ValueError("expected a list or an object of symbols")
+            elif not all(isinstance(each, dict) for each in (*listed, *decoder.values())):
+                raise ValueError("expected an object for each symbol")
             elif name == "tokenizer.json":
-                entries = [
-                    (each["content"], each["id"], each.get("special")) for each in values.get("added_tokens") or []
-                ]
+                entries = [(each["content"], each["id"], each.get("special")) for each in listed]
             else:
-                decoder = values.get("added_tokens_decoder") or {}
                 entries = [(each["content"], int(id), each.get("special")) for id, each in decoder.items()]
             for token, id, is_special in entries:
                 if type(token) is not str or type(id) is not int:
-                    raise TypeError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
+                    raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
                 before = found.setdefault(token, Added(id, is_special is True))
                 if before.id != id:
                     raise BadInput(f"{token}: expected one id in all files of a tokenizer, got {before.id} and {id}")
