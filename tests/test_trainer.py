@@ -483,6 +483,7 @@ def test_scores_of_lists(corpus, tmp_path):
         trainer.evaluate((sides[0], ["a", "b"]), lambda texts: texts)
 
 
+@pytest.mark.program
 def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
     """Also when the run goes on without it; and another choice is another run."""
     config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
