@@ -1,6 +1,8 @@
 """The project's pages in Markdown: their text, code blocks, links and anchors."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +36,30 @@ def run_blocks(path, quicker=None):
         program = program.replace(slow, quick)
     exec(compile(program, str(path), "exec"), names)
     return names
+
+
+SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m")
+# A shell that says which of our programs it would start, with which words, and starts nothing: it finds no program.
+DRY = r"""PATH=; exec 3>&1
+say() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
+tf-transformer() { say tf-transformer "$@"; }; python() { say python "$@"; }; python3() { say python "$@"; }
+for other in . curl docker git jupyter make pip pytest sh tensorboard; do eval "$other() { :; }"; done
+"""
+
+
+def commands(path):
+    """The words of each call of Python and `tf-transformer` on a page; the last is ... if there may be more.
+
+    A block has whole commands, a line of text perhaps a part of one.
+    """
+    spans = [span.replace("\n", " ") for span in SPAN.findall(FENCED.sub("", read(path))) if CALL.search(span)]
+    for more, lines in ([], blocks(path, "sh")), (["..."], spans):
+        script = re.sub(r"[\w./-]+/bin/(?=pip|python)", "", "\n".join(lines))
+        script = re.sub(r"(?<=\s)< ?\w\S*", "< /dev/null", script)
+        shell = subprocess.run([shutil.which("bash"), "-c", DRY + script], capture_output=True, encoding="utf-8")
+        assert not shell.stderr, f"{path}: {shell.stderr}"
+        for said in shell.stdout.split("\036")[:-1]:
+            yield said.split("\037")[:-1] + more
 
 
 def links(path):

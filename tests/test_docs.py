@@ -1,10 +1,16 @@
 """The pages in docs/: their links lead somewhere, their code runs, their tables are those of the code."""
 
+import argparse
 import ast
+import contextlib
 import gzip
+import importlib
 import inspect
 import re
+import runpy
 import subprocess
+import sys
+from pathlib import Path
 
 import matplotlib
 import pages
@@ -34,6 +40,60 @@ def test_no_table_is_cut_in_two(path):
     for block in re.findall(r"(?:^\|.*\n)+", re.sub(pages.FENCED, "", pages.read(path)), re.MULTILINE):
         rows = block.splitlines()
         assert len(rows) > 2 and re.fullmatch(r"[|\s:-]+", rows[1]), f"{path}: {rows[0]}"
+
+
+class Understood(BaseException):
+    """For a program, once it has read its options."""
+
+
+def run_command(words, monkeypatch):
+    """Run a page's command in this process, if it is one of this repository's."""
+    if words[0] == "tf-transformer":
+        name, *argv = words[1:]
+        assert name in PROGRAMS, "no such program"
+        name = f"{'tf_transformer.serving' if name == 'check' else 'trainers'}.{name}"
+    else:
+        name, *argv = words[2:] if words[1] == "-m" else words[1:]
+    if name in ("venv", "my_pipeline.py") or name.endswith("..."):  # Python's, the reader's, several of ours
+        return
+    place = Path(name.removesuffix(".py").replace(".", "/"))
+    place = (place / "__main__" if (ROOT / place).is_dir() else place).with_suffix(".py")
+    assert (ROOT / place).exists(), "no such program"
+    main = getattr(importlib.import_module(".".join(place.with_suffix("").parts)), "main", None)
+    if main is None:
+        monkeypatch.setattr(sys, "argv", [name, *argv])
+        runpy.run_path(str(ROOT / place), run_name="__main__")
+    elif inspect.signature(main).parameters:
+        main(argv)
+    else:
+        assert set(argv) <= {"..."}, "it has no options"
+
+
+@pytest.mark.parametrize("path", [path for path in pages.PATHS if path.stem != "CHANGELOG"], ids=str)
+def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
+    """A command is one that its program takes; of a part of one the options are known."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def understand(parser, argv=None, namespace=None):
+        argv = sys.argv[1:] if argv is None else argv
+        if "..." not in argv:
+            parse(parser, argv, namespace)
+        assert {word.partition("=")[0] for word in argv if word[:2] == "--"} <= set(parser.format_help().split())
+        raise Understood
+
+    def error(parser, message):
+        raise AssertionError(message)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", understand)
+    monkeypatch.setattr(argparse.ArgumentParser, "error", error)
+    for words in pages.commands(path):
+        try:
+            with contextlib.suppress(Understood):
+                run_command(words, monkeypatch)
+        except AssertionError as found:
+            raise AssertionError(f"{path}: {' '.join(words)}: {found}") from found
+        except ModuleNotFoundError as found:
+            assert found.name in ("grpc", "requests", "tensorflow_serving", "torch"), found  # of an extra
 
 
 @pytest.fixture
