@@ -226,6 +226,19 @@ def test_a_model_that_gets_adapters_is_traced_anew(translator):
     assert tuned.n_best(["Two doors."], 1) == expected != before
 
 
+def test_no_warning_of_functions_that_are_traced_once_each(translator, monkeypatch):
+    """As `n_best` for many n makes them: TensorFlow has one count for all closures with the same code."""
+    warned = []
+    monkeypatch.setattr(tf.get_logger(), "warning", warned.append)
+
+    def plus(n):
+        return lambda x: x + n
+
+    fresh = translator.replace()
+    assert [fresh.traced(f"plus {n}", plus(n))(tf.constant(3)).numpy() for n in range(11)] == [*range(3, 14)]
+    assert not warned
+
+
 def test_no_option_is_lost_or_unknown(translator):
     """Every option of the table that a `Translator` takes is an attribute, and goes along with a copy."""
     given = {name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if option.translator}
