@@ -47,19 +47,19 @@ for other in . curl docker git jupyter make pip pytest sh tensorboard; do eval "
 """
 
 
-def commands(path):
-    """The words of each call of Python and `tf-transformer` on a page; the last is ... if there may be more.
+def calls(script):
+    """The words of each call of Python and `tf-transformer` in a page's lines of shell."""
+    script = re.sub(r"[\w./-]+/bin/(?=pip|python)", "", script)
+    script = re.sub(r"(?<=\s)< ?\w\S*", "< /dev/null", script)
+    shell = subprocess.run([shutil.which("bash"), "-c", DRY + script], capture_output=True, encoding="utf-8")
+    assert not shell.stderr, shell.stderr
+    return [said.split("\037")[:-1] for said in shell.stdout.split("\036")[:-1]]
 
-    A block has whole commands, a line of text perhaps a part of one.
-    """
+
+def commands(path):
+    """The calls on a page: whole ones in blocks, and those in lines of text, followed by ... as there may be more."""
     spans = [span.replace("\n", " ") for span in SPAN.findall(FENCED.sub("", read(path))) if CALL.search(span)]
-    for more, lines in ([], blocks(path, "sh")), (["..."], spans):
-        script = re.sub(r"[\w./-]+/bin/(?=pip|python)", "", "\n".join(lines))
-        script = re.sub(r"(?<=\s)< ?\w\S*", "< /dev/null", script)
-        shell = subprocess.run([shutil.which("bash"), "-c", DRY + script], capture_output=True, encoding="utf-8")
-        assert not shell.stderr, f"{path}: {shell.stderr}"
-        for said in shell.stdout.split("\036")[:-1]:
-            yield said.split("\037")[:-1] + more
+    return calls("\n".join(blocks(path, "sh"))) + [[*words, "..."] for words in calls("\n".join(spans))]
 
 
 def links(path):

@@ -96,6 +96,27 @@ def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
             assert found.name in ("grpc", "requests", "tensorflow_serving", "torch"), found  # of an extra
 
 
+@pytest.mark.parametrize("path", pages.PATHS, ids=str)
+def test_a_page_saves_into_new_folders(path):
+    """Its Python into others than its shell, when a reader runs all from top to bottom."""
+    ours, theirs = set(), set()
+    for language, code in re.findall(r"^```(python|sh)\n(.*?)^```$", pages.read(path), re.DOTALL | re.MULTILINE):
+        if language == "python":
+            for folder in map(Path, re.findall(r'(?:\.save\((?:\w+, )?|Trainer\()"([\w./-]+)"', code)):
+                assert not any(folder in (other, *other.parents) for other in ours | theirs), f"{path}: {folder}"
+                ours.add(folder)
+            continue
+        for _, program, *words in pages.calls(code):
+            given = {word: next(iter(words[i + 1 :]), "") for i, word in enumerate(words)}
+            if program == "export":
+                folder = Path(given.get("--format", "savedmodels")) / given["--name"]
+                theirs.add(folder / f"{1 + sum(folder in other.parents for other in ours | theirs)}")
+            elif program in ("translation", "parsing") and "--run" in given:
+                run = Path(given["--run"])
+                assert run not in ours, f"{path}: {run}"
+                theirs |= {run, "savedmodels" / run.relative_to(run.parent) / "1"}
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where a page's Python runs: what it wants to download lies there."""
