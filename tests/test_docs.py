@@ -106,6 +106,7 @@ def test_a_page_saves_into_new_folders(path):
                 assert not any(folder in (other, *other.parents) for other in ours | theirs), f"{path}: {folder}"
                 ours.add(folder)
             continue
+        before = theirs.copy()
         for _, program, *words in pages.calls(code):
             given = {word: next(iter(words[i + 1 :]), "") for i, word in enumerate(words)}
             if program == "export":
@@ -115,6 +116,10 @@ def test_a_page_saves_into_new_folders(path):
                 run = Path(given["--run"])
                 assert run not in ours, f"{path}: {run}"
                 theirs |= {run, "savedmodels" / run.relative_to(run.parent) / "1"}
+            elif program == "prepare":
+                records = Path(given["--to"])
+                assert records not in before, f"{path}: {records}"
+                theirs.add(records)
 
 
 @pytest.fixture
