@@ -9,6 +9,7 @@ from nltk import Tree
 
 from tf_transformer.config import BadInput
 from tf_transformer.parsing import treebank
+from tf_transformer.parsing.evalb import total
 from tf_transformer.parsing.treebank import (
     as_line,
     is_well_formed,
@@ -125,6 +126,14 @@ def test_repair(symbols, expected):
     assert is_well_formed(symbols.split(), 3) == (expected is None)
     tree = to_tree(symbols.split(), ["a", "b", "c"])
     assert as_line(tree) == f"(TOP {expected or '(S (NP (N a)) (VP (V b) (N c)))'})"
+
+
+def test_a_tree_as_deep_as_a_search_goes():
+    """Without its grammar a parser may open brackets until its limit, 256 and a symbol for each of 256 words."""
+    tree = to_tree(["(NP"] * 521 + ["NN"], ["cat"])
+    assert as_line(tree) == f"(TOP {'(NP ' * 521}(NN cat){')' * 521})"
+    assert as_line(to_tree(linearised(tree), ["cat"])) == as_line(tree)
+    assert total([tree], [tree]).f1 == 100
 
 
 @given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "N", "XX", ")"])), st.lists(words, max_size=5))

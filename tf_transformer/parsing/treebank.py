@@ -5,6 +5,8 @@ A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal f
 Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
 with every constituent that this empties. Every word stands alone under its tag, as it is in a text.
 
+Trees may be deep. Functions that go down them use loops: a comprehension takes another frame of Python's stack.
+
 In a line of brackets a word may be written otherwise. What the Penn Treebank writes is read: -LCB- for {, and a
 backslash before a slash or a star. What is written here is `ESCAPES`.
 """
@@ -132,7 +134,10 @@ def as_line(tree: "Tree") -> str:
     Raises:
         BadInput: a word is empty, or has white space.
     """
-    return f"({tree.label()} {' '.join(escaped(part) if isinstance(part, str) else as_line(part) for part in tree)})"
+    parts = []
+    for part in tree:
+        parts.append(escaped(part) if isinstance(part, str) else as_line(part))
+    return f"({tree.label()} {' '.join(parts)})"
 
 
 def drawn(tree: "Tree") -> str:
@@ -160,7 +165,9 @@ def normalised(tree: "Tree") -> "Tree":
             return []
         if all(isinstance(child, str) for child in node):
             return [Tree(node.label() or NO_TAG, [with_brackets(word)]) for word in node]
-        children = [part for child in node for part in parts(child)]
+        children = []
+        for child in node:
+            children += parts(child)
         if not children or node.label() in ROOTS:
             return children
         return [Tree(base_label(node.label()), children)]
@@ -210,7 +217,9 @@ def linearised(tree: "Tree", tags: bool = True) -> list[str]:
     def symbols(node: Any) -> list[str]:
         if isinstance(node[0], str):
             return [node.label() if tags else NO_TAG]
-        inner = [symbol for child in node for symbol in symbols(child)]
+        inner = []
+        for child in node:
+            inner += symbols(child)
         return [f"({node.label()}", *inner, f"){node.label()}"]
 
     return [symbol for child in tree for symbol in symbols(child)]
