@@ -16,11 +16,14 @@ from tf_transformer.interop.families import FAMILIES as REGISTERED
 from tf_transformer.interop.formats import FORMATS
 from trainers.__main__ import PROGRAMS
 
-# The half that is not slow has each dtype of each format once, and the families whose graphs differ most. Others have
-# tests of their own: of learned positions, of ensembles, of separate vocabularies.
-OTHER_DTYPES = {"bfloat16": "marian", "float16": "m2m100", "int8": "transformer", "int16": "marian_separate"}
-SLOW = ("transformer_learned", "transformer_ensemble", "marian_separate")
-CHECKED = ("marian", "m2m100_nllb")
+# Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.
+ROWS = {
+    "savedmodel": {("transformer", "int8"), *((family, "float32") for family in ("transformer", "marian"))},
+    "litert": {("transformer", "int8"), *((family, "float32") for family in ("transformer", "marian_separate"))},
+    "ctranslate2": {("marian", "int8"), *((family, "float32") for family in FAMILIES)},
+}
+ROWS["savedmodel"] |= {("transformer_parser", "float32"), ("m2m100_nllb", "float32")}
+OWN_PROCESS = ("check", "C++ loader", "tt.load", "Beam")  # or a search that is traced anew: seconds
 
 
 def test_the_table_has_what_the_registries_have():
@@ -37,12 +40,13 @@ def test_the_table_has_what_the_registries_have():
 
 def mark(family, format, dtype, door):
     """The half of the tests that a cell is in."""
-    checks = door == "check" and format in DOORS[door].takes
-    slow = family != OTHER_DTYPES.get(dtype, family) or (checks and family not in CHECKED)
-    slow |= (family in SLOW and format == "savedmodel") or (family, format) == ("transformer_ensemble", "litert")
-    if slow:
+    answers = format in DOORS[door].takes
+    refused = (family, format) in CANNOT_BE_SAVED
+    if (family, dtype) not in ROWS[format] and not (refused and dtype == "float32"):
         return pytest.mark.slow
-    fast = family == "marian" and dtype == "float32" and format != "litert" and not checks
+    if door == "check" and answers and family != "marian":
+        return pytest.mark.slow
+    fast = family == "marian" and dtype == "float32" and not (answers and door in OWN_PROCESS)
     return () if fast else pytest.mark.program
 
 
