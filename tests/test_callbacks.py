@@ -66,13 +66,13 @@ def test_resumed_is_never_stopped(tmp_path):
 
 @pytest.mark.program
 def test_stopped_in_an_epoch_s_last_step(tmp_path):
-    """The epoch ends first, with its row."""
+    """The epoch ends there, with its row, and no further step is made."""
     whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
     train(whole, 3)
-    with pytest.raises(Stopped, match="stopped after saving step 7"):
+    with pytest.raises(Stopped, match="stopped after saving step 6"):
         train(parts, 3, Signals(6, signal.SIGTERM))
     names = [path.name for path in parts.checkpoints()]
-    assert names == ["step-00000003", "step-00000006", "step-00000007-stopped"]
+    assert names == ["step-00000003", "step-00000006"]
     train(Run(tmp_path / "parts", keep=2), 3)
     assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
     for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
