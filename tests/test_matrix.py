@@ -18,11 +18,10 @@ from trainers.__main__ import PROGRAMS
 
 # Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.
 ROWS = {
-    "savedmodel": {("transformer", "int8"), *((family, "float32") for family in ("marian", "m2m100_nllb"))},
-    "litert": {("transformer", "int8"), ("marian_separate", "float32")},
-    "ctranslate2": {("marian", "int8"), *((family, "float32") for family in FAMILIES)},
+    "savedmodel": {("marian", "float32"), ("m2m100_nllb", "float32")},
+    "litert": {("transformer", "int8")},
+    "ctranslate2": {("marian", "float32"), ("m2m100_nllb", "float32")},
 }
-ROWS["savedmodel"].add(("transformer_parser", "float32"))
 OWN_PROCESS = ("check", "C++ loader", "tt.load", "Beam")  # or a search that is traced anew: seconds
 
 
