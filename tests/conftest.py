@@ -52,7 +52,7 @@ def _restart_seeds(seed):
 
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
-    """The check of an export starts Python once more, for five seconds: here only where a test is about that."""
+    """The check of an export starts Python once more, for five seconds: only in a test that asks for `whole_checks`."""
     from tf_transformer.serving import check
 
     run = check._run
@@ -60,8 +60,13 @@ def one_process_of_checks(request, monkeypatch):
     def without_python(script, *arguments):
         return () if script == "python_probe.py" else run(script, *arguments)
 
-    if request.module.__name__ != "test_matrix" and "test_an_export_passes" not in request.node.name:
+    if "whole_checks" not in request.fixturenames:
         monkeypatch.setattr(check, "_run", without_python)
+
+
+@pytest.fixture
+def whole_checks():
+    """Checks have all their processes; see `one_process_of_checks`."""
 
 
 @pytest.fixture(scope="session")

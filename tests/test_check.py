@@ -17,7 +17,7 @@ TEXT = tf.TensorSpec([None], tf.string, "text")
 
 
 @pytest.mark.program
-def test_an_export_passes(saved):
+def test_an_export_passes(saved, whole_checks):
     findings = check(saved)
     assert {finding.level for finding in findings} == {"ok"}, [f for f in findings if f.level != "ok"]
     said = "\n".join(finding.message for finding in findings)

@@ -110,7 +110,7 @@ def saved_in(translator, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("family", "format", "dtype", "door"), cells())
-def test_cell(family, format, dtype, door, saved_in):
+def test_cell(family, format, dtype, door, saved_in, whole_checks):
     row, door = saved_in(family, format, dtype), DOORS[door]
     if (family, format) in CANNOT_BE_SAVED:
         assert row.refused.endswith(CANNOT_BE_SAVED[family, format]) and not row.path.exists()

@@ -53,8 +53,8 @@ def load(path: Folders, average_last: Count | None = None, **search: Any) -> Tra
         BadInput: the folder holds something else, or a run without checkpoints.
     """
     folders = _folders(path)
-    for folder in folders:
-        if len(folders) > 1 and (find_saved_model(folder) or family_of_folder(folder)):
+    for folder in folders if len(folders) > 1 else ():
+        if find_saved_model(folder) or family_of_folder(folder):
             raise BadInput(f"{folder}: expected a run, as several folders are an ensemble of runs; got another model")
     if saved := find_saved_model(folders[0]):
         translator = from_saved_model(saved, **search)
@@ -128,7 +128,7 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
         own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts]
         check_kinds(facts, dict.fromkeys(own, (int, float, str)))
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
-        check_kinds({"config": None, "dtype": None} | facts, {"config": dict, "dtype": str})
+        check_kinds(facts, {"config": dict, "dtype": str})
         config = config_of(facts["config"])
         keras.dtype_policies.get(policy_of(facts["dtype"]))  # raises for a name that is none
     while weights or not models:

@@ -192,7 +192,7 @@ def run_program(main: Callable[[], None]) -> None:
     it would wait for the others.
     """
     able = "TF_CONFIG" not in os.environ and threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGTERM, signal.SIGHUP) if able else ():
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)) if able else ():  # Windows lacks SIGHUP
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # the shell's status for it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -42,8 +42,9 @@ class MemorySource(Source):
         check_fields(self)
         for side in ("source", "target"):
             texts = tuple(getattr(self, side))
-            if wrong := next((place for place, text in enumerate(texts) if not isinstance(text, str)), -1) + 1:
-                raise BadInput(f"{side}: expected texts, got {type(texts[wrong - 1]).__name__} at place {wrong - 1}")
+            for place, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise BadInput(f"{side}: expected texts, got {type(text).__name__} at place {place}")
             object.__setattr__(self, side, texts)
         if len(self.target) != (wanted := len(self.source)):
             raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
