@@ -258,7 +258,7 @@ def test_no_text_is_made_of_symbols(parser):
 @pytest.mark.program
 def test_a_savedmodel_parses(parser, tmp_path):
     path = tmp_path / "parser" / "1"
-    parser.save(path, f1=97.0)
+    parser.save(path, step=29, f1=97.0)
     texts = [text for text in TEXTS if len(text) < 100]
     assert tt.SavedTranslator(path, batch_size=4)(texts) == parser(texts)
     signatures = tf.saved_model.load(str(path)).signatures
@@ -277,6 +277,8 @@ def test_a_savedmodel_parses(parser, tmp_path):
     assert again.tokenizer.controls == parser.tokenizer.controls
     assert again.translator.extra_length == 23
     assert again(texts[0]) == parser(texts[0])
+    facts = again.export().facts  # saved again, it keeps its step, and has no score of another export
+    assert facts["step"] == 29 and "f1" not in facts and facts["max_source_length"] == 41
 
 
 def test_attention_of_a_tree(parser):
