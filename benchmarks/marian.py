@@ -113,7 +113,7 @@ class Transformers:
         import torch
         import transformers
 
-        from tf_transformer.interop.marian.files import read_vocabulary
+        from tf_transformer.families.marian.files import read_vocabulary
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

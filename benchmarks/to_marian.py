@@ -1,6 +1,6 @@
 """Write a run as a checkpoint of MarianMT, which Hugging Face's `transformers` loads, and `Translator.from_marian`.
 
-A check of the reader in interop/marian.py by a model that it did not come from. Marian's layers are those of the paper
+A check of the reader in families/marian.py by a model that it did not come from. Marian's layers are those of the paper
 but for this:
 
 - All sines come before all cosines, so that the axes of d_model change places, in every weight.
@@ -38,7 +38,7 @@ def write(translator, path) -> None:
     """
     from safetensors.numpy import save_file
 
-    from tf_transformer.files import new_folder, write_json
+    from tf_transformer.base.files import new_folder, write_json
     from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID, Tokenizer
 
     tokenizer: Tokenizer = translator.tokenizer
@@ -94,7 +94,7 @@ def config(model, vocab_size: int) -> dict:
 
 def tensors(model, rows: list[int]) -> dict[str, np.ndarray]:
     """The weights by their names in PyTorch; `rows` of the vocabulary, in this order."""
-    from tf_transformer.interop.marian.model import MarianEmbedding
+    from tf_transformer.families.marian.model import MarianEmbedding
 
     embedding, d_model = model.embedding, model.config.d_model
     order = np.arange(d_model)

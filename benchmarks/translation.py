@@ -199,7 +199,7 @@ def load_in_c(path: Path, args):
     common.prepare(args)
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = str(args.inter_threads)
-    sys.path.insert(0, str(ROOT / "tf_transformer" / "serving"))  # no Python of TensorFlow comes along
+    sys.path.insert(0, str(ROOT / "tf_transformer" / "conformance"))  # no Python of TensorFlow comes along
     import loader
 
     servable = loader.Servable(path)

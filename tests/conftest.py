@@ -53,7 +53,7 @@ def _restart_seeds(seed):
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
     """The check of an export starts Python once more, for five seconds: only in a test that asks for `whole_checks`."""
-    from tf_transformer.serving import check
+    from tf_transformer.conformance import check
 
     run = check._run
 

@@ -23,18 +23,18 @@ import keras
 import numpy as np
 
 import tf_transformer as tt
+from tf_transformer.base.files import checksum
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.corpora.ids import Ids
 from tf_transformer.corpora.preparation import Preparation
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import ParquetSource, TextSource
-from tf_transformer.files import checksum
-from tf_transformer.interop.families import load_tokenizer
+from tf_transformer.engines.litert import litert_translator
+from tf_transformer.exports.savedmodel import read_export
+from tf_transformer.families.registry import load_tokenizer
+from tf_transformer.fitting.callbacks import Checkpoints
 from tf_transformer.parsing import treebank
-from tf_transformer.runs.callbacks import Checkpoints
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.folders import litert_translator
-from tf_transformer.serving.publish import read_export
 
 HERE = Path(__file__).parent
 SECONDS, MEMORY = 60, 2**31

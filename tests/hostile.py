@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer" / "serving"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/engines"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/conformance"))
 from loader import Servable
 
 CONTROLS = ["<s>", "</s>", "<pad>", "<unk>", "<0x00>", "<0xFF>", "▁", "\u2047", "\ufffd"]

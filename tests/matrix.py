@@ -23,7 +23,7 @@ from programs import ROOT, without_the_package
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.m2m100.languages import M2M100, NLLB
+from tf_transformer.families.m2m100.languages import M2M100, NLLB
 from trainers.command import run_program
 
 TRAINED = {family: ROOT / "tests" / family / "trained" for family in ("marian", "m2m100")}
@@ -214,7 +214,7 @@ def program(name, argv):
     import io
 
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    main = importlib.import_module(f"trainers.{name}" if name != "check" else "tf_transformer.serving.check").main
+    main = importlib.import_module(f"trainers.{name}" if name != "check" else "tf_transformer.conformance.check").main
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             run_program(lambda: main([str(each) for each in argv]))
@@ -302,7 +302,7 @@ def litert_client(path, texts):
     """The file alone, where this package cannot be imported."""
     folder = path.parent / "alone"
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, shutil.copy(ROOT / "tf_transformer/serving/litert_client.py", folder), path]
+    command = [sys.executable, shutil.copy(ROOT / "tf_transformer/engines/litert_client.py", folder), path]
     given = "".join(f"{text}\n" for text in texts).encode()
     done = subprocess.run(command, input=given, capture_output=True, env=without_the_package(folder))
     if done.returncode:

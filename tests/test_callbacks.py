@@ -11,8 +11,8 @@ import pytest
 from test_run import batches, new_model, train
 
 import tf_transformer as tt
-from tf_transformer.runs import callbacks
-from tf_transformer.runs.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped
+from tf_transformer.fitting import callbacks
+from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped
 from tf_transformer.runs.run import Run
 
 

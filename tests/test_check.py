@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 from programs import without_the_package
 
-from tf_transformer.serving import check as module
-from tf_transformer.serving.check import Finding, check, failures, graph_of, nodes_of
-from tf_transformer.serving.compact import compact
-from tf_transformer.serving.python_probe import probe
+from tf_transformer.conformance import check as module
+from tf_transformer.conformance.check import Finding, check, failures, graph_of, nodes_of
+from tf_transformer.conformance.python_probe import probe
+from tf_transformer.exports.compact import compact
 
 TEXT = tf.TensorSpec([None], tf.string, "text")
 

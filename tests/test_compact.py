@@ -8,10 +8,10 @@ import tensorflow as tf
 from conftest import TEXTS
 from served import Served
 
-from tf_transformer.serving.check import graph_of, nodes_of
-from tf_transformer.serving.compact import compact
-from tf_transformer.serving.export import Export
-from tf_transformer.serving.publish import save_export
+from tf_transformer.conformance.check import graph_of, nodes_of
+from tf_transformer.exports.compact import compact
+from tf_transformer.exports.contract import Export
+from tf_transformer.exports.savedmodel import save_export
 
 
 class Module(tf.Module):

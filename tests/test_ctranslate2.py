@@ -13,7 +13,7 @@ from conftest import random_model
 
 import tf_transformer as tt
 from tf_transformer import layers
-from tf_transformer.interop.ctranslate2 import QUANTIZATIONS, save
+from tf_transformer.exports.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 from trainers import export

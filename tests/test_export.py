@@ -13,8 +13,8 @@ from conftest import TEXTS, random_model
 from served import Served, merge
 
 import tf_transformer as tt
-from tf_transformer.interop.formats import FORMATS
-from tf_transformer.serving.export import CONTRACT, Export
+from tf_transformer.exports.contract import CONTRACT, Export
+from tf_transformer.exports.formats import FORMATS
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import EOS_ID
 

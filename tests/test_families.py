@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.interop.families import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
-from tf_transformer.interop.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.families.registry import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
 
 TRAINED = Path(__file__).parent / "marian/trained"
 ROOT = Path(__file__).parents[1]
@@ -59,11 +59,11 @@ def test_nothing_but_its_folder_names_a_family():
     """Programs, exports and loading ask the registry; `tt` keeps the short way to MarianMT."""
     command = ["git", "grep", "-il", "marian", "--", "tf_transformer", "trainers"]
     files = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
-    kin = ("tf_transformer/interop/marian/", "tf_transformer/interop/m2m100/")  # the latter is made of its parts
+    kin = ("tf_transformer/families/marian/", "tf_transformer/families/m2m100/")  # the latter is made of its parts
     files = {file for file in files if not file.startswith(kin)}
     assert files <= {
         "tf_transformer/__init__.py",  # load_marian
-        "tf_transformer/text/translator.py",  # from_marian
-        "tf_transformer/interop/families.py",  # its line
+        "tf_transformer/engines/translator.py",  # from_marian
+        "tf_transformer/families/registry.py",  # its line
         "tf_transformer/loading.py",  # an example
     }

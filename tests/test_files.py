@@ -11,11 +11,20 @@ from pathlib import Path
 
 import pytest
 from programs import ROOT
+from tf_transformer.serving import folders, publish
 
 import tf_transformer as tt
-from tf_transformer.files import lines_in, matching, new_file, new_folder, one_line, open_text, user_path, write_text
-from tf_transformer.interop import hub
-from tf_transformer.serving import folders, publish
+from tf_transformer.base.files import (
+    lines_in,
+    matching,
+    new_file,
+    new_folder,
+    one_line,
+    open_text,
+    user_path,
+    write_text,
+)
+from tf_transformer.families import hub
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
 
@@ -226,7 +235,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
     assert not list(tmp_path.iterdir())
     lines = [
         "import itertools, sys, time",
-        "from tf_transformer.files import write_text",
+        "from tf_transformer.base.files import write_text",
         "from trainers.command import run_program",
         "def text():",
         "    yield 'half'",
@@ -251,7 +260,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
 
 def test_standard_output_as_a_file_is_written_to(tmp_path):
     """What it has already stays, and what is printed afterwards follows."""
-    program = "from tf_transformer.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
+    program = "from tf_transformer.base.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
     (tmp_path / "log").write_text("0\n")
     with open(tmp_path / "log", "a") as log:
         subprocess.run([sys.executable, "-c", program], stdout=log, check=True, cwd=ROOT)

@@ -6,17 +6,17 @@ import pytest
 from programs import fails
 
 import tf_transformer as tt
-from tf_transformer.serving.folders import (
+from tf_transformer.base.folders import (
     LITERT,
     SAVED_MODEL,
     find_saved_model,
     found_in,
     is_litert,
-    litert_translator,
     model_folder,
+    newest,
     saved_model_of,
 )
-from tf_transformer.serving.litert_client import newest
+from tf_transformer.engines.litert import litert_translator
 from trainers import translate
 
 

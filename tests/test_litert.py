@@ -23,12 +23,12 @@ from programs import ROOT, fails, without_the_package
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
-from tf_transformer.interop import litert
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
-from tf_transformer.serving import litert_client
-from tf_transformer.serving.check import check
-from tf_transformer.serving.folders import litert_translator
-from tf_transformer.serving.litert_client import LiteRTTranslator
+from tf_transformer.conformance.check import check
+from tf_transformer.engines import litert_client
+from tf_transformer.engines.litert import litert_translator
+from tf_transformer.engines.litert_client import LiteRTTranslator
+from tf_transformer.exports import litert
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
 from trainers import export, translate
 
 pytest.importorskip("ai_edge_litert")

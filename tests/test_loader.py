@@ -12,7 +12,7 @@ from conftest import TEXTS
 from programs import without_the_package
 from served import LOADER
 
-from tf_transformer.serving import loader
+from tf_transformer.conformance import loader
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 

@@ -24,12 +24,12 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
-from tf_transformer.interop import checkpoint
-from tf_transformer.interop.families import load_tokenizer, tokenizer_of
-from tf_transformer.interop.m2m100.files import load_model, read_vocabulary
-from tf_transformer.interop.m2m100.languages import NLLB
-from tf_transformer.interop.m2m100.model import M2M100Transformer
-from tf_transformer.interop.m2m100.tokenizer import M2M100Tokenizer
+from tf_transformer.families import checkpoint
+from tf_transformer.families.m2m100.files import load_model, read_vocabulary
+from tf_transformer.families.m2m100.languages import NLLB
+from tf_transformer.families.m2m100.model import M2M100Transformer
+from tf_transformer.families.m2m100.tokenizer import M2M100Tokenizer
+from tf_transformer.families.registry import load_tokenizer, tokenizer_of
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 from trainers import publishing
 

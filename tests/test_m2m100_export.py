@@ -11,7 +11,7 @@ from programs import fails
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.serving.check import check
+from tf_transformer.conformance.check import check
 from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")

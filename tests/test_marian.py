@@ -21,7 +21,7 @@ from conftest import array
 from keras import ops
 
 import tf_transformer as tt
-from tf_transformer.interop.marian.files import read_vocabulary
+from tf_transformer.families.marian.files import read_vocabulary
 from tf_transformer.masks import PAD_ID
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 

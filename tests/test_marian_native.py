@@ -12,9 +12,9 @@ import sentencepiece
 from conftest import array
 
 import tf_transformer as tt
-from tf_transformer.interop.marian.files import read_vocabulary, search_options
-from tf_transformer.interop.marian.native import OPTIONS, read_ids
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.marian.files import read_vocabulary, search_options
+from tf_transformer.families.marian.native import OPTIONS, read_ids
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")

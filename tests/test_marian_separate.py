@@ -17,8 +17,8 @@ from conftest import array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.marian.files import read_vocabulary
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.marian.files import read_vocabulary
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
 pytest.importorskip("safetensors")
 
@@ -161,4 +161,4 @@ def test_what_does_not_fit_is_said(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps(ids))
     fails("/vocab.json: <pad>: expected an id below vocab_size=252, got None")
     with pytest.raises(tt.BadInput, match="source_vocab_size: expected a positive whole number .* or None, got 0"):
-        tt.interop.marian.model.MarianConfig(source_vocab_size=0)
+        tt.families.marian.model.MarianConfig(source_vocab_size=0)

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
-from tf_transformer.interop.marian.files import read_vocabulary
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
-from tf_transformer.serving import litert_client
+from tf_transformer.engines import litert_client
+from tf_transformer.families.marian.files import read_vocabulary
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]

@@ -16,8 +16,8 @@ from conftest import TEXTS, array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.interop.marian.files import read_vocabulary
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.marian.files import read_vocabulary
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
 pytest.importorskip("safetensors")
 
@@ -114,7 +114,7 @@ def test_a_translator_of_the_export(saved):
 @pytest.mark.parametrize("quantization", [None, "float16"])
 def test_ctranslate2_translates_alike(tmp_path, quantization):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    from tf_transformer.interop.ctranslate2 import save
+    from tf_transformer.exports.ctranslate2 import save
 
     save(translator(4), tmp_path / "model", quantization)
     engine = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1, compute_type="float32")

@@ -13,10 +13,10 @@ import pytest
 from programs import ROOT, fails, options
 
 import tf_transformer as tt
+from tf_transformer.base.files import write_text
 from tf_transformer.corpora.corpus import languages_of
-from tf_transformer.files import write_text
-from tf_transformer.runs.callbacks import Stopped
-from tf_transformer.serving import publish
+from tf_transformer.exports import savedmodel as publish
+from tf_transformer.fitting.callbacks import Stopped
 from trainers import attention, evaluate, export, translate, translation
 from trainers.command import in_chunks, run_program
 

@@ -19,12 +19,6 @@ CONFIG = ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 
 
-def test_every_package_is_installed():
-    there = {path.parent.relative_to(ROOT) for path in (ROOT / "tf_transformer").rglob("__init__.py")}
-    there = {".".join(folder.parts) for folder in there}
-    assert set(CONFIG["options"]["packages"].split()) == there | {"tf_transformer.trainers"}
-
-
 def test_every_other_file_is_installed():
     folders = CONFIG["options.package_data"]
     named = {Path(*package.split("."), file) for package in folders for file in folders[package].split()}

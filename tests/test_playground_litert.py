@@ -18,7 +18,7 @@ from playing import asking, page
 
 from savedmodels.playground import litert, rest
 from savedmodels.playground.model import ServedModel, ServingError
-from tf_transformer.serving import litert_client
+from tf_transformer.engines import litert_client
 
 
 @pytest.fixture(scope="module")

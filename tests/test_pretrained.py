@@ -14,7 +14,7 @@ import pytest
 from programs import fails, options, same_weights
 
 import tf_transformer as tt
-from tf_transformer.interop import hub
+from tf_transformer.families import hub
 from trainers import export, translation
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from programs import ROOT, fails, options
 
+from tf_transformer.conformance.check import Finding
 from tf_transformer.corpora import toy_corpus
-from tf_transformer.serving import publish
-from tf_transformer.serving.check import Finding
+from tf_transformer.exports import savedmodel as publish
 from trainers import attention, evaluate, export, prepare, translate, translation
 
 

@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import tf_transformer as tt
-from tf_transformer.serving import publish
-from tf_transformer.serving.check import Finding
-from tf_transformer.serving.export import Export, Root
-from tf_transformer.serving.publish import BATCH_SIZES, new_folder, next_version, save_export
+from tf_transformer.conformance.check import Finding
+from tf_transformer.exports import savedmodel as publish
+from tf_transformer.exports.contract import Export, Root
+from tf_transformer.exports.savedmodel import BATCH_SIZES, new_folder, next_version, save_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 

@@ -21,11 +21,11 @@ import sentencepiece
 import tf_transformer as tt
 from tf_transformer import loading, reading
 from tf_transformer.config import TransformerConfig
-from tf_transformer.interop.families import build_model
-from tf_transformer.interop.hub import origin_of
-from tf_transformer.interop.marian.files import search_options
-from tf_transformer.interop.marian.model import MarianConfig
-from tf_transformer.interop.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.hub import origin_of
+from tf_transformer.families.marian.files import search_options
+from tf_transformer.families.marian.model import MarianConfig
+from tf_transformer.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.registry import build_model
 from tf_transformer.runs.recipe import Recipe
 from tf_transformer.runs.run import Run
 
@@ -284,7 +284,7 @@ def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
     model.build()
     export = tt.Translator(model, tokenizer).export()
     export.describe(name="char")
-    assert tt.serving.publish.warmup_records(export)
+    assert tt.exports.savedmodel.warmup_records(export)
 
 
 def test_control_symbols_of_ones_own_are_not_those_of_trees(text):

@@ -15,7 +15,7 @@ import portalocker
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.runs.callbacks import Checkpoints
+from tf_transformer.fitting.callbacks import Checkpoints
 from tf_transformer.runs.run import Run
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)

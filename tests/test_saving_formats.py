@@ -3,14 +3,14 @@
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.interop.formats import FORMATS, format_of
+from tf_transformer.exports.formats import FORMATS, format_of
 from trainers import export
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
-    monkeypatch.setattr("tf_transformer.interop.litert._converted", lambda *_: b"a file")  # test_litert.py converts
+    monkeypatch.setattr("tf_transformer.exports.litert._converted", lambda *_: b"a file")  # test_litert.py converts
     if format.name == "ctranslate2":
         pytest.importorskip("ctranslate2")
     path = tmp_path / "name" / "1"

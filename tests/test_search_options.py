@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tf_transformer.serving.export import CONTRACT
+from tf_transformer.exports.contract import CONTRACT
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import tf_transformer as tt
+from tf_transformer.base.files import encoded
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.corpora.pairs import Source
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import MemorySource
-from tf_transformer.files import encoded
 
 PAIRS = 211
 BAD = (13, 89)  # their places

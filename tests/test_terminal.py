@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from programs import ROOT
 
-from tf_transformer.runs.callbacks import DevScore, DevText
-from tf_transformer.terminal import say
+from tf_transformer.base.terminal import say
+from tf_transformer.fitting.callbacks import DevScore, DevText
 from trainers import publishing
 
 
@@ -90,7 +90,7 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
     status, said, errors = program(f"{known}raise KeyError('own')")
     assert (status, said) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
-    stopped = "from tf_transformer.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
+    stopped = "from tf_transformer.base.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
     line = "\nstopped after saving step 7; start it again with the same options to go on\n"
     assert program(known + stopped) == (143, b"False\n", line)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
-from tf_transformer.serving import litert_client
+from tf_transformer.engines import litert_client
 from tf_transformer.text.tokenizer import beginnings, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from tf_transformer import files
+from tf_transformer.base import files
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.toy_corpus import corpus, write_corpus
 

@@ -22,7 +22,7 @@ import tf_transformer as tt
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.corpora.ids import Ids
-from tf_transformer.runs.callbacks import Checkpoints, Stopped
+from tf_transformer.fitting.callbacks import Checkpoints, Stopped
 from tf_transformer.runs.recipe import RECIPES, recipe_of
 from tf_transformer.runs.run import Run
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.serving.export import Root
-from tf_transformer.serving.publish import save_export
+from tf_transformer.exports.contract import Root
+from tf_transformer.exports.savedmodel import save_export
 from tf_transformer.text import text_model
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import EOS_ID
@@ -382,7 +382,7 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     }
     other = tt.load(tmp_path / "1", beam_size=7, export_options={"n_best": 3, "license": "MIT"})
     assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
-    monkeypatch.setattr("tf_transformer.interop.litert._converted", lambda *_: b"a file")
+    monkeypatch.setattr("tf_transformer.exports.litert._converted", lambda *_: b"a file")
     tt.load(tmp_path / "1").save(tmp_path / "litert", format="litert")
     written = json.loads((tmp_path / "litert/model.json").read_text())
     assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written

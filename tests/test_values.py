@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
+from tf_transformer.base.values import Count, Fact, Positive, Seed, checked, convert, folded
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.exports.contract import Export
+from tf_transformer.exports.savedmodel import publish
 from tf_transformer.parsing.corpus import mixed
 from tf_transformer.runs.recipe import recipe_of
-from tf_transformer.serving.export import Export
-from tf_transformer.serving.publish import publish
-from tf_transformer.values import Count, Fact, Positive, Seed, checked, convert, folded
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -257,7 +257,7 @@ def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
     }
     reading = re.compile("Corpus|Records|RecordBatches|Export|SavedTranslator|LiteRTTranslator")  # files, or tracing
     table = [(name, options) for name, _, options in functions() if not reading.search(name)]
-    table.append(("tf_transformer.text.translator.Translator.__init__", translator.options))
+    table.append(("tf_transformer.engines.translator.Translator.__init__", translator.options))
     for name, options in table:
         kind = resolved(name.removesuffix(".__init__"))
         if not inspect.isclass(kind):

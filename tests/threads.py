@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer" / "serving"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer" / "conformance"))
 from loader import Servable
 
 TEXTS = [

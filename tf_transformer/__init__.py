@@ -10,8 +10,8 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tf_transformer.base.version import __version__
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.version import __version__
 
 _LAZY = {
     "Adam": ("training", "Adam"),
@@ -19,21 +19,21 @@ _LAZY = {
     "average_weights": ("training", "average_weights"),
     "beam": ("beam", None),
     "bleu": ("evaluation.bleu", None),
-    "callbacks": ("runs.callbacks", None),
+    "callbacks": ("fitting.callbacks", None),
     "Cooldown": ("training", "Cooldown"),
     "Corpus": ("corpora.corpus", "Corpus"),
     "costs": ("evaluation.costs", None),
-    "ctranslate2": ("interop.ctranslate2", None),
+    "ctranslate2": ("exports.ctranslate2", None),
     "data": ("corpora.data", None),
     "distribution": ("distribution", None),
     "Ensemble": ("ensemble", "Ensemble"),
     "evalb": ("parsing.evalb", None),
-    "files": ("files", None),
+    "files": ("base.files", None),
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
-    "LiteRTTranslator": ("serving.litert_client", "LiteRTTranslator"),
+    "LiteRTTranslator": ("engines.litert_client", "LiteRTTranslator"),
     "load": ("loading", "load"),
-    "load_marian": ("interop.marian.files", "load_marian"),
+    "load_marian": ("families.marian.files", "load_marian"),
     "masks": ("masks", None),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
@@ -44,7 +44,7 @@ _LAZY = {
     "RECIPES": ("runs.recipe", "RECIPES"),
     "records": ("corpora.records", None),
     "run": ("runs.run", None),
-    "SavedTranslator": ("serving.saved_translator", "SavedTranslator"),
+    "SavedTranslator": ("engines.savedmodel", "SavedTranslator"),
     "search": ("text.search", None),
     "SmoothedCrossEntropy": ("training", "SmoothedCrossEntropy"),
     "sources": ("corpora.sources", None),
@@ -56,10 +56,10 @@ _LAZY = {
     "tokenizer": ("text.tokenizer", None),
     "toy_corpus": ("corpora.toy_corpus", None),
     "ToyCorpus": ("corpora.corpus", "ToyCorpus"),
-    "Trainer": ("runs.trainer", "Trainer"),
+    "Trainer": ("fitting.trainer", "Trainer"),
     "training": ("training", None),
     "Transformer": ("model", "Transformer"),
-    "Translator": ("text.translator", "Translator"),
+    "Translator": ("engines.translator", "Translator"),
     "treebank": ("parsing.treebank", None),
     "TreebankCorpus": ("parsing.corpus", "TreebankCorpus"),
     "visualize": ("evaluation.visualize", None),
@@ -71,10 +71,10 @@ __all__ = ["PRESETS", "BadInput", "TransformerConfig", "__version__", *_LAZY]
 if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer import beam as beam
     from tf_transformer import distribution as distribution
-    from tf_transformer import files as files
     from tf_transformer import layers as layers
     from tf_transformer import masks as masks
     from tf_transformer import training as training
+    from tf_transformer.base import files as files
     from tf_transformer.corpora import data as data
     from tf_transformer.corpora import records as records
     from tf_transformer.corpora import sources as sources
@@ -87,12 +87,17 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.corpora.corpus import ToyCorpus as ToyCorpus
     from tf_transformer.corpora.filters import Filters as Filters
     from tf_transformer.corpora.preparation import Preparation as Preparation
+    from tf_transformer.engines.litert_client import LiteRTTranslator as LiteRTTranslator
+    from tf_transformer.engines.savedmodel import SavedTranslator as SavedTranslator
+    from tf_transformer.engines.translator import Translator as Translator
     from tf_transformer.ensemble import Ensemble as Ensemble
     from tf_transformer.evaluation import bleu as bleu
     from tf_transformer.evaluation import costs as costs
     from tf_transformer.evaluation import visualize as visualize
-    from tf_transformer.interop import ctranslate2 as ctranslate2
-    from tf_transformer.interop.marian.files import load_marian as load_marian
+    from tf_transformer.exports import ctranslate2 as ctranslate2
+    from tf_transformer.families.marian.files import load_marian as load_marian
+    from tf_transformer.fitting import callbacks as callbacks
+    from tf_transformer.fitting.trainer import Trainer as Trainer
     from tf_transformer.loading import load as load
     from tf_transformer.model import AttentionScores as AttentionScores
     from tf_transformer.model import Transformer as Transformer
@@ -100,17 +105,12 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.parsing import treebank as treebank
     from tf_transformer.parsing.corpus import TreebankCorpus as TreebankCorpus
     from tf_transformer.parsing.parser import Parser as Parser
-    from tf_transformer.runs import callbacks as callbacks
     from tf_transformer.runs import run as run
     from tf_transformer.runs.recipe import RECIPES as RECIPES
     from tf_transformer.runs.recipe import Recipe as Recipe
-    from tf_transformer.runs.trainer import Trainer as Trainer
-    from tf_transformer.serving.litert_client import LiteRTTranslator as LiteRTTranslator
-    from tf_transformer.serving.saved_translator import SavedTranslator as SavedTranslator
     from tf_transformer.text import search as search
     from tf_transformer.text import tokenizer as tokenizer
     from tf_transformer.text.tokenizer import Tokenizer as Tokenizer
-    from tf_transformer.text.translator import Translator as Translator
     from tf_transformer.training import Adam as Adam
     from tf_transformer.training import Cooldown as Cooldown
     from tf_transformer.training import Perplexity as Perplexity
@@ -138,8 +138,8 @@ def __dir__() -> list[str]:
 def _register() -> None:
     """Register the classes with Keras, if it is loaded: of a .keras file it makes registered classes alone."""
     if "keras" in sys.modules:
-        families = pkgutil.iter_modules([os.path.join(path, "interop") for path in __path__])
-        for module in ("layers", "model", "training", *(f"interop.{one.name}.model" for one in families if one.ispkg)):
+        families = pkgutil.iter_modules([os.path.join(path, "families") for path in __path__])
+        for module in ("layers", "model", "training", *(f"families.{one.name}.model" for one in families if one.ispkg)):
             importlib.import_module(f"{__name__}.{module}")
 
 

@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from tf_transformer.type_names import Dtype
-from tf_transformer.values import BadInput as BadInput
-from tf_transformer.values import Count, Rate, between, check_fields, checked
+from tf_transformer.base.type_names import Dtype
+from tf_transformer.base.values import BadInput as BadInput
+from tf_transformer.base.values import Count, Rate, between, check_fields, checked
 
 Layers = Annotated[int, between(1, 10_000)]  # each is made at once
 Stored = Annotated[int, between(0, 2**63 - 1)]  # bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
-from tf_transformer.type_names import Tensor
 
 
 def strategy(devices: str | None = None) -> tf.distribute.Strategy:

@@ -5,11 +5,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 from tf_transformer.layers import DecoderCache
 from tf_transformer.masks import padding_mask
 from tf_transformer.model import Transformer
-from tf_transformer.type_names import Tensor
 
 
 class Ensemble(keras.Model):

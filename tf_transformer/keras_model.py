@@ -8,10 +8,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.layers.quantization import KeepsQuantized
-from tf_transformer.type_names import Tensor
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
     from tf_transformer.training_step import Model

@@ -7,11 +7,18 @@ from typing import Any
 
 import keras
 
+from tf_transformer.base.files import user_path
+from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, found_in, newest
+from tf_transformer.base.reading import check_h5, check_kinds, reading
+from tf_transformer.base.type_names import Folders
+from tf_transformer.base.values import Count, checked, shown
 from tf_transformer.config import BadInput
+from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
-from tf_transformer.files import user_path
-from tf_transformer.interop import hub
-from tf_transformer.interop.families import (
+from tf_transformer.exports.savedmodel import read_export
+from tf_transformer.families import hub
+from tf_transformer.families.family import Family
+from tf_transformer.families.registry import (
     FAMILIES,
     build_model,
     config_of,
@@ -20,21 +27,13 @@ from tf_transformer.interop.families import (
     load_tokenizer,
     tokenizer_of,
 )
-from tf_transformer.interop.family import Family
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
-from tf_transformer.reading import check_h5, check_kinds, reading
 from tf_transformer.runs.run import Run
-from tf_transformer.serving.folders import CTRANSLATE2, LITERT, find_saved_model, found_in
-from tf_transformer.serving.litert_client import newest
-from tf_transformer.serving.publish import read_export
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.text.translator import Translator
 from tf_transformer.training import average_weights
-from tf_transformer.type_names import Folders
-from tf_transformer.values import Count, checked, shown
 
 LIMITS = ("n_best", "max_beam_size", "max_length")  # arguments of `export` that are no options of a `Translator`
 
@@ -155,7 +154,7 @@ def from_pretrained(
     Args:
         name: its folder, or its name on the Hugging Face hub (`hub.folder_of`). A name without an owner is one of
             the family's owner, by default Helsinki-NLP, which has OPUS-MT's models.
-        family: the name of its family in `interop.families`; `None` means the one that recognizes its files.
+        family: the name of its family in `families.registry`; `None` means the one that recognizes its files.
         revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
             means the same files.
         options: of `Translator`; the default beam size is the checkpoint's.

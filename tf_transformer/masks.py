@@ -4,8 +4,8 @@ from typing import Any
 
 from keras import ops
 
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, checked
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Count, checked
 
 PAD_ID = 0
 

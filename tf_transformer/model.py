@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tf_transformer.base.type_names import Shape, Tensor
+from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.keras_model import KerasModel
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
 from tf_transformer.masks import padding_mask
-from tf_transformer.type_names import Shape, Tensor
-from tf_transformer.values import checked
 
 
 class AttentionScores(NamedTuple):

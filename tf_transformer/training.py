@@ -8,11 +8,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.files import user_path
+from tf_transformer.base.files import user_path
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import BadInput, Count, Positive, Rate, checked
 from tf_transformer.masks import padding_mask
 from tf_transformer.model import check_finite
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import BadInput, Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 from tf_transformer.distribution import is_a_worker, over_replicas
 from tf_transformer.masks import PAD_ID
-from tf_transformer.type_names import Tensor
 
 
 class Model(keras.Model):

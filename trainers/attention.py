@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.files import lines_in
+from tf_transformer.base.files import lines_in
 
 from .command import as_path, load_tensorflow, options, run_program
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_tensorflow()
     import tf_transformer as tt
-    from tf_transformer.serving.folders import saved_model_of
+    from tf_transformer.base.folders import saved_model_of
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")

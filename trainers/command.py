@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.base.files import user_path
+from tf_transformer.base.terminal import Stopped
 from tf_transformer.config import BadInput
-from tf_transformer.files import user_path
-from tf_transformer.terminal import Stopped
 from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS
 
 
@@ -162,7 +162,8 @@ def saved_model(folder: str | Path, args: argparse.Namespace, batch_size: int = 
         BadInput: languages are chosen, and a LiteRT export has one pair.
     """
     import tf_transformer as tt
-    from tf_transformer.serving.folders import is_litert, litert_translator, model_folder
+    from tf_transformer.base.folders import is_litert, model_folder
+    from tf_transformer.engines.litert import litert_translator
 
     languages, folder = chosen(vars(args), LANGUAGES), model_folder(folder)
     if is_litert(folder):

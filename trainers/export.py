@@ -8,7 +8,7 @@ watches the folder never sees it.
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.interop.formats import FORMATS
+from tf_transformer.exports.formats import FORMATS
 
 from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, run_program
 
@@ -51,11 +51,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(wrong)
     load_tensorflow()
     import tf_transformer as tt
+    from tf_transformer.base.reading import read_json
     from tf_transformer.corpora.corpus import languages_of
-    from tf_transformer.interop.families import load_tokenizer
+    from tf_transformer.exports import savedmodel as serving
+    from tf_transformer.families.registry import load_tokenizer
     from tf_transformer.loading import checkpoint_of
-    from tf_transformer.reading import read_json
-    from tf_transformer.serving import publish as serving
     from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
 
     from .publishing import language_facts, measured, read_dev, scores_of, search_of

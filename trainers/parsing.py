@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
+    from tf_transformer.exports.savedmodel import next_version
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of
-    from tf_transformer.serving.publish import next_version
 
     from .publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.base.files import remove_unfinished
 from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
-from tf_transformer.files import remove_unfinished
 
 from .command import quiet_stderr
 

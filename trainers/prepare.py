@@ -93,8 +93,8 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
 
 def source_of(args: argparse.Namespace) -> Any:
     """Where the pairs come from."""
+    from tf_transformer.base.files import user_path
     from tf_transformer.corpora import sources
-    from tf_transformer.files import user_path
 
     if args.tfds:
         return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
+from tf_transformer.base.files import encoded, lines_in, one_line, write_json
+from tf_transformer.base.reading import check_kinds, read_json, reading
 from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
+from tf_transformer.engines.translator import Translator
 from tf_transformer.evaluation import costs
-from tf_transformer.files import encoded, lines_in, one_line, write_json
+from tf_transformer.exports import savedmodel as serving
+from tf_transformer.exports.contract import Root
+from tf_transformer.fitting.trainer import Trainer
 from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
-from tf_transformer.reading import check_kinds, read_json, reading
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
-from tf_transformer.runs.trainer import Trainer
-from tf_transformer.serving import publish as serving
-from tf_transformer.serving.export import Root
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 from tf_transformer.text.tokenizer import LANGUAGES
-from tf_transformer.text.translator import Translator
 
 from .command import chosen
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.files import lines_in, lines_of, one_line, write_text
+from tf_transformer.base.files import lines_in, lines_of, one_line, write_text
 from tf_transformer.text.search_options import LANGUAGES
 
 from .command import (
@@ -76,7 +76,7 @@ def translate_file(args: argparse.Namespace) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
     """Translate many files into shards, on Apache Beam; those that are there are kept. `search` names its options."""
     import tf_transformer as tt
-    from tf_transformer.serving.folders import model_folder
+    from tf_transformer.base.folders import model_folder
 
     given = vars(args)
     threads = None if args.runner else threads_of_a_worker(args.workers)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.files import user_path
+from tf_transformer.base.files import user_path
 
 from .command import (
     add_search_options,
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
-    from tf_transformer.serving.publish import next_version
+    from tf_transformer.exports.savedmodel import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 

@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     import keras
 
     import tf_transformer as tt
+    from tf_transformer.base.reading import read_json, reading
     from tf_transformer.evaluation import table3
-    from tf_transformer.reading import read_json, reading
     from tf_transformer.runs.recipe import recipe_of
 
     from .publishing import averaged, changed, is_complete, search_of

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer import BadInput
+from tf_transformer.base.files import lines_of
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, PairCorpus
 from tf_transformer.corpora.ids import Batch, Batches
 from tf_transformer.corpora.pairs import Row
-from tf_transformer.files import lines_of
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 
 

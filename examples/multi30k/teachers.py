@@ -11,9 +11,9 @@ import tensorflow as tf
 from examples.multi30k.corpus import StagedCorpus, translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
+from tf_transformer.base.files import one_line, write_text
 from tf_transformer.corpora.pairs import lists_of
 from tf_transformer.corpora.text_files import check_text_pairs
-from tf_transformer.files import one_line, write_text
 from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
 from trainers.command import in_chunks

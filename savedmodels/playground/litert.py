@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from tf_transformer.serving.folders import litert_translator
+from tf_transformer.engines.litert import litert_translator
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))

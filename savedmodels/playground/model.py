@@ -12,9 +12,9 @@ import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
 from savedmodels.playground.litert import LiteRTExport
+from tf_transformer.base.folders import is_litert, is_version, model_folder
 from tf_transformer.config import BadInput
-from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.folders import is_litert, is_version, model_folder
+from tf_transformer.conformance.check import plainly_named
 
 DEFAULT_SIGNATURE = "serving_default"
 # Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.

@@ -17,13 +17,13 @@ import apache_beam as beam
 import portalocker
 from apache_beam.ml.inference.base import RunInference
 
+from tf_transformer.base.files import checksum, matching, new_file, user_path, write_json
+from tf_transformer.base.folders import is_litert, model_folder
+from tf_transformer.base.reading import read_json, reading
+from tf_transformer.base.values import Count, check_fields
 from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
-from tf_transformer.files import checksum, matching, new_file, user_path, write_json
-from tf_transformer.reading import read_json, reading
-from tf_transformer.serving.folders import is_litert, model_folder
-from tf_transformer.values import Count, check_fields
 
 SHARD_LINES = 10_000
 

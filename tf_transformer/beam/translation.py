@@ -13,13 +13,14 @@ import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
+from tf_transformer.base.files import encoded, one_line, user_path
+from tf_transformer.base.folders import is_litert, saved_model_of
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Count, between, check_fields, checked, convert
 from tf_transformer.config import BadInput
-from tf_transformer.files import encoded, one_line, user_path
-from tf_transformer.serving.check import plainly_named
-from tf_transformer.serving.folders import is_litert, litert_translator, saved_model_of
+from tf_transformer.conformance.check import plainly_named
+from tf_transformer.engines.litert import litert_translator
 from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS, problem
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, between, check_fields, checked, convert
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -204,7 +205,7 @@ class SavedModel:
         """The function `translate` with the options."""
         import tensorflow as tf
 
-        from tf_transformer.serving.saved_translator import spoken
+        from tf_transformer.engines.savedmodel import spoken
 
         method = self._method
         if not hasattr(self._model, "translate"):

@@ -10,6 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.base.files import checksum, user_path
+from tf_transformer.base.type_names import VocabularyKind
+from tf_transformer.base.values import Count, Natural, Seed, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data, toy_corpus
 from tf_transformer.corpora.ids import Batches, Ids, Order
@@ -17,12 +20,10 @@ from tf_transformer.corpora.pairs import Row, Source
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import MemorySource, TextSource, TfdsSource
 from tf_transformer.corpora.text_files import checksum_of_text
+from tf_transformer.engines.translator import Translator
 from tf_transformer.evaluation import bleu
-from tf_transformer.files import checksum, user_path
+from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import TextDecoder, VocabularyKind
-from tf_transformer.values import Count, Natural, Seed, check_fields, checked
 
 Texts = tuple[list[str], list[str]]  # sources and their references
 Files = Sequence[str | os.PathLike[str]]

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer.base.files import encoded
+from tf_transformer.base.terminal import say
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Count, Seed, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
 from tf_transformer.corpora.pairs import Row, Text
@@ -18,12 +22,8 @@ from tf_transformer.corpora.sources import TextSource
 from tf_transformer.corpora.text_files import Paths, file_pairs
 from tf_transformer.corpora.text_files import check_text_pairs as check_text_pairs
 from tf_transformer.corpora.text_files import read_text_pairs as read_text_pairs
-from tf_transformer.files import encoded
 from tf_transformer.masks import PAD_ID
-from tf_transformer.terminal import say
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, Seed, checked
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 CHUNK = 2_048  # pairs that are tokenized together

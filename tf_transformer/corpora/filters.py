@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.values import Kind, check_fields
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
-from tf_transformer.values import Kind, check_fields
 
 Ratio = Annotated[float, Kind("a number of at least 1", lambda number: number >= 1)]
 _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u4")])  # 24 bytes a pair

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_transformer.base.files import checksum, new_folder
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, new_folder
 from tf_transformer.masks import PAD_ID
 
 BOS_ID, EOS_ID = 1, 2  # as the tokenizer has them

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from tf_transformer.base.files import encoded
+from tf_transformer.base.values import Natural, between, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.text_files import line_problem
-from tf_transformer.files import encoded
-from tf_transformer.values import Natural, between, check_fields, checked
 
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
 PairsOfPart = Annotated[int, between(1, 2**63 - 1)]

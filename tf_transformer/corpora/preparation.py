@@ -16,15 +16,15 @@ import numpy as np
 import portalocker
 import tensorflow as tf
 
+from tf_transformer.base.files import checksum, new_file, user_path, write_json
+from tf_transformer.base.reading import read_json
+from tf_transformer.base.values import Count, check_fields
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
 from tf_transformer.corpora.pairs import Part, Source
 from tf_transformer.corpora.records import check_shard
-from tf_transformer.files import checksum, new_file, user_path, write_json
-from tf_transformer.reading import read_json
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.values import Count, check_fields
 
 READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import numpy as np
 
+from tf_transformer.base.files import new_file, open_text, user_path
+from tf_transformer.base.values import between, checked
 from tf_transformer.config import BadInput
-from tf_transformer.files import new_file, open_text, user_path
-from tf_transformer.values import between, checked
 
 Lines = Annotated[int, between(1, 2**63 - 1)]
 _BLOCK = 1 << 22  # bytes read at a time

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer.base.files import checksum, user_path
+from tf_transformer.base.reading import check_kinds, read_json, reading
+from tf_transformer.base.values import Count, Natural, Seed, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import Summary, dataset
 from tf_transformer.corpora.ids import Batch, Batches, Order, batch_sizes, batches_of, bucket_bounds, collected
-from tf_transformer.files import checksum, user_path
-from tf_transformer.reading import check_kinds, read_json, reading
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.values import Count, Natural, Seed, checked
 
 SHARD_LINES = 100_000
 BLOCK_SHARDS = 8  # shards that are shuffled together in memory

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.files import encoded, lines_of, matching, user_path
+from tf_transformer.base.reading import reading
+from tf_transformer.base.values import check_fields, checked, shown
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.pairs import Pair, PairsOfPart, Row, Text, even_parts
 from tf_transformer.corpora.pairs import Part as Part
 from tf_transformer.corpora.pairs import Source as Source
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 from tf_transformer.corpora.text_files import checksum_of_text, unequal
-from tf_transformer.extras import import_extra
-from tf_transformer.files import encoded, lines_of, matching, user_path
-from tf_transformer.reading import reading
 from tf_transformer.text.tokenizer import check_symbols, sentences
-from tf_transformer.values import check_fields, checked, shown
 
 MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
 

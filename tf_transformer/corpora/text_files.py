@@ -6,9 +6,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tf_transformer.base.files import lines_of, open_text, user_path
+from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput
-from tf_transformer.files import lines_of, open_text, user_path
-from tf_transformer.values import checked
 
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"

@@ -9,9 +9,9 @@ import gzip
 import os
 from pathlib import Path
 
+from tf_transformer.base.files import user_path, write_text
+from tf_transformer.base.values import Natural, checked
 from tf_transformer.config import BadInput
-from tf_transformer.files import user_path, write_text
-from tf_transformer.values import Natural, checked
 
 FILE = Path(__file__).with_name("toy_corpus.tsv.gz")  # a pair a line: those of train, then of dev, then of test
 SIZES = {"train": 25_000, "dev": 500, "test": 500}

@@ -15,8 +15,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+from tf_transformer.base.values import between, checked
 from tf_transformer.config import BadInput
-from tf_transformer.values import between, checked
 
 Texts = Iterable[str]
 Samples = Annotated[int, between(1, 100_000)]  # memory grows with them

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from tf_transformer.base.type_names import Shape, Tensor
+from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
-from tf_transformer.type_names import Shape, Tensor
-from tf_transformer.values import Count, Rate, checked
 
 SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from tf_transformer.base.type_names import Shape, Tensor
+from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, masked_attention
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, causal_mask, last_allowed
-from tf_transformer.type_names import Shape, Tensor
-from tf_transformer.values import Count, Rate, checked
 
 
 class DecoderCache(NamedTuple):

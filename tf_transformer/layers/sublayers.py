@@ -4,14 +4,14 @@ from typing import Any
 
 import keras
 
+from tf_transformer.base.type_names import Shape, Tensor
+from tf_transformer.base.values import Count, Positive, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
-from tf_transformer.type_names import Shape, Tensor
-from tf_transformer.values import Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

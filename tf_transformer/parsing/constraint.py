@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
-from tf_transformer.type_names import Tensor
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids

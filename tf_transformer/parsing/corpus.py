@@ -5,17 +5,18 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
+from tf_transformer.base.files import user_path
+from tf_transformer.base.type_names import VocabularyKind
+from tf_transformer.base.values import Count, Kind, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
 from tf_transformer.corpora.sources import MemorySource
-from tf_transformer.files import user_path
+from tf_transformer.engines.translator import Translator
 from tf_transformer.parsing import evalb, treebank
 from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
+from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.tokenizer import Tokenizer
-from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import TextDecoder, VocabularyKind
-from tf_transformer.values import Count, Kind, checked
 
 # A list of gold trees is as many times as long as the ratio is small.
 Ratio = Annotated[float, Kind("a number from 0.001 to 1,000", lambda number: 0.001 <= number <= 1_000)]

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tf_transformer.base.values import shown
 from tf_transformer.config import BadInput
 from tf_transformer.parsing.treebank import ROOTS, base_label, words_of
-from tf_transformer.values import shown
 
 if TYPE_CHECKING:
     from nltk import Tree

@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Dtype, Folders, Tensor
+from tf_transformer.base.values import Count, checked
 from tf_transformer.config import BadInput
+from tf_transformer.engines.translator import Translator
+from tf_transformer.exports.contract import ParserExport
+from tf_transformer.exports.savedmodel import save_export
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.serving.export import ParserExport
-from tf_transformer.serving.publish import save_export
 from tf_transformer.text.batching import by_batch, check_length
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
-from tf_transformer.text.translator import Translator
-from tf_transformer.type_names import Dtype, Folders, Tensor
-from tf_transformer.values import Count, checked
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
@@ -259,7 +259,7 @@ class Parser(SetOnce):
 
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
-        """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.publish.save_export` does."""
+        """Write a SavedModel of the serving contract (savedmodels/README.md), as `exports.savedmodel` does."""
         save_export(self.export(**facts), path, checked)
 
     def export(self, **facts: Any) -> ParserExport:

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.files import lines_of, user_path
+from tf_transformer.base.values import shown
 from tf_transformer.config import BadInput
-from tf_transformer.extras import import_extra
-from tf_transformer.files import lines_of, user_path
-from tf_transformer.values import shown
 
 if TYPE_CHECKING:
     from nltk import Tree

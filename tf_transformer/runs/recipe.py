@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
+from tf_transformer.base.type_names import VocabularyKind
+from tf_transformer.base.values import Count, Natural, Positive, Seed, between, check_fields, checked
 from tf_transformer.config import PRESETS, BadInput
-from tf_transformer.type_names import VocabularyKind
-from tf_transformer.values import Count, Natural, Positive, Seed, between, check_fields, checked
 
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)

@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import portalocker
 
+from tf_transformer.base.files import checksum, flush, user_path, write_json, write_text
+from tf_transformer.base.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
+from tf_transformer.base.terminal import say
+from tf_transformer.base.values import Count, Natural, checked
 from tf_transformer.config import BadInput
-from tf_transformer.files import checksum, flush, user_path, write_json, write_text
 from tf_transformer.layers.int8 import wake_adapters
-from tf_transformer.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
-from tf_transformer.terminal import say
-from tf_transformer.values import Count, Natural, checked
 
 VERSION = 2  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, log_sum_exp, restricted, top_k
-from tf_transformer.type_names import Tensor
 
 
 class Hypotheses(NamedTuple):

@@ -4,9 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.layers import KeyValue
 from tf_transformer.text.search import Decoder
-from tf_transformer.type_names import Tensor, TextDecoder
+from tf_transformer.text.text_decoder import TextDecoder
 
 
 class SearchKeyValue(KeyValue):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, checked
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Count, checked
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Count, Natural, Positive, Seed, checked
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.logits import IMPOSSIBLE, RULES, Prefixes, restricted
 from tf_transformer.text.search import SearchProblem
 from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.type_names import Tensor
-from tf_transformer.values import Count, Natural, Positive, Seed, checked
 
 
 @checked

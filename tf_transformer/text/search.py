@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_transformer.base.values import Count, checked
 from tf_transformer.text.beams import BeamState, Finished, Hypotheses, Rows, Step, Symbols, extend, penalty, results_of
 from tf_transformer.text.logits import IMPOSSIBLE, RULES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
-from tf_transformer.values import Count, checked
 
 STEPS = 16  # a full cache gets slots for this many more steps
 ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from tf_transformer.values import BadInput, between, number, shown, whole
+from tf_transformer.base.values import BadInput, between, number, shown, whole
 
 Beams = Annotated[int, between(1, 1_024)]  # in Python; arrays grow with them
 LONGEST = 10_000  # symbols of an output; beyond that, no limit would be a search without an end

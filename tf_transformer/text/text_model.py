@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
@@ -17,9 +19,8 @@ from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
+from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, text_tensor
-from tf_transformer.type_names import Tensor, TextDecoder
-from tf_transformer.values import Natural, checked
 
 FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
 

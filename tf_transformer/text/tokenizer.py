@@ -12,14 +12,14 @@ import numpy as np
 import sentencepiece
 import tensorflow as tf
 
+from tf_transformer.base.files import encoded, lines_of, new_file, user_path
+from tf_transformer.base.reading import read_bytes
+from tf_transformer.base.type_names import Tensor, VocabularyKind
+from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
 from tf_transformer.config import BadInput
-from tf_transformer.files import encoded, lines_of, new_file, user_path
 from tf_transformer.masks import PAD_ID
-from tf_transformer.reading import read_bytes
 from tf_transformer.text.search_options import LANGUAGES as LANGUAGES
 from tf_transformer.text.search_options import check_languages as check_languages
-from tf_transformer.type_names import Tensor, VocabularyKind
-from tf_transformer.values import MOST, Count, Natural, between, checked, shown
 
 try:
     import tensorflow_text

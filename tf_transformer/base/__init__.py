@@ -1,0 +1,1 @@
+"""What every room needs: values, files, messages, types."""

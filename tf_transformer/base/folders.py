@@ -1,0 +1,87 @@
+"""What a folder of a model holds: a SavedModel or a LiteRT export, or versions of one. It loads no TensorFlow."""
+
+import os
+import re
+from pathlib import Path
+
+from tf_transformer.base.files import user_path
+from tf_transformer.base.reading import read_json
+from tf_transformer.base.values import BadInput
+
+VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
+SAVED_MODEL, LITERT, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.bin"
+RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
+CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
+OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
+    SAVED_MODEL: "a SavedModel, {}, which tt.load and tt.SavedTranslator open",
+    LITERT: "a LiteRT export, {}, which tt.LiteRTTranslator opens",
+    CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
+    "records.json": "prepared records, {}, which tt.PreparedCorpus opens",
+    "source.spm": CHECKPOINT,
+    "sentencepiece.bpe.model": CHECKPOINT,
+}
+
+
+def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
+    """What is in a folder that lacks the files that were `wanted`, and what opens it: the end of an error's line."""
+    folder = user_path(path)
+    if not folder.is_dir():
+        return f"found {'a file, no folder,' if folder.exists() else 'nothing'} at {folder}"
+    for file, what in OPENED_BY.items():
+        if file not in wanted and (found := newest(folder, file)):
+            return f"got {what.format(found)}"
+    if (folder / "config.json").is_file() and "recipe" in read_json(folder / "config.json"):
+        return f"got {RUN.format(folder)}"
+    return f"found no {' or '.join(wanted)} in {folder}"
+
+
+def versions(path: Path) -> list[Path]:
+    """The versions in a model's folder, those in folders named by a number, the newest first."""
+    found = [folder for folder in path.iterdir() if VERSION.fullmatch(folder.name)] if path.is_dir() else []
+    return sorted(found, key=lambda folder: (int(folder.name), folder.name), reverse=True)
+
+
+def newest(path: Path, *files: str) -> Path | None:
+    """The folder that has one of the files: `path` itself, or the newest of its versions; `None` if none has."""
+    folders = (path, *versions(path))
+    return next((folder for folder in folders if any((folder / name).is_file() for name in files)), None)
+
+
+def is_version(name: str) -> bool:
+    """Whether a folder of this name is a version for a server: an integer of 64 bits."""
+    return bool(VERSION.fullmatch(name))
+
+
+def is_litert(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder, or the newest of the versions in it, is a LiteRT export. A folder elsewhere, such as
+    gs://bucket/model, never is."""
+    found = None if "://" in os.fspath(path) else newest(user_path(path), SAVED_MODEL, LITERT)
+    return found is not None and (found / LITERT).is_file()
+
+
+def model_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a SavedModel or of a LiteRT export: `path` itself, or the newest of the versions in it.
+
+    Raises:
+        BadInput: there is neither.
+    """
+    if found := newest(user_path(path), SAVED_MODEL, LITERT):
+        return found
+    what = "expected the folder of a SavedModel or a LiteRT export, or of its versions"
+    raise BadInput(f"{what}, {found_in(path, SAVED_MODEL, LITERT)}")
+
+
+def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of a SavedModel: `path` itself, or the newest of the versions in it; `None` if there is none."""
+    return newest(user_path(path), SAVED_MODEL)
+
+
+def saved_model_of(path: str | os.PathLike[str]) -> Path:
+    """As `find_saved_model`.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if found := find_saved_model(path):
+        return found
+    raise BadInput(f"expected the folder of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")

@@ -1,0 +1,1 @@
+"""Strings in, answers out: a translator, a SavedModel, a LiteRT export."""

@@ -1,0 +1,367 @@
+"""Translate with a LiteRT folder. Needs ai-edge-litert, sentencepiece and NumPy, neither TensorFlow nor this package.
+
+    python litert_client.py FOLDER < text
+
+prints the translation of each line; with --n-best, lines of number, score and translation, best first. The file also
+runs alone, copied elsewhere: it imports nothing of this package.
+"""
+
+import argparse
+import codecs
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import numbers
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+NO_OPTIONS = ("source", "n_best")  # inputs of the file
+MODEL = "model.tflite"
+CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
+BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
+CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+STANDARD_ERROR = threading.Lock()  # which the whole process shares
+
+
+class Translation(NamedTuple):
+    """One of the best translations of a text."""
+
+    text: str
+    score: float  # log-probability / length penalty
+    log_prob: float
+    finished: bool  # the end symbol was reached
+    length: int  # its symbols, without the end symbol
+
+
+class LiteRTTranslator:
+    """Calls the model of a folder that `Translator.save(path, format="litert")` wrote.
+
+    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time:
+    threads that share it wait for each other, those with an object each do not.
+
+    Args:
+        path: the folder, or that of its versions, which means the newest.
+        threads: of the engine.
+
+    Attributes:
+        facts: the contents of model.json.
+        options: what a call may change, with the defaults of the model.
+
+    Raises:
+        FileNotFoundError: the folder lacks a file.
+        ValueError: a file holds something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        folder = Path(os.path.expanduser(path))
+        path = _newest(folder)
+        for name in (MODEL, "model.json"):
+            if not (path / name).is_file():
+                message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"
+                raise FileNotFoundError(message)
+        file = path / MODEL
+        with _reading(path):
+            self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
+            self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
+            _check(file, self.facts["sha256"])
+        with _quiet(), _reading(path):
+            Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
+            model = _compiled(str(file), threads)
+            signatures = [_Signature(model, name) for name in model.get_signature_list()]
+        self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+        self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
+        with _reading(path):
+            dtypes = self._signatures[-1].dtypes
+            self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
+            self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
+            self._signatures[0]([self._end], self.options | {"n_best": 1})
+
+    @overload  # a string is an iterable of strings, too
+    def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, texts: Iterable[str | bytes], **options: float) -> list[str]: ...
+
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: float) -> str | list[str]:
+        """The best translation of each text. One text gives a string, an iterable a list.
+
+        Args:
+            texts: UTF-8; bytes that are none count as white space.
+            options: see `options`.
+        """
+        if isinstance(texts, str | bytes):
+            return self.n_best(texts, 1, **options)[0].text
+        return [self.n_best(text, 1, **options)[0].text for text in texts]
+
+    def n_best(self, text: str | bytes, n: int, **options: float) -> list[Translation]:
+        """The n best translations of a text, best first; at most beam_size, and at least one.
+
+        Raises:
+            TypeError: there is no such option, a value is no number, or the text no string.
+        """
+        found = self._search(text, n, options)
+        used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
+        columns = [found[name][:used].tolist() for name in ("scores", "log_probs", "finished")]
+        return [
+            Translation(self.text(ids), score, log_prob, finished, len(ids) - finished)
+            for ids, score, log_prob, finished in zip(_outputs(found)[:used], *columns, strict=True)
+        ]
+
+    def ids(self, text: str | bytes, n: int, **options: float) -> list[list[int]]:
+        """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
+        return _outputs(self._search(text, n, options))[: max(n, 1)]
+
+    def source_ids(self, text: str | bytes) -> list[int]:
+        """The ids of a text, without its end symbol; more than max_source_length are not read. Of a huge text they are
+        those of its beginning, which are more: what comes after 64 bytes a token would take memory for nothing."""
+        most, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
+        if len(text) * 4 > most and len(content := text.encode()) > most:
+            plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
+            text = plain[:most].decode("utf-8", "ignore")
+        return self._tokenizer.encode(text)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of an output's ids."""
+        return self._tokenizer.decode(ids)
+
+    def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
+        """The outputs of the shortest signature that has room."""
+        if unknown := options.keys() - self.options.keys():
+            names = ", ".join(self.options)
+            raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
+        ids, most = self.source_ids(text), self._signatures[-1].tokens
+        if len(ids) > most:
+            warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
+        read = [*ids[:most], self._end]
+        for name, value in options.items():
+            if not isinstance(value, numbers.Real):
+                raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
+        given = {name: value for name, value in options.items() if value == value}  # NaN means the default
+        values = self.options | given | {"n_best": max(n, 1)}
+        fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
+        with self._alone:
+            found = fitting[0](read, values)
+            if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
+                limit = min(len(read) - 1 + self._extra_length, values["max_length"])
+                found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
+        return found
+
+
+class _Signature:
+    """A function of the file.
+
+    Attributes:
+        tokens: of the longest source, without its end symbol.
+        steps: symbols of the longest output, its end symbol included; an output that needs more is empty.
+        dtypes: of the inputs, by name.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        inputs, outputs = model.get_input_tensor_details(name), model.get_output_tensor_details(name)
+        self.tokens = inputs["source"]["shape"][1] - 1
+        self.steps = outputs["ids"]["shape"][1]
+        self.dtypes = {each: np.dtype(details["dtype"]) for each, details in inputs.items()}
+        self._inputs = {each: model.create_input_buffer_by_name(name, each) for each in inputs}
+        self._outputs = {each: model.create_output_buffer_by_name(name, each) for each in outputs}
+        self._results = [
+            (each, math.prod(details["shape"]), np.dtype(details["dtype"]), details["shape"])
+            for each, details in outputs.items()
+        ]
+        self._run = functools.partial(model.run_by_name, name, self._inputs, self._outputs)
+        self._write([], dict.fromkeys(inputs, 0))  # the first time, the engine looks for accelerators once more
+
+    def _write(self, source: list[int], values: Mapping[str, float]) -> None:
+        padded = source + [0] * (self.tokens + 1 - len(source))
+        for name, buffer in self._inputs.items():
+            dtype = self.dtypes[name]
+            buffer.write(np.array(padded if name == "source" else [_within(values[name], dtype)], dtype))
+
+    def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """The outputs for a source with its end symbol and the values of the other inputs."""
+        self._write(source, values)
+        self._run()
+        return {
+            name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in self._results
+        }
+
+
+def _within(value: float, dtype: np.dtype) -> float:
+    """A value, or the nearest one that the dtype can hold. The file clips it further."""
+    most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
+    return min(max(value, -most), most)
+
+
+def _check(file: Path, expected: str) -> None:
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(f"{file.name} with SHA-256 {found}, where model.json says {expected}")
+
+
+def _compiled(file: str, threads: int) -> Any:
+    """The engine's model, whose signatures share one packed copy of the weights where the system allows it."""
+    from ai_edge_litert.compiled_model import CompiledModel
+    from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+    from ai_edge_litert.options import CpuOptions, Options
+
+    cpu = CpuOptions(num_threads=threads, xnnpack_weight_cache_path=":memory" * (sys.platform == "linux"))
+    return CompiledModel.from_file(file, options=Options(HardwareAccelerator.CPU, cpu))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What Python and the engine raise in this block, about the contents of a folder, as `ValueError` in one line."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without messages of C++ on standard error: the engine lists there each accelerator that it does not find."""
+    if sys.__stderr__ is None:  # there is none, as in a service: its number may be that of another file
+        yield
+        return
+    with STANDARD_ERROR:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nothing)
+
+
+def _newest(path: Path) -> Path:
+    """`path` itself if it is an export, else the newest of its versions, those in folders named by a number."""
+    versions = [] if (path / MODEL).is_file() else [one for one in path.glob("[0-9]*") if one.name.isdecimal()]
+    return max((one for one in versions if (one / MODEL).is_file()), key=lambda one: int(one.name), default=path)
+
+
+def _outputs(found: dict[str, np.ndarray]) -> list[list[int]]:
+    """The ids of each output, without the zeros that follow."""
+    return [ids[:length].tolist() for ids, length in zip(found["ids"], found["lengths"], strict=True)]
+
+
+class _SentencePiece:
+    """A vocabulary that SentencePiece numbers itself, for both sides."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = _engine(folder / "tokenizer.model")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._engine.encode(text.translate(CONTROLS)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._engine.decode([id for id in ids if id > self._engine.eos_id()]))
+
+
+class _Pieces:
+    """The SentencePiece models of both sides, whose pieces have other numbers in vocabulary.json and, for sources, in
+    source_vocabulary.json if there is one."""
+
+    UNKNOWN = 3  # the first id of a piece; those before are control symbols
+
+    def __init__(self, folder: Path) -> None:
+        self._engine, target = (_engine(folder / name) for name in ("source.spm", "target.spm"))
+        pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        own = folder / "source_vocabulary.json"
+        sources = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else pieces
+        self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
+        speller = target if own.is_file() else self._engine
+        self._texts = [b"" if id <= self.UNKNOWN else _spelling(piece, speller) for id, piece in enumerate(pieces)]
+
+    def encode(self, text: str) -> list[int]:
+        text = text.rstrip()  # whatever white space it is; SentencePiece leaves out spaces alone
+        code = CODE.match(text)
+        pieces = [code[0]] if code else []
+        pieces += self._engine.encode(text[code.end() :] if code else text, out_type=str)
+        return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._texts[id] for id in ids).strip().decode("utf-8", "replace")
+
+
+def _spelling(piece: str, engine: Any) -> bytes:
+    """The text of a piece: one byte for a byte piece, nothing for a control symbol."""
+    id = engine.piece_to_id(piece)
+    if engine.is_byte(id):
+        return bytes([int(piece[1:-1], 16)])
+    return b"" if engine.is_control(id) else piece.replace("\u2581", " ").encode()
+
+
+def _engine(path: Path) -> Any:
+    import sentencepiece
+
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a SentencePiece model, found none at {path}")
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def _text(text: str | bytes) -> str:
+    """A text in which each part that is not UTF-8 is a space."""
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"texts: expected strings, got {text!r}"[:200])
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return content.decode("utf-8", "as_space")
+
+
+codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
+
+
+def option(text: str) -> tuple[str, float]:
+    """NAME=VALUE as name and number."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="of a LiteRT export, e.g. litert/demo/1; of litert/demo the newest")
+    parser.add_argument("--n-best", type=int, help="how many translations of each text")
+    what = "an option of the search, such as length_penalty=1; may be repeated (the model's)"
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the engine (1)")
+    args = parser.parse_args(argv)
+    for name in ("n_best", "threads"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
+
+    translator, options = LiteRTTranslator(args.folder, args.threads), dict(args.option)
+    for i, line in enumerate(sys.stdin.buffer):
+        text = (line if i else line.removeprefix(codecs.BOM_UTF8)).rstrip(b"\r\n")
+        for one in translator.n_best(text, args.n_best or 1, **options):
+            place = f"{i}\t{one.score:.4f}\t" if args.n_best else ""
+            sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        main()
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

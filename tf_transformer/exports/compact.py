@@ -1,0 +1,166 @@
+"""Makes the graph of a SavedModel small, for a server copies all of it several times: when it loads, and at the first
+request of each signature.
+
+TensorFlow traces a constant, or the shape of a tensor, as often as Python asks for it, and names each node after its
+whole scope. The rewritten functions compute the same with half as many nodes, which have short names.
+"""
+
+import collections
+import copy
+import re
+from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
+from typing import Any
+
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.saved_model.fingerprinting_utils import write_fingerprint
+
+from tf_transformer.exports.sizes import KnownSizes
+
+
+def compact(folder: Path) -> None:
+    """Rewrite the functions of a SavedModel, whose outputs stay the same bit for bit.
+
+    Args:
+        folder: holds saved_model.pb and fingerprint.pb. Signatures, variables, functions, and nodes outside of
+            functions keep their names.
+    """
+    file = folder / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for graph in saved.meta_graphs:
+        inputs = {name for signature in graph.signature_def.values() for name in signature.inputs}
+        for function in graph.graph_def.library.function:
+            _merge(function)
+            _rename(function, inputs)
+        _drop_reads(graph.graph_def)
+    file.write_bytes(saved.SerializeToString())
+    write_fingerprint(str(folder))
+
+
+def _drop_reads(graph: Any) -> None:
+    """TensorFlow reads each variable outside of functions, too, and uses none of that."""
+    used = {_producer(source) for node in graph.node for source in node.input}
+    nodes = [copy.deepcopy(node) for node in graph.node if node.op != "ReadVariableOp" or node.name in used]
+    for node in nodes:
+        _drop_notes(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _drop_notes(node: Any) -> None:
+    """What TensorFlow infers again, shows to people alone, or needs for gradients."""
+    node.attr.pop("_output_shapes", None)
+    node.attr.pop("_gradient_op_type", None)  # of a function that the file lacks: a warning whenever Python loads it
+    node.ClearField("experimental_debug_info")
+
+
+def _merge(function: Any) -> None:
+    """Keep one of several nodes that compute the same from the same, and only what outputs or side effects need."""
+    same: dict[str, str] = {}  # by a node's name, that of the node that replaces it
+    first: dict[Any, str] = {}  # by what a node computes, the first node that does
+    kept: dict[str, Any] = {}
+    needed, sizes = [], KnownSizes()
+    for node in _sorted(function.node_def):
+        _set_inputs(node, same)
+        if equal := sizes.add(node):
+            same[node.name] = equal
+            continue
+        _drop_notes(node)
+        if _is_pure(node):
+            attributes = sorted(
+                (name, value.SerializeToString(deterministic=True)) for name, value in node.attr.items()
+            )
+            key = (node.op, node.device, tuple(node.input), tuple(attributes))
+            if first.setdefault(key, node.name) != node.name:
+                same[node.name] = first[key]
+                continue
+        elif node.op != "ReadVariableOp":
+            needed.append(node.name)
+        kept[node.name] = node
+    _set_results(function, same)
+    needed += [_producer(source) for source in (*function.ret.values(), *function.control_ret.values())]
+    live = set()
+    while needed:
+        name = needed.pop()
+        if name in kept and name not in live:
+            live.add(name)
+            needed += map(_producer, kept[name].input)
+    nodes = [copy.deepcopy(node) for name, node in kept.items() if name in live]
+    del function.node_def[:]
+    function.node_def.extend(nodes)
+
+
+def _rename(function: Any, inputs: Set[str]) -> None:
+    """Short names: of nodes by their operation, of arguments and results by their place. Nothing outside uses them, but
+    messages to a client name the inputs of signatures, which stay."""
+    arguments, results = function.signature.input_arg, function.signature.output_arg
+    names = {
+        argument.name: argument.name if argument.name in inputs else f"in{place}"
+        for place, argument in enumerate(arguments)
+    }
+    counts: collections.Counter[str] = collections.Counter()
+    for node in function.node_def:
+        stem = re.sub("[^A-Za-z0-9]", "", node.op)[:9]
+        counts[stem] += 1
+        names[node.name] = f"{stem}_{counts[stem]}"
+    for node in function.node_def:
+        _set_inputs(node, names)
+        node.name = names[node.name]
+    _set_results(function, names)
+    outputs = {result.name: f"out{place}" for place, result in enumerate(results)}
+    sources = {outputs[name]: source for name, source in function.ret.items()}
+    function.ret.clear()
+    function.ret.update(sources)
+    for ports, new in ((arguments, names), (results, outputs)):
+        for port in ports:
+            port.name = new[port.name]
+            port.ClearField("handle_data")  # shapes of variables, which their own nodes have, too
+    function.arg_attr.clear()
+
+
+def _set_inputs(node: Any, names: dict[str, str]) -> None:
+    """Rename the inputs of a node. Control inputs are a set, which comes last."""
+    inputs = [_renamed(source, names) for source in node.input]
+    data = [source for source in inputs if source[0] != "^"]
+    node.input[:] = data + sorted({source for source in inputs if source[0] == "^"})
+
+
+def _set_results(function: Any, names: dict[str, str]) -> None:
+    for results in (function.ret, function.control_ret):
+        for name, source in list(results.items()):
+            results[name] = _renamed(source, names)
+
+
+def _renamed(source: str, names: dict[str, str]) -> str:
+    """A source "^node", "node", "node:output:place" or "argument", with another name."""
+    name = _producer(source)
+    return source.replace(name, names.get(name, name), 1)
+
+
+def _producer(source: str) -> str:
+    return source.removeprefix("^").partition(":")[0]
+
+
+def _is_pure(node: Any) -> bool:
+    """Whether a node always computes the same from the same, and does nothing else."""
+    definition = op_def_registry.get(node.op)
+    return definition is not None and not definition.is_stateful
+
+
+def _sorted(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, each after its inputs."""
+    by_name, done = {node.name: node for node in nodes}, set()
+    for node in by_name.values():
+        waiting = [(node.name, iter(node.input))] if node.name not in done else []
+        done.add(node.name)
+        while waiting:
+            name, inputs = waiting[-1]
+            sources = map(_producer, inputs)
+            source = next((each for each in sources if each in by_name and each not in done), None)
+            if source is None:
+                waiting.pop()
+                yield by_name[name]
+            else:
+                done.add(source)
+                waiting.append((source, iter(by_name[source].input)))

@@ -1,0 +1,262 @@
+"""Export to CTranslate2 (https://opennmt.net/CTranslate2), an inference engine for CPUs and GPUs with 8-bit and 16-bit
+weights. Needs `pip install "tf-transformer[ctranslate2]"`.
+
+Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
+the end symbol; ours divides by ((5 + length) / 6)^length_penalty, with it. And it stops by another rule. With
+`length_penalty=0`, and infinite patience here, both find the same outputs.
+
+Two of its defaults differ, too. `min_decoding_length=1` forbids the empty output; here that is `min_length=2`, which
+counts the end symbol. `max_decoding_length=256` holds for every sentence; here the limit is the source's length + 50.
+"""
+
+import os
+from typing import Any, Literal, get_args
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.files import new_folder
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import checked
+from tf_transformer.config import BadInput
+from tf_transformer.engines.translator import Translator
+from tf_transformer.ensemble import Ensemble
+from tf_transformer.families.registry import FAMILIES
+from tf_transformer.layers import (
+    AddAndNorm,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    PositionalEmbedding,
+)
+from tf_transformer.layers.int8 import is_int8
+from tf_transformer.model import Transformer, check_finite
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+
+Quantization = Literal["int8", "int16", "float16", "bfloat16"]
+QUANTIZATIONS = get_args(Quantization)
+RULED_OUT = -1e4  # a logit; finite in 16 bits, too
+MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 1,024 tokens if not told otherwise
+
+
+@checked
+def save(translator: Translator, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
+    """Write a model folder for `ctranslate2.Translator`, whole or not at all.
+
+    The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,
+    the SentencePiece model, or source.spm and target.spm of a pretrained model that has two; a code such as ">>fra<<"
+    is a piece of its own before the text's pieces. With two vocabularies there are source_vocabulary.json and
+    target_vocabulary.json. A model of several languages has sentencepiece.bpe.model. It takes the piece of a language,
+    such as "__en__" or "eng_Latn", before the source's pieces, and that of another as `target_prefix`. Sources are
+    lists of SentencePiece's pieces; CTranslate2 adds the end symbol:
+
+        sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
+        result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
+        sp.decode(result[0].hypotheses[0])
+
+    For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
+    max_length: beyond it CTranslate2 raises RuntimeError.
+
+    Args:
+        translator: a `Translator`; only its model and tokenizer are written, since beam size and length penalty are
+            arguments of `translate_batch`.
+        path: must not exist.
+        quantization: how weights are stored: "int8", "int16", "float16", "bfloat16", or `None` for float32.
+
+    Raises:
+        BadInput: the quantization is unknown; the translator is an `Ensemble`, has weights in int8 or weights that are
+            not finite, or computes what CTranslate2 cannot; or CTranslate2 is not installed.
+        FileExistsError: path exists.
+    """
+    if isinstance(translator.model, Ensemble):
+        count = len(translator.model.models)
+        raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
+    if is_int8(translator.model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
+    check_finite(translator.model.weights)
+    spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
+    tokenizer = translator.tokenizer
+    vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
+    sources = tokenizer.source_pieces(range(len(spec.encoder.embeddings[0].weight))).numpy()
+    spec.register_source_vocabulary([piece.decode() for piece in sources])
+    spec.register_target_vocabulary(vocabulary)
+    spec.config.bos_token = spec.config.decoder_start_token = vocabulary[BOS_ID]
+    spec.config.eos_token = vocabulary[EOS_ID]
+    spec.config.unk_token = vocabulary[UNKNOWN_ID]
+    spec.config.add_source_eos = True
+    spec.validate()
+    spec.optimize(quantization)
+
+    with new_folder(path) as folder:
+        spec.save(str(folder))
+        for name, content in tokenizer.files.items():
+            (folder / name).write_bytes(content)
+
+
+@checked
+def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float32") -> Any:
+    """The weights of a built `Transformer` as a `ctranslate2.specs.TransformerSpec`, without a vocabulary.
+
+    Args:
+        model: the model; its weights are copied.
+        dtype: of the arrays, "float32" or "bfloat16". CTranslate2 itself converts to bfloat16 only with PyTorch.
+
+    Raises:
+        BadInput: the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
+    """
+    import_extra("ctranslate2", "ctranslate2", "this format")
+    from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
+
+    _check_parts(model)
+    if dtype == "bfloat16":
+        import ml_dtypes  # a dependency of TensorFlow and Keras
+
+        dtype = ml_dtypes.bfloat16
+
+    def array(x: Tensor) -> Any:
+        return np.array(ops.convert_to_numpy(x), dtype)  # a copy: CTranslate2 quantizes in place
+
+    def linear(spec: Any, layer: keras.layers.Layer) -> None:
+        spec.weight = array(layer.kernel).T
+        if layer.use_bias:
+            spec.bias = array(layer.bias)
+
+    def norm(spec: Any, layer: keras.layers.Layer) -> None:
+        spec.gamma, spec.beta = array(layer.gamma), array(layer.beta)
+
+    def attention(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> Any:
+        """The first projections are one matrix, [query, key, value] or [query] and [key, value]."""
+        query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
+        d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
+
+        def widened(weight: Tensor) -> Any:
+            # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
+            return _widen(weight, layer.num_heads, max(d_k, d_v))
+
+        def together(spec: Any, *denses: keras.layers.Layer) -> None:
+            spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
+            if any(dense.use_bias for dense in denses):
+                biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
+                spec.bias = np.concatenate([widened(array(bias)[:, np.newaxis])[:, 0] for bias in biases])
+
+        if len(spec.linear) == 2:
+            together(spec.linear[0], query, key, value)
+        else:
+            together(spec.linear[0], query)
+            together(spec.linear[1], key, value)
+        linear(spec.linear[-1], layer.output_projection)
+        spec.linear[-1].weight = widened(spec.linear[-1].weight.T).T
+        spec.queries_scale = d_k**-0.5
+        norm(spec.layer_norm, residual.norm)
+
+    def feed_forward(spec: Any, layer: keras.layers.Layer, residual: keras.layers.Layer) -> None:
+        linear(spec.linear_0, layer.hidden)
+        linear(spec.linear_1, layer.output_projection)
+        norm(spec.layer_norm, residual.norm)
+
+    activations = {
+        keras.activations.relu: common_spec.Activation.RELU,
+        keras.activations.gelu: common_spec.Activation.GELU,
+        keras.activations.silu: common_spec.Activation.SWISH,
+    }
+
+    def stack(kind: Any, layers: list[Any], **options: Any) -> Any:
+        activation = _only("activation", [layer.feed_forward.hidden.activation for layer in layers])
+        if activation not in activations:
+            expected = ", ".join(known.__name__ for known in activations)
+            raise BadInput(f"activation: expected one of {expected}, which CTranslate2 has, got {activation.__name__}")
+        heads = _only("num_heads", [part.num_heads for layer in layers for part in _attentions(layer)])
+        return kind(len(layers), heads, pre_norm=norm_first, activation=activations[activation], **options)
+
+    norm_first = getattr(model, "encoder_norm", None) is not None  # and once more at the end of each stack
+    encoder = stack(TransformerEncoderSpec, model.encoder_layers)
+    heads = model.decoder_layers[-1].cross_attention.num_heads  # whose mean is the attention that it gives
+    decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
+    spec = TransformerSpec(encoder, decoder)
+    layers = [*model.encoder_layers, *model.decoder_layers]
+    spec.config.layer_norm_epsilon = _only("epsilon", [norm.norm.epsilon for layer in layers for norm in _norms(layer)])
+    for layer_spec, layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
+        attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
+        feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
+    for layer_spec, layer in zip(spec.decoder.layer, model.decoder_layers, strict=True):
+        attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
+        attention(layer_spec.attention, layer.cross_attention, layer.cross_attention_norm)
+        feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
+
+    if norm_first:
+        norm(spec.encoder.layer_norm, model.encoder_norm)
+        norm(spec.decoder.layer_norm, model.decoder_norm)
+
+    embedding = model.embedding
+    learned = embedding.positions == "learned"
+    positions = array(embedding.encoding(np.arange(embedding.max_length if learned else MAX_POSITIONS)))
+    embeddings = array(embedding.embeddings)
+    spec.decoder.projection.weight = embeddings  # tied: one array, stored once
+    own = getattr(model, "source_embedding", None)
+    source_embeddings = embeddings if own is None else array(own.embeddings)
+    if getattr(embedding, "logits_bias", None) is not None:
+        bias = array(embedding.logits_bias)
+        bias[: embedding.controls] = RULED_OUT
+        spec.decoder.projection.bias = bias
+    spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source_embeddings, embeddings
+    for side in (spec.encoder, spec.decoder):
+        side.scale_embeddings = getattr(embedding, "scale", True)  # by sqrt(d_model)
+        side.position_encodings.encodings = positions
+    return spec
+
+
+def _attentions(layer: keras.layers.Layer) -> list[Any]:
+    return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
+
+
+def _norms(layer: keras.layers.Layer) -> list[Any]:
+    names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
+    return [getattr(layer, name) for name in names if hasattr(layer, name)]
+
+
+def _check_parts(model: Transformer) -> None:
+    """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
+
+    def check(part: keras.layers.Layer, kind: type, *methods: str) -> None:
+        kinds = (kind, *(part for family in FAMILIES for part in family.parts))
+        for method in methods:
+            if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
+                raise BadInput(
+                    f"{part.path}: expected a layer that computes what {kind.__name__} does, since CTranslate2 can run "
+                    f"no other, got {type(part).__name__}, whose {method} is its own"
+                )
+
+    check(model, Transformer, "embed_source", "encoder_output", "decoder_output", "encode", "decode", "decode_step")
+    check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
+    if getattr(model, "source_embedding", None) is not None:
+        check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
+    for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
+        for layer in layers:
+            check(layer, kind, "call")
+            if layer.attention_window:
+                raise BadInput(
+                    f"attention_window: expected None, since CTranslate2 has no window, got {layer.attention_window}"
+                )
+            for attention in _attentions(layer):
+                check(attention, MultiHeadAttention, "project", "attend")
+            check(layer.feed_forward, FeedForward, "call")
+            for norm in _norms(layer):
+                check(norm, AddAndNorm, "sublayer_input", "call")
+
+
+def _only(name: str, values: list[Any]) -> Any:
+    """The value that all layers of a stack, or of the model, share."""
+    if len(set(values)) > 1:
+        got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
+        raise BadInput(f"{name}: expected the same value in all layers, since CTranslate2 has one, got {got}")
+    return values[0]
+
+
+def _widen(weight: Tensor, num_heads: int, width: int) -> Any:
+    """Weights [h * d_k, d] as [h * width, d], each head followed by zeros."""
+    heads = weight.reshape(num_heads, -1, weight.shape[-1])
+    lacking = width - heads.shape[1]
+    return np.pad(heads, [(0, 0), (0, lacking), (0, 0)]).reshape(num_heads * width, -1)

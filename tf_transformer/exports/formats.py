@@ -1,0 +1,144 @@
+"""The registry of formats: what a translator can be saved as. It needs neither Keras nor TensorFlow.
+
+A format is a `Format` in `FORMATS`; `Translator.save`, `trainers.export` and its help read them there.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tf_transformer.base import values
+from tf_transformer.base.type_names import Dtype
+from tf_transformer.config import DTYPES, BadInput
+
+
+class Save(Protocol):
+    """Writes a translator or a parser in some format, whole or not at all.
+
+    Args:
+        model: the `Translator` or `Parser`.
+        path: must not exist.
+        dtype: of the weights; `None` means those of the model.
+        checked: check what was written in a process of its own, if the format has such a check.
+        options: further ones, which `Format.takes` names.
+    """
+
+    def __call__(
+        self, model: Any, path: str | os.PathLike[str], dtype: Any = None, checked: bool = False, **options: Any
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form in which a translator is saved.
+
+    Attributes:
+        name: in one word, for `--format` and `Translator.save(format=)`.
+        title: its name in a sentence.
+        base: the folder in which programs keep the models of this format.
+        dtypes: that its weights can have.
+        takes: what else it can hold: "parser", "ensemble", "several languages", "facts" (such as the step), "scores"
+            (its weights compute here what they compute there, so a score here is a fact), and options that an export
+            fixes, by their names.
+        save: writes a model.
+    """
+
+    name: str
+    title: str
+    base: str
+    dtypes: tuple[str, ...]
+    takes: frozenset[str]
+    save: Save
+
+    def problem(self, dtype: str, needs: Mapping[str, Any]) -> str:
+        """An error message for what this format cannot hold, in one line; "" if it can hold all.
+
+        Args:
+            dtype: of the weights.
+            needs: by the names in `takes`; values that are false are not needed.
+        """
+        if dtype not in self.dtypes:
+            return f"dtype: expected one of {', '.join(self.dtypes)} for {self.title}, got {dtype!r}"
+        lacking = [name for name, value in needs.items() if value and name not in self.takes]
+        return f"{self.title}: expected none of {', '.join(lacking)}, which it cannot hold" if lacking else ""
+
+
+@values.checked
+def _save_savedmodel(
+    model: Any, path: str | os.PathLike[str], dtype: Dtype | None = None, checked: bool = False, **options: Any
+) -> None:
+    from tf_transformer.exports.savedmodel import save_export
+
+    save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
+
+
+@values.checked
+def _save_ctranslate2(
+    model: Any,
+    path: str | os.PathLike[str],
+    dtype: Dtype | Literal["int16"] | None = None,
+    checked: bool = False,
+    **options: Any,
+) -> None:
+    from tf_transformer.exports import ctranslate2
+
+    quantization: Any = None if dtype == "float32" else dtype
+    ctranslate2.save(model, path, quantization, **options)
+
+
+def _save_litert(
+    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+) -> None:
+    from tf_transformer.exports import litert
+
+    own = getattr(model, "export_options", {})
+    kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
+    litert.save(model, path, dtype, checked=checked, **(kept | options))
+
+
+FORMATS = {
+    format.name: format
+    for format in (
+        Format(
+            "savedmodel",
+            "a SavedModel",
+            "savedmodels",
+            DTYPES,
+            frozenset(
+                {
+                    *("parser", "ensemble", "several languages", "facts", "scores"),
+                    *("n_best", "max_length", "max_beam_size"),
+                }
+            ),
+            _save_savedmodel,
+        ),
+        Format(
+            "litert",
+            "a folder for LiteRT",
+            "litert",
+            ("float32", "int8"),
+            frozenset({"ensemble", "facts", "max_length"}),
+            _save_litert,
+        ),
+        Format(
+            "ctranslate2",
+            "a folder for CTranslate2",
+            "ctranslate2",
+            ("float32", "int8", "int16", "float16", "bfloat16"),
+            frozenset({"several languages"}),
+            _save_ctranslate2,
+        ),
+    )
+}
+
+
+def format_of(name: str) -> Format:
+    """The format with this name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name not in FORMATS:
+        raise BadInput(f"format: expected one of {', '.join(FORMATS)}; got {name!r}")
+    return FORMATS[name]

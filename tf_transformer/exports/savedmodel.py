@@ -1,0 +1,199 @@
+"""Writes the folder of an export: complete, checked, and in one step."""
+
+import datetime
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_transformer.base import values
+from tf_transformer.base.files import new_folder, user_path
+from tf_transformer.base.folders import is_version, saved_model_of, versions
+from tf_transformer.base.reading import read_bytes, read_json, reading
+from tf_transformer.config import BadInput
+from tf_transformer.conformance.check import check, failures, plainly_named
+from tf_transformer.conformance.wire import field
+from tf_transformer.exports.compact import compact
+from tf_transformer.exports.contract import Root
+
+Version = Annotated[int, values.between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_TIMEOUT_MICROS = 2000
+QUEUED_BATCHES = 64
+WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
+
+
+@values.checked
+def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: Version | None = None) -> Path:
+    """Save a model as a version of it.
+
+    The next version is the first free number when the folder gets its name. A SavedModel contains its version, so if
+    another process takes the number meanwhile, the model is saved again with the next number.
+
+    Args:
+        save: writes the folder that it gets, whole or not at all.
+        root: the model's folder.
+        version: the version's number; `None` means the next one.
+
+    Returns:
+        the version's folder, <root>/<version>.
+
+    Raises:
+        BadInput: `root` cannot be written, or what `save` raises; then nothing is left behind.
+        FileExistsError: the version exists.
+    """
+    while True:
+        path = next_version(root) if version is None else user_path(root) / str(version)
+        try:
+            save(path)
+            return path
+        except FileExistsError:
+            if version is not None or not path.exists():
+                raise
+
+
+@values.checked
+def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
+    """Write the folder of a SavedModel, whole or not at all:
+
+        saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
+        batching_params.pbtxt                                      for a server with per-model batching parameters
+        assets.extra/tf_transformer.json                           the configuration and the answers of `model_info`
+        assets.extra/tokenizer.model                               the tokenizer's attribute `model`
+        assets.extra/tf_serving_warmup_requests                    requests that the server runs before it is ready
+
+    Args:
+        export: the export to write; its name, version and time are added to `model_info`.
+        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
+        checked: run the checks of `tf_transformer.conformance.check` on the result.
+
+    Raises:
+        BadInput: the path has no version, or a check failed; nothing is left behind.
+        FileExistsError: path exists.
+    """
+    path = user_path(path)
+    if not is_version(path.name):
+        raise BadInput(f"path: expected a folder <name>/<integer version>, since a server finds no other, got {path}")
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    export.describe(name=path.absolute().parent.name, version=path.name, created=created)
+    with new_folder(path) as folder:
+        # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
+        saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
+        compact(folder)
+        (folder / "batching_params.pbtxt").write_text(batching_params())
+        extra = folder / "assets.extra"
+        extra.mkdir()
+        description = export.facts | {"config": export.config.to_dict()}
+        (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
+        (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
+        with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
+            for record in warmup_records(export):
+                file.write(record)
+        if checked:
+            failed = failures(check(folder))
+            if failed:
+                listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
+                raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+
+
+def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
+    """Read the values that `save_export` wrote, without loading or running the graph.
+
+    Returns:
+        assets.extra/tf_transformer.json; the tokenizer's `model`; the weights, in the order of `Transformer.weights`.
+
+    Raises:
+        BadInput: the folder holds something else.
+    """
+    path = saved_model_of(path)
+    described = path / "assets.extra" / "tf_transformer.json"
+    if not described.is_file():
+        raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
+    facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
+    with reading(path, "a whole SavedModel of this package"):
+        if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
+            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
+    with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+        shapes = {
+            name: shape for name, shape in stored.get_variable_to_shape_map().items() if name.startswith("weights/")
+        }
+        if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
+            raise ValueError("weights that are no larger than their file, got larger ones")
+        names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
+        try:
+            return facts, tokenizer, [stored.get_tensor(name) for name in names]
+        except IndexError as error:  # of TensorFlow's reader, where a file is too short
+            raise ValueError(str(error)) from error
+
+
+def next_version(path: str | os.PathLike[str]) -> Path:
+    """The first unused folder <path>/<integer> above those in use.
+
+    Raises:
+        BadInput: the folder could not be written.
+    """
+    path = user_path(path)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise BadInput(f"{path}: expected a folder to write models to; {there} is none that can be written to")
+    return path / str(max((int(folder.name) for folder in versions(path)), default=0) + 1)
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """The size of all files in a folder, in bytes."""
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+
+
+def batching_params() -> str:
+    """batching_params.pbtxt. The last allowed size must be the greatest batch, or the server refuses to load."""
+    lines = [
+        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",
+        f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
+        f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
+        *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def warmup_records(export: Root) -> list[bytes]:
+    """Warm-up requests for the signatures that `export` names: one row and the greatest batch, short and long texts.
+
+    Every row has every option, since a server that merges requests needs them. The texts are made of the vocabulary's
+    pieces, since the language is unknown here.
+    """
+    records = []
+    for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
+        for tokens in WARMUP_TOKENS:
+            text = _example(export, tokens)
+            for name, options in export.warm.items():
+                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in options.items()}
+                records.append(prediction_log(str(export.facts["name"]), name, inputs))
+    return records
+
+
+def _example(export: Root, tokens: int) -> bytes:
+    """A text of about N = `tokens` tokens."""
+    pieces = tf.range(export.first_piece, export.config.vocab_size)
+    ids = tf.gather(pieces, tf.range(tokens) % len(pieces))
+    return export.tokenizer.detokenize(ids).numpy()
+
+
+def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
+    """A `tensorflow.serving.PredictionLog` of one request, serialized.
+
+    It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
+    tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+    """
+    request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}
+    for name, value in inputs.items():
+        tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
+        request += field(2, field(1, name.encode()) + field(2, tensor.SerializeToString(deterministic=True)))
+    return field(6, field(1, request))  # predict_log {request}

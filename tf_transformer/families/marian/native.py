@@ -1,0 +1,235 @@
+"""Reads models as Marian itself (https://marian-nmt.github.io) writes them. Needs PyYAML.
+
+OPUS-MT and the Tatoeba Challenge publish this format: decoder.yml, which names the other files; the weights, which
+include the model's options; vocabularies; source.spm and target.spm. The functions return what Hugging Face's files of
+the same model contain, so one loader serves both.
+
+As in `transformers` and CTranslate2, positions are the paper's. Marian's own frequencies are
+10000^(-2i / (d_model - 2)), not 10000^(-2i / d_model), and its layer normalization has another epsilon.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.reading import check_file, parse_yaml, read_bytes, read_npz, reading
+from tf_transformer.config import BadInput
+
+DECODER = "decoder.yml"
+OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
+# The values that each option may have; the first is the default. Options that are not listed, such as the options of
+# recurrent or average attention, have no effect in these models.
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-preprocess": ("",),
+    "transformer-postprocess": ("dan",),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-postprocess-top": ("",),
+    "transformer-ffn-activation": ("swish", "relu"),  # Marian's gelu is not that of `transformers`
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-tied-layers": ([],),
+    "transformer-no-projection": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-affine": ("false",),
+    "transformer-pool": ("false",),
+    "right-left": ("false",),
+    "input-types": ([],),
+    "ulr": ("false",),
+    "lemma-dim-emb": ("0",),
+    "factors-dim-emb": ("0",),
+    "output-omit-bias": ("false",),
+}
+EMBEDDINGS = {
+    "Wemb": "model.shared.weight",
+    "encoder_Wemb": "model.encoder.embed_tokens.weight",
+    "decoder_Wemb": "model.decoder.embed_tokens.weight",
+}
+NUMBER = re.compile("[0-9]{1,18}")
+KINDS = (("W", "weight"), ("b", "bias"))
+ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
+# The names inside a layer, and the names that `transformers` has for them.
+LAYER = {f"ffn_{kind}{number}": f"fc{number}.{theirs}" for kind, theirs in KINDS for number in "12"}
+LAYER |= {
+    f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{theirs}"
+    for part, attention in ATTENTIONS
+    for letter, projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out"))
+    for kind, theirs in KINDS
+}
+LAYER |= {
+    f"{part}_ln_{kind}": f"{norm}_layer_norm.{theirs}"
+    for part, norm in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
+    for kind, theirs in (("scale", "weight"), ("bias", "bias"))
+}
+
+
+def is_native(directory: Path) -> bool:
+    """Whether a folder is in Marian's format, and not converted to Hugging Face's."""
+    return (directory / DECODER).is_file() and not (directory / "config.json").is_file()
+
+
+def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that holds the options, and the options as a config.json of Hugging Face would have them.
+
+    Raises:
+        BadInput: a file is missing or damaged, or an option has a value that is not supported.
+    """
+    file, decoder = weights_file(directory), _read_yaml(directory / DECODER)
+    with reading(file, f"the options of a model of Marian in {OPTIONS}"):
+        options = _parsed(read_npz(file, [OPTIONS])[OPTIONS].tobytes().rstrip(b"\0"))
+    try:
+        settings = _settings_of(options)
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from error
+    if NUMBER.fullmatch(str(decoder.get("beam-size"))):
+        settings["num_beams"] = int(decoder["beam-size"])
+    return file, settings
+
+
+def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a side's vocabulary, and its ids by piece, with an id for padding, which Marian lacks.
+
+    Raises:
+        BadInput: it is missing or damaged, or there are two for one matrix of embeddings.
+    """
+    _, settings = read_settings(directory)
+    names = _names(_read_yaml(directory / DECODER), "vocabs")
+    if len(names) != 2:
+        raise BadInput(f"{directory / DECODER}: vocabs: expected two, for source and target, got {', '.join(names)}")
+    if settings["share_encoder_decoder_embeddings"] and len(set(names)) != 1:
+        raise BadInput(
+            f"{directory / DECODER}: vocabs: expected one for source and target, since their embeddings are one, got "
+            f"{', '.join(names)}"
+        )
+    source = side == "source"
+    file = _existing(directory, names[0] if source else names[1])
+    size = settings["vocab_size" if source else "decoder_vocab_size"] - 1
+    ids = {piece: id for piece, id in _read_vocabulary(file).items() if not isinstance(id, int) or id < size}
+    padding = "<pad>"
+    while padding in ids:
+        padding = f"<{padding}>"
+    return file, ids | {padding: size}
+
+
+def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """The file of the weights, and the weights by the names of `transformers.MarianMTModel`; padding has zeros.
+
+    Raises:
+        BadInput: it is missing or damaged, or holds no floating-point numbers.
+    """
+    file = weights_file(directory)
+    arrays, tensors = read_npz(file), {}
+    del arrays[OPTIONS]
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise BadInput(
+                f"{file}: {name}: expected floating-point weights, since others are not read, got {array.dtype}"
+            )
+        if name in EMBEDDINGS:
+            tensors[EMBEDDINGS[name]] = np.pad(np.atleast_2d(array), [(0, 1), (0, 0)])
+        elif name == "decoder_ff_logit_out_b":
+            tensors["final_logits_bias"] = np.pad(array.ravel(), (0, 1))
+        else:  # [in, out], or a vector [1, d]
+            tensors[_name_of(name)] = array.T if re.search(r"_W[qkvo12]$", name) else array.ravel()
+    return file, tensors
+
+
+def _name_of(name: str) -> str:
+    """ "encoder_l1_self_Wq" as "model.encoder.layers.0.self_attn.q_proj.weight"; names outside layers stay."""
+    found = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
+    if not found or found[3] not in LAYER:
+        return name
+    return f"model.{found[1]}.layers.{int(found[2]) - 1}.{LAYER[found[3]]}"
+
+
+def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    def check(name: str, expected: Any, got: Any) -> Any:
+        if got not in expected:
+            raise BadInput(f"{name}: expected {' or '.join(map(repr, expected))}, got {got!r}")
+
+    def number(name: str, got: Any = None) -> Any:
+        got = options.get(name) if got is None else got
+        if not NUMBER.fullmatch(str(got)):
+            raise BadInput(f"{name}: expected a number, got {got!r}")
+        return int(got)
+
+    check("type", ("transformer",), options.get("type"))
+    for name, expected in EXPECTED.items():
+        check(name, expected, options.get(name, expected[0]))
+    shared = options.get("tied-embeddings-all") == "true"
+    if not shared:
+        check("tied-embeddings", ("true",), options.get("tied-embeddings"))
+        shared = options.get("tied-embeddings-src") == "true"
+    sizes = options.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
+        raise BadInput(f"dim-vocabs: expected {'one number twice' if shared else 'two numbers'}, got {sizes!r}")
+    source_size, size = (number("dim-vocabs", each) for each in sizes)
+    heads, width = number("transformer-heads"), number("transformer-dim-ffn")
+    decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
+    return {
+        "model_type": "marian",
+        "share_encoder_decoder_embeddings": shared,
+        "vocab_size": source_size + 1,
+        "decoder_vocab_size": size + 1,
+        "pad_token_id": size,  # a row that Marian lacks: it starts a target with zeros
+        "d_model": number("dim-emb"),
+        "encoder_layers": number("enc-depth"),
+        "decoder_layers": number("dec-depth"),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": width,
+        "decoder_ffn_dim": decoder_width or width,
+        "activation_function": options.get("transformer-ffn-activation", "swish"),
+        "scale_embedding": True,
+    }
+
+
+def _names(decoder: dict[str, Any], key: str) -> list[str]:
+    """The names of files in decoder.yml, without the folders of the training machine."""
+    names = decoder.get(key)
+    names = names if isinstance(names, list) else [names]
+    return [str(name).rsplit("/", 1)[-1] for name in names]
+
+
+def weights_file(directory: Path) -> Path:
+    """The file of the weights, which decoder.yml names."""
+    names = _names(_read_yaml(directory / DECODER), "models")
+    if len(names) != 1 or not names[0].endswith(".npz"):
+        raise BadInput(
+            f"{directory / DECODER}: models: expected one file .npz, since neither ensembles nor quantised weights "
+            f"(.bin) are read, got {', '.join(names)}"
+        )
+    return check_file(_existing(directory, names[0]))
+
+
+def _existing(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise BadInput(f"expected a model of Marian, found no {name}, which decoder.yml names, in {directory}")
+    return directory / name
+
+
+def _read_vocabulary(file: Path) -> dict[str, Any]:
+    """Ids by piece. In a file without YAML's suffix each line is a piece, and the first has id 0."""
+    if file.suffix == ".spm":
+        raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
+    if file.suffix in (".yml", ".yaml", ".json"):
+        return {piece: int(id) if NUMBER.fullmatch(str(id)) else id for piece, id in _read_yaml(file).items()}
+    with reading(file, "a vocabulary in UTF-8"):
+        lines = read_bytes(file).decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return {piece: id for id, piece in enumerate(lines)}
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    with reading(file, "a mapping of YAML"):
+        return _parsed(read_bytes(file))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    said = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
+    if not isinstance(said, dict):
+        raise ValueError(type(said).__name__)
+    return said

@@ -1,0 +1,1 @@
+"""Training in a run's folder: `Trainer` and its callbacks."""

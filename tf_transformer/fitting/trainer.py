@@ -1,0 +1,350 @@
+"""Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
+
+import copy
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_transformer import distribution, training
+from tf_transformer.base.terminal import say
+from tf_transformer.base.values import Count, check_fields, checked, shown
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.corpora import data
+from tf_transformer.corpora.corpus import Batching, Corpus, Files, PreparedCorpus, Texts
+from tf_transformer.engines.translator import Translator
+from tf_transformer.ensemble import Ensemble
+from tf_transformer.families.registry import build_model, load_tokenizer
+from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
+from tf_transformer.layers.int8 import freeze, frozen_weights
+from tf_transformer.model import Transformer
+from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
+from tf_transformer.runs.run import IDS, START, Run, described
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+UNKNOWN = {"origin": "another translator"}
+TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
+
+
+@dataclass
+class Trainer:
+    """Trains a model into a run's folder, and resumes it.
+
+        corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
+        trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048))
+        trainer.fit()
+        trainer.evaluate(("test.en", "test.de"))
+        trainer.translator().save("savedmodels/mine/1")
+
+    A run that was stopped or killed goes on when `fit` is called again, in any process. It ends with the same weights
+    as a run without the interruption.
+
+    Attributes:
+        path: the run's folder; see `Run`.
+        config: of the model.
+        corpus: training, dev and test text. A model of learned positions leaves out what is longer than they are.
+        recipe: the settings of the training.
+        schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
+        optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
+        callbacks: further callbacks for `fit`; values that they add to an epoch's logs go into the history. An epoch
+            ends at a checkpoint. What they count, such as the patience of Keras's `EarlyStopping`, begins anew with
+            each `fit`.
+        strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
+        start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
+            without `start`. `config` is the configuration of its model, apart from rates. Layers and weights of it that
+            are frozen stay so.
+
+    Raises:
+        BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, a callback
+            would restore its best weights, or `jit_compile` is on with several devices.
+    """
+
+    path: str | os.PathLike[str]
+    config: TransformerConfig
+    corpus: Corpus
+    recipe: Recipe = field(default_factory=Recipe)
+    schedule: keras.optimizers.schedules.LearningRateSchedule | None = None
+    optimizer: keras.optimizers.Optimizer | None = None
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    strategy: tf.distribute.Strategy | None = None
+    start: Translator | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.start:
+            self._check_start(self.start)
+        if self.config.positions == "learned":
+            self._check_positions()
+        if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
+            raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
+        if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
+            got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
+            raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
+        if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
+            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
+        given = {"schedule": self.schedule, "optimizer": self.optimizer}
+        self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
+        self._strategy = self.strategy or tf.distribute.get_strategy()
+        replicas = self._strategy.num_replicas_in_sync
+        if self.recipe.jit_compile == "on" and replicas > 1:
+            raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
+        self.writes = distribution.is_chief(self._strategy)
+        keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
+        self.run = Run(self.path, keep, self.writes)
+        self.steps = self.began = 0  # of the last `fit`: the training's last step, and the step it began after
+        self._model: Transformer | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The contents of this run's config.json."""
+        settings = {
+            "kind": self.corpus.kind,
+            "model": self.config.to_dict(),
+            "recipe": self.recipe.to_dict(),
+            "corpus": self.corpus.describe(),
+        }
+        if self.start:
+            settings["start"] = dict(self.start.export_options) or UNKNOWN
+            if frozen := frozen_weights(self.start.model):
+                settings["frozen"] = frozen
+        own = {"floatx": keras.config.floatx()}
+        if not self.recipe.mixed_precision:
+            own["dtype_policy"] = keras.config.dtype_policy().name
+        if own := {name: dtype for name, dtype in own.items() if dtype != "float32"}:
+            settings["keras"] = own
+        return settings | self._given
+
+    def _check_positions(self) -> None:
+        """Leave out what is longer than the table of learned positions."""
+        most = self.config.max_length
+        if isinstance(self.corpus, PreparedCorpus) and self.corpus.records.max_length > most:
+            longest = self.corpus.records.max_length
+            raise BadInput(f"config: expected max_length={longest} or more, that of the records, got {most}")
+        if self.corpus.max_length > most:
+            self.corpus = copy.copy(self.corpus)
+            self.corpus.max_length = most
+
+    def _check_start(self, start: Translator) -> None:
+        if isinstance(start.model, Ensemble):
+            raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
+        model: Any = start.model
+        if not model.trainable_weights:
+            raise BadInput("start: expected weights that learn, got a model whose weights are all frozen")
+        rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
+        sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
+        if differing := [name for name in start_sizes if sizes.get(name) != start_sizes[name]]:
+            expected = ", ".join(f"{name}={start_sizes[name]}" for name in differing)
+            got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
+            raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
+
+    @checked
+    def fit(self, until: Count | None = None) -> list[dict[str, Any]]:
+        """Train, from the run's last checkpoint if there is one.
+
+        SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
+
+        If a callback has stopped the run, `fit` says so and does nothing more, unless `until` or the recipe asks for
+        more steps.
+
+        Args:
+            until: stop after this step, for a later `fit` to go on; `None` means the end.
+
+        Returns:
+            the history: a row for each checkpoint, as in history.csv.
+
+        Raises:
+            BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
+                `until` is not positive.
+        """
+        try:
+            batching, steps, dev_steps = self._begin()
+            self._train(batching, steps, dev_steps, until)
+        except BaseException:
+            self._model = None if self.optimizer is None else self._model  # it may have trained beyond a checkpoint
+            raise
+        finally:
+            self.run.unlock()
+        return self.run.history
+
+    def _begin(self) -> tuple[Batching, int, int]:
+        """A new run's tokenizer and config.json.
+
+        Returns:
+            how pairs become batches; the number of all steps; the number of dev batches.
+        """
+        run, recipe = self.run, self.recipe
+        if (run.path / "config.json").exists():
+            run.lock()  # a new run is locked when it begins, so that bad input leaves no folder
+        is_there = run.exists(self.settings)
+        distribution.wait_for_all(self._strategy)  # until here, all workers find the same files
+        is_first = self.writes and not is_there
+        if is_first:
+            learn = self.corpus.learn_tokenizer
+            tokenizer = self.start.tokenizer if self.start else learn(self.config.vocab_size, recipe.tokenizer)
+        else:
+            if not is_there:
+                distribution.wait_for_all(self._strategy)  # for the chief
+            tokenizer = load_tokenizer(run.path / "tokenizer.model")
+        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
+        summary = self.corpus.summary(batching)
+        say(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
+        if not summary.pairs:
+            raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
+        dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
+        say(f"dev text: {dev_summary}")
+        if not dev_summary.pairs:
+            raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
+        if self.writes:
+            run.lock()
+            if is_first and (run.path / "config.json").exists():
+                raise BadInput(f"{run.path}: expected no run yet, found one that was begun meanwhile; call fit again")
+            if is_first:
+                tokenizer.save(run.path / "tokenizer.model")
+                if self.start:
+                    run.save_start(self.start.astype("float32").model)
+            before = run.settings() if is_there else {}  # "start" is written once
+            run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
+            self.corpus.keep_ids(batching)
+        if is_first:
+            distribution.wait_for_all(self._strategy)
+        steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or PAPER_STEPS)
+        return batching, steps, dev_summary.batches
+
+    def _train(self, batching: Batching, steps: int, dev_steps: int, until: int | None) -> None:
+        replicas = self._strategy.num_replicas_in_sync
+        interval = self.recipe.interval(steps)
+        alone = not distribution.is_a_worker(self._strategy)
+        asked, until = until, min(until or steps, steps)
+        checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
+        stopped = asked is None and checkpoints.step < steps <= checkpoints.stopped_of  # and nobody asks for more
+        self.steps, self.began = steps, checkpoints.step
+        if self._model is None:
+            self._model = self.make_model(steps)
+            freeze(self._model, self.run.settings().get("frozen", ()))
+        model = self._model
+        say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        if model.jit_compile:
+            batching = dataclasses.replace(batching, fixed_shapes=True)
+            say(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
+        if stopped:
+            say(
+                f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
+                f"to go on, call fit(until={steps}) or ask for more steps"
+            )
+        elif checkpoints.step:
+            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+        elif (self.run.path / START).exists():
+            start = build_model(self.config, "float32")
+            start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
+            model.set_weights(start.get_weights())
+        checkpoints.restore(model)
+
+        def batches(first: int, lines: bool = False) -> tf.data.Dataset:
+            return self.corpus.batches(batching, first, lines)
+
+        while checkpoints.step < until and not stopped:
+            say(f"below, an epoch is the {interval:,} steps to the next checkpoint")
+            first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
+            wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
+            checkpoints.before_saving = wrong.check
+            verbose, lines = progress()
+            with checkpoints.saving_on_signals():
+                try:
+                    model.fit(
+                        data.for_replicas(batches(checkpoints.step), replicas),
+                        steps_per_epoch=interval - done,
+                        initial_epoch=first,
+                        epochs=first + 1 if done else -(-until // interval),
+                        validation_data=data.for_replicas(self.corpus.dev_batches(batching), replicas),
+                        validation_steps=dev_steps,
+                        shuffle=False,  # the batches are
+                        verbose=verbose,
+                        callbacks=[wrong, *self._watching(model, batching), *self.callbacks, checkpoints, *lines],
+                    )
+                except Stopped as stop:
+                    if stop.number:
+                        raise
+            if model.stop_training and checkpoints.step < steps:
+                say(f"stopped at step {checkpoints.step:,} by a callback")
+                break
+        distribution.wait_for_all(self._strategy)  # for the chief to save
+
+    def _watching(self, model: Transformer, batching: Batching) -> list[keras.callbacks.Callback]:
+        """The callbacks that score the dev text and write for TensorBoard, in one worker of several."""
+        if not self.writes:
+            return []
+        logs = self.run.path / "logs"
+        board = keras.callbacks.TensorBoard(str(logs), write_graph=False)
+        if not ON_TENSORFLOW:
+            say("no dev scores, since the search needs the TensorFlow backend: score the run there")
+            return [board]
+        dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+        decoder = self.corpus.decoder(model, batching.tokenizer)
+        return [DevScore(decoder, dev, logs=logs), board]
+
+    def make_model(self, steps: int) -> Transformer:
+        """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
+
+        A subclass may return another model with the same weights.
+        """
+        recipe = self.recipe
+        keras.utils.set_random_seed(recipe.seed)
+        policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
+        with self._strategy.scope():  # not around `fit`, where one worker alone creates variables
+            model = build_model(self.config, policy)
+            if ON_TENSORFLOW:
+                model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
+            model.compile(
+                optimizer=self.optimizer or self._adam(steps),
+                loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
+                metrics=[training.TokenAccuracy(), training.Perplexity(), training.TokenCount()],
+                jit_compile={"auto": "auto", "on": True, "off": False}[recipe.jit_compile],
+            )
+        return model
+
+    def _adam(self, steps: int) -> training.Adam:
+        recipe, d_model = self.recipe, self.config.d_model
+        schedule: Any = self.schedule
+        if not schedule and recipe.learning_rate:  # constant: the cosine ends with the rate that it begins with
+            options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
+            schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
+        schedule = schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
+        if recipe.cooldown_steps:
+            schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
+        return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
+
+    def _texts(self, given: Any) -> Texts:
+        if all(isinstance(one, str | os.PathLike) for one in given):
+            return self.corpus.read(given)
+        if len(given) != 2 or any(isinstance(one, str | os.PathLike) for one in given):
+            raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
+        return list(given[0]), list(given[1])
+
+    def translator(self, **search: Any) -> Any:
+        """The average of the run's last checkpoints (section 6.1), in float32.
+
+        Args:
+            search: options of `Translator`, for example beam_size.
+
+        Returns:
+            a `Translator`, or a `Parser` if the run parses.
+        """
+        from tf_transformer import loading
+
+        return loading.load(self.path, self.recipe.average_last, **search)
+
+    @checked
+    def evaluate(self, files: Files | Texts | None = None, translator: Any = None) -> dict[str, Any]:
+        """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
+
+        Args:
+            files: source and reference, or files of trees, or a list of sources and one of their references; `None`
+                means the corpus's test text.
+            translator: the translator to score; `None` means `self.translator()`.
+        """
+        source, references = self._texts(files) if files else self.corpus.test
+        return self.corpus.scores((translator or self.translator())(source), references)

@@ -1,1 +1,0 @@
-"""Models of other projects, read and written."""
