@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from programs import ROOT
-from tf_transformer.serving import folders, publish
 
 import tf_transformer as tt
+from tf_transformer.base import folders
 from tf_transformer.base.files import (
     lines_in,
     matching,
@@ -24,6 +24,7 @@ from tf_transformer.base.files import (
     user_path,
     write_text,
 )
+from tf_transformer.exports import savedmodel as publish
 from tf_transformer.families import hub
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
