@@ -37,7 +37,7 @@ def main(argv=None) -> list[dict]:
 
     sources, targets = tt.data.read_text_pairs(args.source, args.target)
     with tempfile.TemporaryDirectory() as folder:
-        translator = tt.Translator.from_run(
+        translator = tt.Translator.from_pretrained(
             args.run, args.average_last, length_penalty=0.0, extra_length=10_000, patience=math.inf
         )
         both = Both(translator, Path(folder) / "ctranslate2", args)

@@ -53,7 +53,7 @@ def main(argv=None) -> list[dict]:
 
     sources, references = tt.data.read_text_pairs(args.source, args.reference)
     options = {"length_penalty": 0.0, "extra_length": 10_000, "patience": math.inf}
-    ours = Ours(tt.Translator.from_marian(args.checkpoint, **options), args.longest)
+    ours = Ours(tt.Translator.from_pretrained(args.checkpoint, **options), args.longest)
     there = Transformers(args)
     checks = Comparison(ours, there, args)
     lines = checks.texts(sources, references)

@@ -101,7 +101,7 @@ def export(folder: Path, args) -> None:
     import tf_transformer as tt
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
-    translator = tt.Translator.from_run(args.run, args.average_last, **options)
+    translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
     for name in ENGINES:
         path = folder_of(folder, name)
         engine, dtype = name.split()

@@ -1,4 +1,4 @@
-"""Write a run as a checkpoint of MarianMT, which Hugging Face's `transformers` loads, and `Translator.from_marian`.
+"""Write a run as a checkpoint of MarianMT, which Hugging Face's `transformers` loads, and `Translator.from_pretrained`.
 
 A check of the reader in families/marian.py by a model that it did not come from. Marian's layers are those of the paper
 but for this:

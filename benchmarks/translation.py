@@ -104,7 +104,7 @@ def _export(work, dtype, folder, max_length, kind, path) -> None:
     if kind == "marian":
         return to_marian.write(random_translator(work, dtype, folder), path)
     if work.marian:
-        translator = tt.Translator.from_marian(exported(work, "float32", folder, kind="marian"), **search_of(work))
+        translator = tt.Translator.from_pretrained(exported(work, "float32", folder, kind="marian"), **search_of(work))
         translator = translator if dtype == "float32" or kind == "litert" else translator.astype(dtype)
     else:
         translator = random_translator(work, "float32" if kind == "litert" else dtype, folder)

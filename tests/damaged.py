@@ -29,7 +29,7 @@ from tf_transformer.corpora.ids import Ids
 from tf_transformer.corpora.preparation import Preparation
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import ParquetSource, TextSource
-from tf_transformer.engines.litert import litert_translator
+from tf_transformer.engines.litert import LiteRT
 from tf_transformer.exports.savedmodel import read_export
 from tf_transformer.families.registry import load_tokenizer
 from tf_transformer.fitting.callbacks import Checkpoints
@@ -240,7 +240,7 @@ def litert(folder):
     tt.Translator(model, tokenizer, max_source_length=13).save(folder / "lite/1", format="litert")
 
     def read():
-        litert_translator(folder / "lite/1").n_best("Two doors.", 2)
+        LiteRT(folder / "lite/1").n_best(["Two doors."], 2)
 
     return read
 

@@ -118,8 +118,8 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 
 CANNOT_BE_SAVED = {
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
-    ("transformer_parser", "ctranslate2"): "translator: expected a Translator, got a Parser",
-    ("transformer_parser", "litert"): "translator: expected a Translator, got a Parser",
+    ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got a Parser",
+    ("transformer_parser", "litert"): "translator: expected a TextModel, got a Parser",
     ("m2m100", "litert"): "expected a model of one pair of languages for LiteRT, got one of 100",
     ("m2m100_nllb", "litert"): "expected a model of one pair of languages for LiteRT, got one of 202",
 }
@@ -192,12 +192,10 @@ def load(path, texts):
     return tt.load(path)(texts)
 
 
-def saved_translator(path, texts):
-    return tt.SavedTranslator(path)(texts)
-
-
-def litert_translator(path, texts):
-    return tt.LiteRTTranslator(path)(texts)
+def from_pretrained(path, texts):
+    """The Keras model, built again from the weights."""
+    translator = tt.Translator.from_pretrained(path)
+    return (tt.Parser(translator) if translator.tokenizer.controls else translator)(texts)
 
 
 def beam(path, texts):
@@ -353,9 +351,8 @@ DOORS = {
     "saved_model.load": Door(saved_model_load, ("savedmodel",), ours=False),
     "TFSMLayer": Door(keras_layer, ("savedmodel",), ours=False),
     "C++ loader": Door(cpp_loader, ("savedmodel",), ours=False),
-    "tt.load": Door(load, ("savedmodel",)),
-    "SavedTranslator": Door(saved_translator, ("savedmodel",)),
-    "LiteRTTranslator": Door(litert_translator, ("litert",)),
+    "tt.load": Door(load, BOTH),
+    "from_pretrained": Door(from_pretrained, ("savedmodel",)),
     "Beam": Door(beam, BOTH),
     "translate": Door(translate, BOTH),
     "evaluate": Door(evaluate, BOTH),

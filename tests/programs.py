@@ -45,5 +45,7 @@ def checkpoint(run, step):
 
 def same_weights(*runs):
     """Their last checkpoints."""
-    for one, other in zip(*(tt.Translator.from_run(run, 1).model.get_weights() for run in runs), strict=True):
+    for one, other in zip(
+        *(tt.Translator.from_pretrained(run, average_last=1).model.get_weights() for run in runs), strict=True
+    ):
         np.testing.assert_array_equal(one, other)

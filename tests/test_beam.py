@@ -37,7 +37,8 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner 
 
 from tf_transformer.beam import shards, translation  # noqa: E402
 from tf_transformer.beam.translation import LEAST_BYTES, SavedModel, batches  # noqa: E402
-from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS  # noqa: E402
+from tf_transformer.text.languages import LANGUAGES  # noqa: E402
+from tf_transformer.text.search_options import SEARCH_OPTIONS  # noqa: E402
 from trainers import pipelines, translate  # noqa: E402
 
 REQUEST = [name for name, option in SEARCH_OPTIONS.items() if option.request]
@@ -46,8 +47,8 @@ LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "
 
 @pytest.fixture(scope="module")
 def plain(saved):
-    """Its `SavedTranslator`."""
-    return tt.SavedTranslator(saved)
+    """Its engine."""
+    return tt.load(saved)
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +299,7 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     source = write(tmp_path, "a", [*LINES, *strange])
     argv = [str(folder.parent), "--input", source, "--output", str(tmp_path / "part")]
     translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
-    client = tt.LiteRTTranslator(folder)
+    client = tt.load(folder)
     with pytest.warns(UserWarning, match="more tokens"):
         best = [client.n_best(line, 2, length_penalty=1.0) for line in [*LINES, *strange]]
     found = [json.loads(line) for line in read(tmp_path / "part")]
@@ -405,7 +406,7 @@ def test_a_parser(tmp_path, tree_parser):
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
     model = SavedModel(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
     answers = model.answers(texts)
-    assert [answer.text for answer in answers] == tt.SavedTranslator(tmp_path / "parser/1")(texts)
+    assert [answer.text for answer in answers] == tt.load(tmp_path / "parser/1")(texts)
     assert [answer.empty for answer in answers] == [False, True, False]
     assert answers[0].text.startswith("(TOP ")
     with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
@@ -466,7 +467,7 @@ def test_a_killed_worker(tmp_path, saved):
     subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
     assert len(done()) == 31
     assert before.items() <= done().items()
-    assert read(tmp_path / "part") == tt.SavedTranslator(saved)(Path(source).read_text().splitlines())
+    assert read(tmp_path / "part") == tt.load(saved)(Path(source).read_text().splitlines())
 
 
 @pytest.mark.program
@@ -479,6 +480,6 @@ def test_the_guides_python(tmp_path, saved, monkeypatch):
     names = pages.run_blocks("docs/guides/beam.md")
     made = "".join(path.read_text() for path in tmp_path.glob("translated-*-of-*.jsonl")).splitlines()
     found = {row["id"]: row for row in map(json.loads, made)}
-    expected = tt.SavedTranslator(saved)([row["text"] for row in rows])
+    expected = tt.load(saved)([row["text"] for row in rows])
     assert [found[i]["translation"] for i in range(3)] == expected
     assert names["sentences"] == 3

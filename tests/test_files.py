@@ -24,6 +24,8 @@ from tf_transformer.base.files import (
     user_path,
     write_text,
 )
+from tf_transformer.engines.litert import LiteRT
+from tf_transformer.engines.savedmodel import SavedModel
 from tf_transformer.exports import savedmodel as publish
 from tf_transformer.families import hub
 
@@ -87,7 +89,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     assert trainer.run.path == tt.callbacks.Checkpoints(of("~/run")).run.path == home / "run"
     dev = tt.callbacks.DevText(corpus.metric, corpus.score, *corpus.dev)
     assert tt.callbacks.DevScore(translator, dev, logs=of("~/logs")).logs == home / "logs"
-    for load in (tt.load, tt.Translator.from_run, lambda path: tt.load([path])):
+    for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load([path])):
         with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
             load(of("~/run"))
     with pytest.raises(FileNotFoundError, match=f"{home}/run/no.h5"):
@@ -98,18 +100,18 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     assert folders.saved_model_of(of("~/models")) == home / "models" / "1"
     assert hub.folder_of(of("~/models")) == home / "models"
     assert hub.origin_of(of("~/models"), home)["origin"] == "models"
-    for load in (tt.Translator.from_pretrained, tt.Translator.from_marian, tt.load_marian):
+    for load in (tt.Translator.from_pretrained, tt.load_marian):
         with pytest.raises((tt.BadInput, FileNotFoundError), match="(~|home)/models"):
             load(of("~/models"))
     for save in (translator.save, tt.Parser.save, tt.ctranslate2.save):
         with pytest.raises(FileExistsError, match=f"{home}/models/1 exists"):
             save(*[translator] * (save != translator.save), of("~/models/1"))
-    with pytest.raises(FileNotFoundError, match=f"no model.tflite in {home}/models"):
-        tt.LiteRTTranslator(of("~/models"))
+    with pytest.raises(FileNotFoundError, match=f"no model.tflite in {home}/text"):
+        LiteRT(of("~/text"))
     (home / "linked").symlink_to(saved.parent)
-    assert tt.load(of("~/linked/1")).options == translator.options
+    assert tt.Translator.from_pretrained(of("~/linked/1")).options == translator.options
     with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
-        tt.SavedTranslator(of("~/text"))
+        SavedModel(of("~/text"))
     assert matching(of("~/t*t/dev.*")) == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
     assert not list(Path().iterdir())
     assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
@@ -117,7 +119,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
 
 def test_bytes_are_no_path():
     takers = (user_path, tt.load, tt.Translator.from_pretrained, tt.run.Run, tt.Tokenizer.load, tt.records.Records)
-    takers += (tt.SavedTranslator, tt.treebank.read_trees, tt.files.checksum, lambda path: tt.load([path]))
+    takers += (tt.treebank.read_trees, tt.files.checksum, lambda path: tt.load([path]))
     takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
     for take in takers:
         with pytest.raises(tt.BadInput, match=r"expected .*, got (b'a'|<DirEntry b'a'>)") as error:
@@ -129,7 +131,7 @@ def test_bytes_are_no_path():
 
 def test_an_empty_path_is_none():
     """As of a shell's variable without a value: it would be the current folder."""
-    for take in (user_path, tt.load, tt.run.Run, tt.Tokenizer.load, tt.records.Records, tt.SavedTranslator):
+    for take in (user_path, tt.load, tt.run.Run, tt.Tokenizer.load, tt.records.Records):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
 

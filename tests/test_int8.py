@@ -109,12 +109,12 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     eight.save(tmp_path / "1", source_language="en")
     facts = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
     assert (facts["dtype"], facts["parameters"]) == ("int8", translator.model.count_params())
-    again = tt.Translator.from_saved_model(tmp_path / "1")
+    again = tt.Translator.from_pretrained(tmp_path / "1")
     for found, expected in zip(again.model.weights, eight.model.weights, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
     expected = [best.text for best, *_ in eight.n_best(TEXTS, 1)]
-    assert again(TEXTS) == tt.SavedTranslator(tmp_path / "1")(TEXTS) == expected
+    assert again(TEXTS) == tt.load(tmp_path / "1")(TEXTS) == expected
 
 
 @needs_int8
@@ -146,7 +146,7 @@ def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
 
 @needs_int8
 def test_marian_in_8_bits():
-    close_to(tt.Translator.from_marian("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
+    close_to(tt.Translator.from_pretrained("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
 
 
 @needs_int8

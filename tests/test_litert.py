@@ -25,7 +25,7 @@ from test_marian_tokenizer import CODES
 import tf_transformer as tt
 from tf_transformer.conformance.check import check
 from tf_transformer.engines import litert_client
-from tf_transformer.engines.litert import litert_translator
+from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.exports import litert
 from tf_transformer.families.marian.tokenizer import MarianTokenizer
@@ -241,7 +241,7 @@ def test_what_it_cannot_write(translator, folder, tmp_path):
 def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "1")
     (tmp_path / "1" / name).write_bytes(b"[1]")
-    for load, kind in ((LiteRTTranslator, ValueError), (litert_translator, tt.BadInput)):
+    for load, kind in ((LiteRTTranslator, ValueError), (LiteRT, tt.BadInput)):
         with pytest.raises(kind, match="1: expected a LiteRT export, got something else: .") as error:
             load(tmp_path / "1")
         assert "\n" not in str(error.value)
@@ -331,7 +331,7 @@ def checkpoint(vocabularies, path):
 
 def trained(**options):
     """MarianMT's small one, whose translations are German, for short sources: a signature takes seconds to convert."""
-    return tt.Translator.from_marian(MARIAN, **({"max_source_length": 31} | options))
+    return tt.Translator.from_pretrained(MARIAN, **({"max_source_length": 31} | options))
 
 
 def ensemble():
@@ -382,7 +382,7 @@ def test_marian_against_transformers(vocabularies, tmp_path):
     sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
     stored = {1: sources, 2: json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))}[vocabularies]
     options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf, "max_source_length": 61}
-    translator = tt.Translator.from_marian(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
+    translator = tt.Translator.from_pretrained(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
     translator.save(tmp_path / "1", format="litert", max_length=128)
     client = LiteRTTranslator(tmp_path / "1")
     best = [client.n_best(text, 1)[0] for text in sources["sentences"]]

@@ -71,7 +71,7 @@ def test_the_languages_are_inputs(saved):
 @pytest.mark.program
 def test_clients_choose_languages(saved, tmp_path, capsys):
     _, back = ANSWERS.values()
-    client, languages = tt.SavedTranslator(saved), {"source_language": "de", "target_language": "en"}
+    client, languages = tt.load(saved), {"source_language": "de", "target_language": "en"}
     assert client(back["sentences"], **languages) == back["beam"]
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
         client("A", target_language="xx")
@@ -86,7 +86,7 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([files[1], "--translations", str(tmp_path / "output"), *chosen])
     assert "--source-language: expected --model with it" in capsys.readouterr().err
-    again = tt.load(saved)
+    again = tt.Translator.from_pretrained(saved)
     assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
     assert again.replace(target_language="fr").export().facts["target_language"] == "fr"
 

@@ -209,7 +209,7 @@ def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_
         code, text = sentence.split(" ", 1)
         sources.append([code] * (code != "") + of_source.encode(text, out_type=str))
     results = engine.translate_batch(sources, beam_size=4, length_penalty=0, min_decoding_length=0, return_scores=True)
-    translator = tt.Translator.from_marian(release, beam_size=4, length_penalty=0.0, patience=math.inf)
+    translator = tt.Translator.from_pretrained(release, beam_size=4, length_penalty=0.0, patience=math.inf)
     found = [best[0] for best in translator.n_best(SENTENCES, 1)]
     assert [best.text for best in found] == [of_target.decode(result.hypotheses[0]) for result in results]
     np.testing.assert_allclose([best.log_prob for best in found], [result.scores[0] for result in results], atol=1e-4)
@@ -297,7 +297,7 @@ def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
 def fails(folder, message):
     """Loading raises, in one line."""
     with pytest.raises(tt.BadInput, match=message) as raised:
-        tt.Translator.from_marian(folder)
+        tt.Translator.from_pretrained(folder)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translator(folder):
-    return tt.Translator.from_marian(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
+    return tt.Translator.from_pretrained(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_export(translator, engines, tmp_path):
     back = served({"tokens": details["tokens"][:, 0]}, "detokenize")["text"]
     assert [text.decode() for text in back] == ANSWERS["beam"][:3]
     served.close()
-    again = tt.Translator.from_saved_model(path)
+    again = tt.Translator.from_pretrained(path)
     assert again.tokenizer.fingerprint == translator.tokenizer.fingerprint
     assert again.model.config == translator.model.config
     for one, other in zip(again.model.weights, translator.model.weights, strict=True):

@@ -31,7 +31,7 @@ def tokenizer():
 
 
 def translator(beam_size):
-    return tt.Translator.from_marian(TRAINED, beam_size=beam_size, length_penalty=0.0, patience=math.inf)
+    return tt.Translator.from_pretrained(TRAINED, beam_size=beam_size, length_penalty=0.0, patience=math.inf)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -58,7 +58,7 @@ def test_a_code_chooses_the_target_language():
 
 
 def test_the_checkpoint_s_beam_size_is_the_default():
-    assert tt.Translator.from_marian(TRAINED).beam_size == 3
+    assert tt.Translator.from_pretrained(TRAINED).beam_size == 3
     assert translator(2).beam_size == 2
 
 
@@ -103,7 +103,7 @@ def test_the_export_answers_as_the_translator(saved):
 
 @pytest.mark.program
 def test_a_translator_of_the_export(saved):
-    found = tt.load(saved)
+    found = tt.Translator.from_pretrained(saved)
     assert found(ANSWERS["sentences"]) == translator(3)(ANSWERS["sentences"])
     assert isinstance(found.tokenizer, MarianTokenizer) and type(found.model.config) is type(translator(3).model.config)
     assert (found.beam_size, found.length_penalty) == (3, 0.0)
@@ -155,7 +155,7 @@ def test_what_is_not_there_is_said(tmp_path):
         shutil.copytree(TRAINED, folder)
         (folder / missing).unlink()
         with pytest.raises(tt.BadInput, match=f"found no {missing} in"):
-            tt.Translator.from_marian(folder)
+            tt.Translator.from_pretrained(folder)
     (tmp_path / "vocab.json/source.spm").write_bytes(b"broken")
     shutil.copy(TRAINED / "vocab.json", tmp_path / "vocab.json")
     with pytest.raises(tt.BadInput, match="source.spm: expected a SentencePiece model, got 6 bytes that are none"):

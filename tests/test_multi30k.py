@@ -406,7 +406,7 @@ def test_a_model_learns_from_its_teacher(argv, tmp_path):
     english, german = ((tmp_path / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     longest = max(abs(len(a) - len(b)) for a, b in zip(pieces.encode(english), pieces.encode(german), strict=True))
-    made = tt.Translator.from_run(folder, 2, beam_size=2, length_penalty=0.9, extra_length=longest)
+    made = tt.Translator.from_pretrained(folder, average_last=2, beam_size=2, length_penalty=0.9, extra_length=longest)
     for file, text in (("forward.txt", english), ("backward.txt", german)):
         assert (folder / file).read_text().splitlines() == list(made(text))
 
@@ -430,7 +430,11 @@ def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch)
     monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export) or tmp_path)
     run, teacher = tmp_path / "run", tmp_path / "teacher"
     train.main([*argv, "--teachers", str(teacher), "--ensemble"])
-    weights = [weight for folder in (run, teacher) for weight in tt.Translator.from_run(folder, 2).model.get_weights()]
+    weights = [
+        weight
+        for folder in (run, teacher)
+        for weight in tt.Translator.from_pretrained(folder, average_last=2).model.get_weights()
+    ]
     for found, expected in zip(exports[0].weights, weights, strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -260,7 +260,7 @@ def test_a_savedmodel_parses(parser, tmp_path):
     path = tmp_path / "parser" / "1"
     parser.save(path, step=29, f1=97.0)
     texts = [text for text in TEXTS if len(text) < 100]
-    assert tt.SavedTranslator(path, batch_size=4)(texts) == parser(texts)
+    assert tt.load(path, batch_size=4)(texts) == parser(texts)
     signatures = tf.saved_model.load(str(path)).signatures
     assert set(signatures) == {"serving_default", "parse", "model_info"}
     answer = signatures["parse"](text=tf.constant(["He slept .", ""]))
@@ -273,7 +273,7 @@ def test_a_savedmodel_parses(parser, tmp_path):
         b"97.0",
         b"41",
     ]
-    again = Parser(tt.Translator.from_saved_model(path))
+    again = Parser(tt.Translator.from_pretrained(path))
     assert again.tokenizer.controls == parser.tokenizer.controls
     assert again.translator.extra_length == 23
     assert again(texts[0]) == parser(texts[0])

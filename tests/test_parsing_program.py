@@ -75,7 +75,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     assert f"F1 {metrics['test_f1']:.2f} in float32, at the training's end" in printed
     facts = json.loads((models / "again/1/assets.extra/tf_transformer.json").read_text())
     assert (facts["f1"], facts["beam_size"], facts["length_penalty"], facts["step"]) == (metrics["test_f1"], 2, 0.3, 80)
-    assert read_tree(tt.SavedTranslator(models / "again/1")("a door")).leaves() == ["a", "door"]
+    assert read_tree(tt.load(models / "again/1")("a door")).leaves() == ["a", "door"]
     more = ["--name", "half", "--base", str(models), "--dtype", "bfloat16", "--dev", files[1]]
     trainer_export.main(["--run", str(run), *more])
     assert re.findall(r"^F1 [\d.]+ in (\w+)  EVALB", capsys.readouterr().out, re.M) == ["float32", "bfloat16"]

@@ -63,7 +63,7 @@ def test_a_litert_export_answers_as_the_savedmodel(small, served):
         assert (row["translation"], row["truncated"]) == (text.decode(), truncated)
     keys = ["length_penalty", "beam_size", "name", "version", "parameters", "nothing"]
     info = ask({"signature_name": "model_info", "instances": keys})[1]["predictions"]
-    assert info == ["0.6", "3", "name", "3", str(tt.LiteRTTranslator(small).facts["parameters"]), ""]
+    assert info == ["0.6", "3", "name", "3", str(tt.load(small).facts["parameters"]), ""]
 
 
 class Two:

@@ -127,7 +127,7 @@ def test_sizes_are_checked_before_they_take_memory(checkpoint, values):
     change(checkpoint / "config.json", **values)
     names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_ffn_dim": "d_ff"}
     name = next(iter(values))
-    refused(lambda: tt.Translator.from_marian(checkpoint), f"config.json: .*{names.get(name, name)}")
+    refused(lambda: tt.Translator.from_pretrained(checkpoint), f"config.json: .*{names.get(name, name)}")
 
 
 def test_a_vocabulary_without_weights_has_a_size_that_can_be(checkpoint):
@@ -153,7 +153,7 @@ def test_pieces_that_are_no_model_are_named(checkpoint, content):
 def test_a_pointer_of_git_lfs_is_named(checkpoint):
     for name in ("source.spm", "model.safetensors"):
         (checkpoint / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
-        refused(lambda: tt.Translator.from_marian(checkpoint), f"{name}: expected the file itself, .* Git LFS")
+        refused(lambda: tt.Translator.from_pretrained(checkpoint), f"{name}: expected the file itself, .* Git LFS")
 
 
 def test_weights_in_several_files(checkpoint):

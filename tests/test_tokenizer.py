@@ -277,7 +277,7 @@ def test_without_tensorflow_text_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "tf_transformer.text.tokenizer", raising=False)
     minor = re.escape(".".join(tf.__version__.split(".")[:2]))
     module = "tf_transformer.text.tokenizer"
-    for needs_text in (lambda: importlib.import_module(module), lambda: tt.SavedTranslator(tmp_path)):
+    for needs_text in (lambda: importlib.import_module(module), lambda: tt.load(tmp_path)):
         with pytest.raises(tt.BadInput, match=rf"^text: expected tensorflow-text {minor}, .*tensorflow_text.*$"):
             needs_text()
 

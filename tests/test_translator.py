@@ -3,11 +3,9 @@
 import functools
 import json
 import math
-import re
 import shutil
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -34,25 +32,25 @@ def test_a_batch_answers_as_its_sentences_alone(translator):
 def test_nothing_in_nothing_out(translator):
     assert translator(TEXTS[1:4]) == ["", "", ""]
     assert translator([]) == []
-    assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False)]
+    assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False, 0)]
 
 
 def test_long_texts_are_said_to_be_cut(translator, saved):
     texts = ["door " * 99, "Two doors.", "door " * 113]
     message = "more tokens than the model reads in {} texts; only their beginnings are read: {}$".format
     doors = r"'(door ){8}'\.\.\."
-    for function in (translator, functools.partial(translator.sample, k=1), tt.SavedTranslator(saved)):
+    for function in (translator, functools.partial(translator.sample, k=1), tt.load(saved)):
         with pytest.warns(UserWarning, match=message("2 of 3", f"{doors}, {doors}")):
             first, _, last = function(text for text in texts)
         assert first == last != ""
         with warnings.catch_warnings(action="error"):
             function(["door", ""])
     with pytest.warns(UserWarning, match=message("4 of 4", r"('\ufffd(door ){7}door'\.\.\.,? ){3}and others")):
-        tt.SavedTranslator(saved)([b"\xff" + b"door " * 99] * 4)
+        tt.load(saved)([b"\xff" + b"door " * 99] * 4)
 
 
 def test_a_string_gives_a_string(translator, saved):
-    assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] == tt.SavedTranslator(saved)(TEXTS[0]) != ""
+    assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] == tt.load(saved)(TEXTS[0]) != ""
 
 
 def test_n_best_is_sorted_and_distinct(translator):
@@ -85,7 +83,7 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
         tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"
     ):
         translator.n_best(texts, 1, prefixes)
-    pretrained = tt.Translator.from_marian(Path(__file__).parent / "marian/trained")
+    pretrained = tt.Translator.from_pretrained(Path(__file__).parent / "marian/trained")
     with pytest.raises(tt.BadInput, match="^prefixes: expected symbols of the vocabulary, got '東京 x' at place 1$"):
         pretrained.n_best(["a", "a"], 1, ["a", "東京 x"])
     with pytest.raises(tt.BadInput, match="^texts: expected strings, got int at place 0$"):
@@ -182,20 +180,6 @@ def test_another_setting_is_another_translator(translator):
     assert translator.n_best(texts, 2) == before
     assert greedy.options == translator.options | {"beam_size": 1, "extra_length": 3}
     assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
-
-
-def test_options_of_a_search_go_into_no_call(translator, saved):
-    """The message says where they go."""
-    loaded = tt.SavedTranslator.__new__(tt.SavedTranslator)
-    loaded._model, loaded.batch_size = SimpleNamespace(signatures={}), 2
-    for call, hint in ((translator, "translator.replace(beam_size=...) or "), (loaded, "")):
-        message = f"expected source_language and target_language alone, got beam_size; {hint}tt.load("
-        with pytest.raises(TypeError, match=re.escape(message)):
-            call(["Two doors."], beam_size=1)
-        with pytest.raises(TypeError, match="alone, got temperature$"):
-            call("Two doors.", temperature=1)
-    with pytest.raises(TypeError, match="alone, got beam_size"):
-        translator.n_best(["Two doors."], 2, beam_size=1)
 
 
 def test_no_option_of_a_call_is_traced_anew(translator):
@@ -302,7 +286,7 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, saved)
     """White space, wherever a text goes in; and it ends no list."""
     whole = translator(["Two doors", "The old woman"])
     assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
-    assert tt.SavedTranslator(saved)([HALF, "The old woman"]) == whole
+    assert tt.load(saved)([HALF, "The old woman"]) == whole
     assert translator.n_best([HALF], 2, [HALF]) == translator.n_best([HALF_BYTES], 2, [HALF_BYTES])
     assert translator.sample([HALF]) == translator.sample([HALF_BYTES])
     for target, expected in ((None, None), (HALF, "Two doors")):
@@ -314,9 +298,9 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, saved)
 
 
 def test_called_from_python(translator, saved, tmp_path):
-    assert tt.SavedTranslator(saved.parent, batch_size=2)(TEXTS) == translator(TEXTS)
-    with pytest.raises(tt.BadInput, match="found no saved_model.pb"):
-        tt.SavedTranslator(tmp_path)
+    assert tt.load(saved.parent, batch_size=2)(TEXTS) == translator(TEXTS)
+    with pytest.raises(tt.BadInput, match="expected a run, a SavedModel or a checkpoint, found no config.json"):
+        tt.load(tmp_path)
 
 
 def test_attention_is_the_models_own(translator):
@@ -354,13 +338,13 @@ def test_what_attention_refuses(translator):
 
 def test_a_translator_from_its_savedmodel(translator, saved):
     """Weights, tokenizer and defaults come back."""
-    again = tt.load(saved.parent)
+    again = tt.Translator.from_pretrained(saved.parent)
     assert again.options == translator.options
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model
     for found, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
-    assert tt.Translator.from_saved_model(saved, beam_size=1).beam_size == 1
+    assert tt.Translator.from_pretrained(saved, beam_size=1).beam_size == 1
 
 
 def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path, monkeypatch):
@@ -375,34 +359,34 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
         assert "bleu" not in found  # it was measured in another dtype, perhaps
         return {name: found[name] for name in (*limits, *facts)}
 
-    assert said(tt.load(tmp_path / "1")) == limits | facts
-    assert said(tt.load(tmp_path / "1").astype("bfloat16"), max_length=41, step=31) == limits | facts | {
-        "max_length": 41,
-        "step": 31,
-    }
-    other = tt.load(tmp_path / "1", beam_size=7, export_options={"n_best": 3, "license": "MIT"})
+    assert said(tt.Translator.from_pretrained(tmp_path / "1")) == limits | facts
+    assert said(tt.Translator.from_pretrained(tmp_path / "1").astype("bfloat16"), max_length=41, step=31) == (
+        limits | facts | {"max_length": 41, "step": 31}
+    )
+    own = {"n_best": 3, "license": "MIT"}
+    other = tt.Translator.from_pretrained(tmp_path / "1", beam_size=7, export_options=own)
     assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
     monkeypatch.setattr("tf_transformer.exports.litert._converted", lambda *_: b"a file")
-    tt.load(tmp_path / "1").save(tmp_path / "litert", format="litert")
+    tt.Translator.from_pretrained(tmp_path / "1").save(tmp_path / "litert", format="litert")
     written = json.loads((tmp_path / "litert/model.json").read_text())
     assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_best": "2"}))
     with pytest.raises(tt.BadInput, match="n_best: expected int, got '2'"):
-        tt.load(tmp_path / "1")
+        tt.Translator.from_pretrained(tmp_path / "1")
 
 
 def test_an_exact_search_comes_back_from_strict_json(translator, tmp_path):
     save_export(Root(translator.model, translator.tokenizer, (), {}, patience=math.inf), tmp_path / "1")
     facts = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()
     assert json.loads(facts, parse_constant=lambda name: 1 / 0)["patience"] == "inf"
-    assert tt.Translator.from_saved_model(tmp_path / "1").patience == math.inf
+    assert tt.Translator.from_pretrained(tmp_path / "1").patience == math.inf
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     model = translator.astype(dtype).model
     save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
-    again = tt.Translator.from_saved_model(tmp_path / "1")
+    again = tt.Translator.from_pretrained(tmp_path / "1")
     assert (again.beam_size, again.length_penalty, again.extra_length, again.patience) == (5, 0.3, 50, 2.0)
     assert {weight.dtype for weight in again.model.weights} == {dtype}
     for found, expected in zip(again.model.weights, model.weights, strict=True):
@@ -412,7 +396,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
 def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     def refuses(message):
         with pytest.raises(tt.BadInput, match=message):
-            tt.Translator.from_saved_model(tmp_path / "1")
+            tt.Translator.from_pretrained(tmp_path / "1")
 
     def facts(**changes):
         described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
@@ -432,9 +416,9 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     refuses("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tokenizer.model").unlink()
     with pytest.raises(FileNotFoundError, match="expected a file, found none at .*tokenizer.model"):
-        tt.Translator.from_saved_model(tmp_path / "1")
+        tt.Translator.from_pretrained(tmp_path / "1")
     shutil.copy(saved / "assets.extra/tokenizer.model", tmp_path / "1/assets.extra")
-    tt.Translator.from_saved_model(tmp_path / "1")
+    tt.Translator.from_pretrained(tmp_path / "1")
     (weights,) = (tmp_path / "1/variables").glob("*.data*")
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     refuses("expected a whole SavedModel of this package, got something else")
@@ -481,11 +465,11 @@ def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
         dtype
     )
     both.save(tmp_path / "both/1")
-    again = tt.Translator.from_saved_model(tmp_path / "both/1")
+    again = tt.Translator.from_pretrained(tmp_path / "both/1")
     assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
     for found, expected in zip(again.model.weights, both.model.weights, strict=True):
         np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
-    assert tt.SavedTranslator(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
+    assert tt.load(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
     described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
     assert described["parameters"] == 2 * translator.model.count_params()
 
@@ -505,14 +489,14 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     texts = [text for pair in tt.toy_corpus.corpus(train=400, dev=0, test=0)["train"] for text in pair]
     tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
     with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
-        tt.Translator.from_run([run.path for run in runs])
+        tt.Translator.from_pretrained([run.path for run in runs])
     with pytest.raises(tt.BadInput, match=r"three: expected a run's folder"):
-        tt.Translator.from_run([runs[0].path, tmp_path / "three"])
+        tt.Translator.from_pretrained([runs[0].path, tmp_path / "three"])
 
 
 def test_several_folders_are_runs_or_refused(saved, tmp_path):
     marian = Path(__file__).parent / "marian/trained"
-    for loads in (tt.load, tt.Translator.from_run, tt.Parser.from_run):
+    for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):
         for none in ([], (), iter([]), {}, {"runs": 1}):
             with pytest.raises(
                 tt.BadInput, match="^(path: )?expected a (folder|run's|path).*, got |expected a run's f"
@@ -526,11 +510,9 @@ def test_several_folders_are_runs_or_refused(saved, tmp_path):
         ["runs/none", saved],
         (saved.parent, marian),
     ):
-        with pytest.raises(
-            tt.BadInput, match="^.*: expected a run, as several folders are an ensemble of runs; got ano"
-        ):
+        with pytest.raises(tt.BadInput, match="^.*: expected a run, as several are an ensemble of runs; got ano"):
             tt.load(models)
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.tflite").touch()
-    with pytest.raises(tt.BadInput, match="a LiteRT export, .*, which tt.LiteRTTranslator"):
-        tt.load(tmp_path)
+    with pytest.raises(tt.BadInput, match="a LiteRT export, .*, which tt.load"):
+        tt.Translator.from_pretrained(tmp_path)

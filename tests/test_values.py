@@ -255,7 +255,7 @@ def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
         "Run": {"path": tmp_path},
         "Translator": {"model": translator.model, "tokenizer": translator.tokenizer},
     }
-    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedTranslator|LiteRTTranslator")  # files, or tracing
+    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedModel|LiteRT")  # files, or tracing
     table = [(name, options) for name, _, options in functions() if not reading.search(name)]
     table.append(("tf_transformer.engines.translator.Translator.__init__", translator.options))
     for name, options in table:

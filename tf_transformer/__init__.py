@@ -31,7 +31,6 @@ _LAZY = {
     "files": ("base.files", None),
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
-    "LiteRTTranslator": ("engines.litert_client", "LiteRTTranslator"),
     "load": ("loading", "load"),
     "load_marian": ("families.marian.files", "load_marian"),
     "masks": ("masks", None),
@@ -44,7 +43,6 @@ _LAZY = {
     "RECIPES": ("runs.recipe", "RECIPES"),
     "records": ("corpora.records", None),
     "run": ("runs.run", None),
-    "SavedTranslator": ("engines.savedmodel", "SavedTranslator"),
     "search": ("text.search", None),
     "SmoothedCrossEntropy": ("training", "SmoothedCrossEntropy"),
     "sources": ("corpora.sources", None),
@@ -87,8 +85,6 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.corpora.corpus import ToyCorpus as ToyCorpus
     from tf_transformer.corpora.filters import Filters as Filters
     from tf_transformer.corpora.preparation import Preparation as Preparation
-    from tf_transformer.engines.litert_client import LiteRTTranslator as LiteRTTranslator
-    from tf_transformer.engines.savedmodel import SavedTranslator as SavedTranslator
     from tf_transformer.engines.translator import Translator as Translator
     from tf_transformer.ensemble import Ensemble as Ensemble
     from tf_transformer.evaluation import bleu as bleu

@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.base.folders import saved_model_of
+    from tf_transformer.loading import trained
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    model = tt.load(saved_model_of(args.model) if args.model else args.run)
+    model = trained(saved_model_of(args.model) if args.model else args.run)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:

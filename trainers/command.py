@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import io
 import os
 import re
@@ -18,7 +17,9 @@ from typing import Any
 from tf_transformer.base.files import user_path
 from tf_transformer.base.terminal import Stopped
 from tf_transformer.config import BadInput
-from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS
+from tf_transformer.engines.engine import Engine, Reply, warn_of_truncated
+from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
 def options(
@@ -143,46 +144,35 @@ def load_tensorflow() -> None:
 
 
 def add_languages(add: Callable[..., Any]) -> None:
-    """Add the options of a model of several languages, for `saved_model`."""
+    """Add the options of a model of several languages, for `engine`."""
     for name in LANGUAGES:
         side = name.partition("_")[0]
         what = f"the {side}'s, for a model of several languages (the export's)"
         add(f"--{side}-language", metavar="CODE", help=what)
 
 
-def saved_model(folder: str | Path, args: argparse.Namespace, batch_size: int = 32) -> Callable[..., Any]:
-    """What was saved in a folder, as a function of texts: a SavedModel, or a LiteRT export, which needs no TensorFlow.
-
-    Args:
-        folder: its folder.
-        args: with the options of `add_languages`.
-        batch_size: sentences a batch; LiteRT takes one at a time.
-
-    Raises:
-        BadInput: languages are chosen, and a LiteRT export has one pair.
-    """
+def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
+    """Whatever `tt.load` opens, with the languages of `add_languages` in `given`."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import is_litert, model_folder
-    from tf_transformer.engines.litert import litert_translator
+    from tf_transformer.base.folders import is_litert
 
-    languages, folder = chosen(vars(args), LANGUAGES), model_folder(folder)
-    if is_litert(folder):
-        if languages:
-            raise BadInput(f"--{next(iter(languages)).replace('_', '-')}: expected none with a LiteRT export, got one")
-        return litert_translator(folder)
-    load_tensorflow()
-    return functools.partial(tt.SavedTranslator(folder, batch_size), **languages)
+    if not is_litert(model):  # which needs no TensorFlow
+        load_tensorflow()
+    return tt.load(model, **options, **chosen(given, LANGUAGES))
 
 
-def in_chunks(translator: Callable[..., Any], texts: Sequence[Any], size: int = 2_000) -> Iterator[str]:
-    """Translations as they come, chunk after chunk. With several chunks, progress goes to standard error."""
-    began = time.monotonic()
+def in_chunks(engine: Engine, texts: Sequence[Any], size: int = 2_000) -> Iterator[Reply]:
+    """Replies as they come, chunk after chunk. With several chunks, progress goes to standard error."""
+    began, truncated = time.monotonic(), list[bool]()
     for start in range(0, len(texts), size):
-        yield from translator(texts[start : start + size])
+        replies = engine.replies(texts[start : start + size])
+        truncated += [reply.truncated for reply in replies]
+        yield from replies
         if len(texts) > size:
             done = min(start + size, len(texts))
             speed = done / (time.monotonic() - began)
             print(f"{done:,} of {len(texts):,} sentences, {speed:.0f} a second", file=sys.stderr, flush=True)
+    warn_of_truncated(texts, truncated)
 
 
 def run_program(main: Callable[[], None]) -> None:

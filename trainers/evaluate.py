@@ -3,17 +3,18 @@
 Paired bootstrap compares each further translation with the first one.
 """
 
-from tf_transformer.text.search_options import LANGUAGES
+from tf_transformer.base.files import write_text
+from tf_transformer.text.languages import LANGUAGES
 
 from .command import (
     add_languages,
     as_path,
     chosen,
+    engine,
     in_chunks,
     load_tensorflow,
     options,
     run_program,
-    saved_model,
 )
 
 
@@ -22,7 +23,13 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--reference", required=True, help="the reference translations, a sentence a line")
     add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
-    add("--model", nargs="+", default=[], metavar="DIR", help="SavedModels to translate --source with")
+    add(
+        "--model",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="models to translate --source with: exports, runs, checkpoints",
+    )
     add("--source", help="the text to translate, with --model")
     add_languages(add)
     add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
@@ -49,9 +56,10 @@ def main(argv: list[str] | None = None) -> None:
         systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
     for name in args.model:
         source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        systems[name] = list(in_chunks(saved_model(name, args), source))
+        replies = list(in_chunks(engine(name, vars(args)), source))
+        systems[name] = [reply.text for reply in replies]
         if args.output:
-            tt.files.write_text(args.output, (f"{tt.files.one_line(text)}\n" for text in systems[name]))
+            write_text(args.output, (f"{reply.line}\n" for reply in replies))
     scores = tt.bleu.compare(systems, references, args.samples)
     print(f"{len(references):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
     for name in systems:

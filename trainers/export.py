@@ -53,10 +53,12 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.base.reading import read_json
     from tf_transformer.corpora.corpus import languages_of
+    from tf_transformer.engines.rebuild import checkpoint_of
     from tf_transformer.exports import savedmodel as serving
     from tf_transformer.families.registry import load_tokenizer
-    from tf_transformer.loading import checkpoint_of
-    from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer
+    from tf_transformer.loading import trained
+    from tf_transformer.text.languages import LANGUAGES
+    from tf_transformer.text.tokenizer import Tokenizer
 
     from .publishing import language_facts, measured, read_dev, scores_of, search_of
 
@@ -82,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     float32: Any
     if run:
         average_last = args.average_last or settings["recipe"].get("average_last", 5)
-        float32 = tt.load(args.run, average_last, **search_of(vars(args)))
+        float32 = trained(args.run, average_last=average_last, **search_of(vars(args)))
         count = len(run.checkpoints()[-average_last:])
         print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
     else:

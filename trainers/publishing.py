@@ -18,12 +18,12 @@ from tf_transformer.evaluation import costs
 from tf_transformer.exports import savedmodel as serving
 from tf_transformer.exports.contract import Root
 from tf_transformer.fitting.trainer import Trainer
-from tf_transformer.loading import load
+from tf_transformer.loading import trained
 from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
+from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
-from tf_transformer.text.tokenizer import LANGUAGES
 
 from .command import chosen
 
@@ -83,7 +83,7 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
     count, paths = len(trainer.run.checkpoints()[-trainer.recipe.average_last :]), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
     print(f"averaging the last {count} checkpoints{of_each}", flush=True)
-    return load(paths, trainer.recipe.average_last, **search)
+    return trained(paths, average_last=trainer.recipe.average_last, **search)
 
 
 def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> Path:

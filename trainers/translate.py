@@ -1,5 +1,5 @@
-"""Translate a file, or standard input, line by line, with a SavedModel or a LiteRT export; or many files, with --input,
-on Apache Beam.
+"""Translate a file, or standard input, line by line, with a SavedModel, a LiteRT export, a run or a checkpoint; or many
+files, with --input, with an export on Apache Beam.
 """
 
 import argparse
@@ -8,24 +8,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import lines_in, lines_of, one_line, write_text
-from tf_transformer.text.search_options import LANGUAGES
+from tf_transformer.base.files import lines_in, lines_of, write_text
+from tf_transformer.text.languages import LANGUAGES
 
 from .command import (
     add_languages,
     add_search_options,
     chosen,
+    engine,
     in_chunks,
     options,
     run_program,
-    saved_model,
 )
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
-    what = "a SavedModel or a LiteRT export, e.g. savedmodels/demo/1; of savedmodels/demo the newest"
+    what = "a folder, e.g. savedmodels/demo/1, of savedmodels/demo the newest; or a name on the Hugging Face hub"
     parser.add_argument("model", help=what)
     parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
     parser.add_argument(
@@ -64,9 +64,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate one file, or standard input, in this process."""
-    translator = saved_model(args.model, args, args.batch_size)
+    model = engine(args.model, vars(args), batch_size=args.batch_size)
     lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
-    translated = (f"{one_line(translation)}\n" for translation in in_chunks(translator, lines))
+    translated = (f"{reply.line}\n" for reply in in_chunks(model, lines))
     if args.output:
         write_text(args.output, translated)
     else:

@@ -4,9 +4,6 @@ Without arguments it learns English to German from the package's toy corpus, in 
 
 import time
 from pathlib import Path
-from typing import Any
-
-from tf_transformer.base.files import user_path
 
 from .command import (
     add_search_options,
@@ -59,10 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
-    start: Any = args.start and (tt.load if user_path(args.start).is_dir() else tt.Translator.from_pretrained)(
-        args.start
-    )
-    if start and not isinstance(start, tt.Translator):
+    start = tt.Translator.from_pretrained(args.start) if args.start else None
+    if start and start.tokenizer.controls:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
     config, recipe = plan_of(vars(args) | of_records | {"start": start}, "translation")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from examples.multi30k.corpus import StagedCorpus, translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
-from tf_transformer.base.files import one_line, write_text
+from tf_transformer.base.files import write_text
 from tf_transformer.corpora.pairs import lists_of
 from tf_transformer.corpora.text_files import check_text_pairs
 from tf_transformer.runs.recipe import PAPER_STEPS
@@ -128,5 +128,5 @@ def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: di
     one.run.lock()
     for file, side in zip(translations_of(one.run.path), sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
-        write_text(file, (f"{one_line(text)}\n" for text in in_chunks(translator, side)))
+        write_text(file, (f"{reply.line}\n" for reply in in_chunks(translator, side)))
     one.run.unlock()

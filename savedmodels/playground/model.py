@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
-from savedmodels.playground.litert import LiteRTExport
+from savedmodels.playground.engine import EngineExport
 from tf_transformer.base.folders import is_litert, is_version, model_folder
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import plainly_named
@@ -77,7 +77,7 @@ class ServedModel:
         folder = find_version(folder)
         self.name = name or folder.parent.name
         self.version = int(folder.name)
-        self._export = LiteRTExport(folder) if is_litert(folder) else SavedModel(folder)
+        self._export = EngineExport(folder) if is_litert(folder) else SavedModel(folder)
         self.signatures = self._export.signatures
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:

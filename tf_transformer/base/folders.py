@@ -13,8 +13,8 @@ SAVED_MODEL, LITERT, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.bin"
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
 CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
 OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
-    SAVED_MODEL: "a SavedModel, {}, which tt.load and tt.SavedTranslator open",
-    LITERT: "a LiteRT export, {}, which tt.LiteRTTranslator opens",
+    SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
+    LITERT: "a LiteRT export, {}, which tt.load opens",
     CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
     "records.json": "prepared records, {}, which tt.PreparedCorpus opens",
     "source.spm": CHECKPOINT,

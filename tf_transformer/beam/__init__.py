@@ -7,10 +7,8 @@ from tf_transformer.base.extras import import_extra
 
 _HOME = {
     "Prepare": "preparation",
-    "Hypothesis": "translation",
     "TranslationSettings": "translation",
     "Translate": "translation",
-    "TranslatedText": "translation",
     "Shard": "shards",
     "TranslateShards": "shards",
     "BulkJob": "shards",

@@ -17,13 +17,14 @@ import apache_beam as beam
 import portalocker
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.base.files import checksum, matching, new_file, user_path, write_json
+from tf_transformer.base.files import checksum, matching, new_file, one_line, user_path, write_json
 from tf_transformer.base.folders import is_litert, model_folder
 from tf_transformer.base.reading import read_json, reading
 from tf_transformer.base.values import Count, check_fields
-from tf_transformer.beam.translation import Handler, Model, TranslatedText, TranslationSettings
+from tf_transformer.beam.translation import Handler, Model, TranslationSettings
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
+from tf_transformer.engines.engine import Reply
 
 SHARD_LINES = 10_000
 
@@ -193,19 +194,19 @@ class _ShardHandler(Handler):
     ) -> Iterable[ShardResult]:
         for shard in batch:
             began = time.monotonic()
-            rows = model.answers(read_range(shard.lines))
-            write_shard(shard.path, rows)
+            rows = model.replies(read_range(shard.lines))
+            write_shard(shard.path, rows, self.method.n_best > 1)
             truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
             yield ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)
 
 
-def write_shard(path: str, rows: Sequence[TranslatedText]) -> None:
-    """Write translations, a line for each, to a file that is complete or absent.
+def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
+    """Write translations, a line for each, to a file that is complete or absent. `n_best`: JSON has all of them.
 
     Raises:
         OSError: it cannot be written; the error names the file.
     """
-    text = "".join(f"{_json(row) if '.jsonl' in Path(path).suffixes else row.text}\n" for row in rows).encode()
+    text = "".join(f"{_json(row, n_best) if '.jsonl' in Path(path).suffixes else row.line}\n" for row in rows).encode()
     try:
         with new_file(path) as temporary, open(temporary, "wb") as file:
             if path.endswith(".gz"):
@@ -217,8 +218,8 @@ def write_shard(path: str, rows: Sequence[TranslatedText]) -> None:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _json(row: TranslatedText) -> str:
-    fields: dict[str, Any] = {name: getattr(row, name) for name in ("text", "score", "truncated", "empty")}
-    if row.n_best:
-        fields["n_best"] = [asdict(each) for each in row.n_best]
-    return json.dumps(fields, ensure_ascii=False)
+def _json(row: Reply, n_best: bool) -> str:
+    fields: dict[str, Any] = {name: getattr(row, name) for name in ("score", "truncated", "empty")}
+    if n_best:
+        fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in row.answers]
+    return json.dumps({"text": row.line, **fields}, ensure_ascii=False)

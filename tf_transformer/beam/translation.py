@@ -1,65 +1,25 @@
-"""A SavedModel, a translator's or a parser's, or a LiteRT export, on the elements of a Beam pipeline."""
+"""An export on the elements of a Beam pipeline: a translator's or a parser's SavedModel, or a LiteRT export."""
 
-import contextlib
-import functools
 import os
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
-from tf_transformer.base.files import encoded, one_line, user_path
-from tf_transformer.base.folders import is_litert, saved_model_of
-from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.files import encoded, user_path
 from tf_transformer.base.values import Count, between, check_fields, checked, convert
 from tf_transformer.config import BadInput
-from tf_transformer.conformance.check import plainly_named
-from tf_transformer.engines.litert import litert_translator
-from tf_transformer.text.search_options import LANGUAGES, SEARCH_OPTIONS, problem
+from tf_transformer.engines.engine import REQUEST_OPTIONS, Reply, batches
+from tf_transformer.loading import load
+from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
-UNUSED = -1e9  # the score of a place without a translation
-_OPTIONS = [name for name, option in SEARCH_OPTIONS.items() if option.request]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One of the n best translations of a text.
-
-    Attributes:
-        text: the translation.
-        score: its log-probability / length penalty.
-    """
-
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
-class TranslatedText:
-    """What a model made of a text.
-
-    Attributes:
-        source: the text, as it came.
-        text: the best translation, or the tree of a parser; "" if the source is empty. It has no newline.
-        score: its score; 0 if the source is empty.
-        truncated: the source had more tokens than the model reads; the rest was left out.
-        empty: the source has no tokens: nothing, white space or control characters.
-        n_best: the best translations, best first, if more than one was asked for.
-    """
-
-    source: str | bytes
-    text: str
-    score: float
-    truncated: bool
-    empty: bool
-    n_best: tuple[Hypothesis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,8 +47,8 @@ class TranslationSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if unknown := [name for name in self.options if name not in (*_OPTIONS, *LANGUAGES)]:
-            raise BadInput(f"options: expected {', '.join((*_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
+        if unknown := [name for name in self.options if name not in (*REQUEST_OPTIONS, *LANGUAGES)]:
+            raise BadInput(f"options: expected {', '.join((*REQUEST_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
         if wrong := problem({**self.search, "n_best": self.n_best}):
             raise BadInput(wrong)
         languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
@@ -106,8 +66,8 @@ class TranslationSettings:
 class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, each with its own key, in no order.
 
-    A string becomes a `TranslatedText`. A pair (key, string) becomes (key, `TranslatedText`). With `text`, a dict, a
-    NamedTuple or another object with that field becomes (element, `TranslatedText`). Strings are str or bytes; none
+    A string becomes a `Reply` of `engines.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a dict, a
+    NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none
     makes a bundle fail, whatever it contains.
 
     The model is loaded once a process; a LiteRT export loads no TensorFlow. Beam's metrics have, in the namespace
@@ -133,154 +93,42 @@ class Translate(beam.PTransform[Any, Any]):
         return elements | RunInference(self._handler)
 
 
-class Model(Protocol):
-    """A loaded model."""
-
-    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
-        """The answer to each text."""
-
-
-class LiteRTModel:
-    """A loaded LiteRT export, which translates one text after the other.
+class Model:
+    """A loaded model, which counts for Beam's metrics what it does.
 
     Raises:
-        BadInput: as of `litert_translator`, or the method asks for what the export fixes.
+        BadInput: the folder holds no export, or one that cannot do what the method asks for.
     """
 
     def __init__(self, method: TranslationSettings) -> None:
-        self._model = litert_translator(method.path, method.threads or 1)
-        if fixed := method.options.keys() - self._model.options.keys():
-            raise BadInput(f"{method.path}: expected no {', '.join(sorted(fixed))}, which the export fixes")
-        most = {"max_length": self._model.facts["max_length"], "n_best": self._model.facts["beam_size"]}
-        if wrong := problem({**method.search, "n_best": method.n_best}, most):
-            raise BadInput(f"{method.path}: {wrong}")
         self._method = method
+        self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
+        try:
+            self._engine.request(self._n, method.options)
+        except BadInput as error:
+            raise BadInput(f"{method.path}: {error}") from error
 
-    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
-        """The answer to each text."""
-        rows = [self._answer(text) for text in texts]
-        _count(rows)
-        return rows
+    @property
+    def _n(self) -> int | None:
+        return self._method.n_best if self._method.n_best > 1 else None
 
-    def _answer(self, text: str | bytes) -> TranslatedText:
-        began = time.monotonic()
-        length = len(self._model.source_ids(text))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of long texts: the answer says so
-            best = self._model.n_best(text, self._method.n_best, **self._method.options)
-        made = [Hypothesis(one_line(one.text), one.score) for one in best]
-        counters["tokens"].inc(length)
-        milliseconds.update(round((time.monotonic() - began) * 1_000))
-        truncated = length > self._model.facts["max_source_length"]
-        n_best = tuple(made) if self._method.n_best > 1 else ()
-        return TranslatedText(text, made[0].text, made[0].score, truncated, length == 0, n_best)
+    def replies(self, texts: Sequence[str | bytes]) -> list[Reply]:
+        """The reply to each text, computed in batches of similar length."""
+        replies: dict[int, Reply] = {}
 
+        def cost(rows: int, longest: int) -> int:
+            return rows * max(longest, LEAST_BYTES)
 
-class SavedModel:
-    """A loaded SavedModel that answers any number of texts.
-
-    Raises:
-        BadInput: the folder holds no SavedModel, or one that cannot do what the method asks for.
-    """
-
-    def __init__(self, method: TranslationSettings) -> None:
-        if method.threads:
-            os.environ["TF_NUM_INTRAOP_THREADS"] = str(method.threads)
-        import tensorflow as tf
-
-        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
-
-        self._method = method
-        with contextlib.ExitStack() as stack:
-            local = "://" not in os.fspath(method.path)
-            path = stack.enter_context(plainly_named(saved_model_of(method.path))) if local else method.path
-            self._model = tf.saved_model.load(str(path))  # owns what the signatures read
-        signatures = self._model.signatures
-        self._default, self._tokenize = signatures["serving_default"], signatures.get("tokenize")
-        self._translate = None
-        if method.options or method.n_best > 1:
-            self._translate = self._checked_translate()
-
-    def _checked_translate(self) -> Any:
-        """The function `translate` with the options."""
-        import tensorflow as tf
-
-        from tf_transformer.engines.savedmodel import spoken
-
-        method = self._method
-        if not hasattr(self._model, "translate"):
-            raise BadInput(f"{method.path}: expected a translator's SavedModel, for n_best or options of the search")
-        limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
-        found = self._model.model_info(tf.constant(list(limits.values())))["value"].numpy()
-        most = {name: int(value) for name, value in zip(limits, found, strict=True)}
-        if wrong := problem({**method.search, "n_best": method.n_best}, most):
-            raise BadInput(f"{method.path}: {wrong}")
-        options = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in method.search.items()}
-        languages = {name: value for name, value in method.options.items() if name in LANGUAGES}
-        return functools.partial(self._model.translate, **options, **spoken(self._model, languages))
-
-    def answers(self, texts: Sequence[str | bytes]) -> list[TranslatedText]:
-        """The answer to each text, computed in batches of similar length."""
-        import tensorflow as tf
-
-        in_utf_8 = [encoded(text) for text in texts]
-        rows: list[Any] = [None] * len(texts)
-        for places in batches([len(text) for text in in_utf_8], self._method.batch_bytes):
+        for places in batches([len(encoded(text)) for text in texts], self._method.batch_bytes, cost):
             began = time.monotonic()
-            answers = self._answers_of_a_batch([texts[i] for i in places], tf.constant([in_utf_8[i] for i in places]))
-            for i, answer in zip(places, answers, strict=True):
-                rows[i] = answer
+            batch = self._engine.replies([texts[i] for i in places], self._n, **self._method.options)
+            replies.update(zip(places, batch, strict=True))
             milliseconds.update(round((time.monotonic() - began) * 1_000))
-        _count(rows)
-        return rows
-
-    def _answers_of_a_batch(self, sources: list[str | bytes], texts: Tensor) -> Iterator[TranslatedText]:
-        import tensorflow as tf
-
-        if self._translate is None:
-            outputs = self._default(text=texts)
-            (best,) = (output for output in outputs.values() if output.dtype == tf.string)
-            found, scores = best.numpy()[:, None], outputs["score"].numpy()[:, None]  # [B, 1]
-        else:
-            outputs = self._translate(texts)
-            found, scores = outputs["translations"].numpy(), outputs["scores"].numpy()  # [B, N]
-        truncated = outputs["truncated"].numpy().tolist()
-        if self._tokenize is None:  # a parser's
-            empty = [not row[0] for row in found]
-        else:
-            lengths = self._tokenize(text=texts)["length"].numpy()
-            counters["tokens"].inc(int(lengths.sum()))
-            empty = (lengths == 0).tolist()
-        for i, source in enumerate(sources):
-            lines = [one_line(text.decode("utf-8", "replace")) for text in found[i]]
-            made = [Hypothesis(text, score) for text, score in zip(lines, scores[i].tolist(), strict=True)]
-            n_best = tuple(each for each in made[: self._method.n_best] if each.score > UNUSED)
-            n_best = n_best if self._method.n_best > 1 else ()
-            yield TranslatedText(source, made[0].text, made[0].score, truncated[i], empty[i], n_best)
-
-
-def batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The places of texts in batches, by size.
-
-    Args:
-        sizes: of the texts, in bytes.
-        most: of a batch, its rows times its longest size; a longer text is alone.
-    """
-    batch: list[int] = []
-    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
-        if batch and (len(batch) + 1) * max(sizes[i], LEAST_BYTES) > most:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
-def _count(rows: Sequence[TranslatedText]) -> None:
-    """Beam's metrics of answers."""
-    counters["sentences"].inc(len(rows))
-    for name in ("truncated", "empty"):
-        counters[name].inc(sum(getattr(row, name) for row in rows))
+        counters["sentences"].inc(len(texts))
+        counters["tokens"].inc(sum(reply.length or 0 for reply in replies.values()))
+        for name in ("truncated", "empty"):
+            counters[name].inc(sum(getattr(reply, name) for reply in replies.values()))
+        return [replies[i] for i in range(len(texts))]
 
 
 NAMESPACE = "tf_transformer"
@@ -302,7 +150,7 @@ class Handler(ModelHandler[Any, Any, Model]):
         self._chunk = chunk
 
     def load_model(self) -> Model:
-        return (LiteRTModel if is_litert(self.method.path) else SavedModel)(self.method)
+        return Model(self.method)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
@@ -324,12 +172,12 @@ class _ElementHandler(Handler):
     def run_inference(
         self, batch: Sequence[Any], model: Model, inference_args: dict[str, Any] | None = None
     ) -> Iterable[Any]:
-        answers = model.answers([self._text_of(element) for element in batch])
-        for element, answer in zip(batch, answers, strict=True):
+        replies = model.replies([self._text_of(element) for element in batch])
+        for element, reply in zip(batch, replies, strict=True):
             if self._text is not None:
-                yield element, answer
+                yield element, reply
             else:
-                yield answer if isinstance(element, str | bytes) else (element[0], answer)
+                yield reply if isinstance(element, str | bytes) else (element[0], reply)
 
     def _text_of(self, element: Any) -> str | bytes:
         text, expected = element, "a string, or a key and a string"

@@ -1,26 +1,65 @@
-"""A LiteRT export, as the package opens it."""
+"""A LiteRT export as an engine. It loads no TensorFlow."""
 
 import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
-from tf_transformer.config import BadInput
+from tf_transformer.base.values import BadInput, between, checked
+from tf_transformer.engines.engine import Answer, Engine, Reply, Request, stored_options
 from tf_transformer.engines.litert_client import LiteRTTranslator
 
 
-def litert_translator(path: str | os.PathLike[str], threads: int = 1) -> LiteRTTranslator:
-    """Load a LiteRT export, or the newest of its versions.
+class LiteRT(Engine):
+    """Calls a LiteRT export, which translates one text after the other.
 
     Args:
-        path: the folder of the export, or of its versions.
+        path: the folder of the export, or that of its versions, which means the newest.
         threads: of the engine.
+        options: defaults of the calls, for options that the file takes.
 
     Raises:
-        BadInput: the engine is not installed, or the folder holds something else.
+        BadInput: ai-edge-litert is not installed, the folder holds something else, or an option has another value than
+            it may have.
         FileNotFoundError: the folder lacks a file.
     """
-    import_extra("ai_edge_litert", "litert", "a LiteRT export")
-    try:
-        return LiteRTTranslator(user_path(path), threads)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+
+    batch_size = 1
+
+    @checked
+    def __init__(
+        self, path: str | os.PathLike[str], threads: Annotated[int, between(1, 1_024)] = 1, **options: Any
+    ) -> None:
+        import_extra("ai_edge_litert", "litert", "a LiteRT export")
+        try:
+            self._client = LiteRTTranslator(user_path(path), threads)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        self.changeable = tuple(self._client.options)
+        self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
+        self._own: Mapping[str, Any] = {}
+        self._own = self.request(None, options).options
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The contents of model.json."""
+        return self._client.facts
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the search, those of calls with their defaults."""
+        return {**stored_options(self.facts), **self._own}
+
+    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+        return super().request(n, {**self._own, **options})
+
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        for text in texts:
+            length = len(self._client.source_ids(text))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of long texts: the reply says so
+                best = self._client.n_best(text, request.n or 1, **request.options)
+            answers = tuple(Answer(*one) for one in best)
+            yield Reply(text, answers, length, length > self.facts["max_source_length"])

@@ -1,88 +1,115 @@
-"""A SavedModel called from Python."""
+"""A SavedModel as an engine: the graph that a server runs, called from Python."""
 
+import contextlib
+import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import tensorflow as tf
 
+import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
+from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import saved_model_of
-from tf_transformer.base.values import BadInput, Count, checked
+from tf_transformer.base.reading import read_json
+from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
-from tf_transformer.text.batching import by_batch, warn_of_truncated
-from tf_transformer.text.search_options import check_languages
+from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request, stored_options
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+
+DESCRIBED = ("assets.extra", "tf_transformer.json")
 
 
-class SavedTranslator:
-    """Calls a translator's SavedModel, or a parser's, from Python.
-
-    SavedTranslator("savedmodels/demo/1")(["Hello world."]) gives ["Hallo Welt."]; a parser's SavedModel gives trees.
+class SavedModel(Engine):
+    """Calls a SavedModel: a translator's, a parser's, or another whose `serving_default` takes text and gives text.
 
     Args:
-        path: the folder that holds saved_model.pb, or that of its versions, which means the newest.
-        batch_size: sentences a batch; they are sorted by length first.
+        path: the folder that holds saved_model.pb, or that of its versions, which means the newest; or an address such
+            as gs://bucket/model/1.
+        batch_size: texts a batch; they are sorted by length first.
+        threads: for one operation; `None` means all cores. It has an effect in processes in which TensorFlow has done
+            nothing before.
+        options: defaults of the calls, for options that a request may give, and languages.
+
+    Raises:
+        BadInput: the folder holds something else, or an option has another value than it may have.
     """
 
     @checked
-    def __init__(self, path: str | os.PathLike[str], batch_size: Count = 32) -> None:
-        import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
-
-        with plainly_named(saved_model_of(path)) as plain:
-            self._model = tf.saved_model.load(str(plain))
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: Count = 32,
+        threads: Annotated[int, between(1, 1_024)] | None = None,
+        **options: Any,
+    ) -> None:
+        if threads:
+            with contextlib.suppress(RuntimeError):  # it is too late
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if "://" in os.fspath(path):
+            address = os.fspath(path).rstrip("/")
+            facts = "/".join((address, *DESCRIBED))
+            self._facts = json.loads(tf.io.gfile.GFile(facts).read()) if tf.io.gfile.exists(facts) else {}
+            self._model = tf.saved_model.load(address)
+        else:
+            folder = saved_model_of(path)
+            described = folder.joinpath(*DESCRIBED)
+            self._facts = read_json(described) if described.is_file() else {}
+            with plainly_named(folder) as plain:
+                self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
         self.batch_size = batch_size
+        signatures = self._model.signatures
+        inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
+        self.changeable = tuple(name for name in inputs if name in SEARCH_OPTIONS)
+        if "source_language" in inputs:
+            self.languages = str(self._facts["languages"]).split(", ")
+        limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
+        self.highest = {name: int(self._facts[fact]) for name, fact in limits.items() if fact in self._facts}
+        self._own: Mapping[str, Any] = {}
+        request = self.request(None, options)
+        self._own = {**request.options, **request.languages}
 
-    @overload  # a string is an iterable of strings, too
-    def __call__(self, texts: str, **languages: str) -> str: ...  # type: ignore[overload-overlap]
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What `model_info` answers, and the configuration."""
+        return self._facts
 
-    @overload
-    def __call__(self, texts: Iterable[str | bytes], **languages: str) -> list[str]: ...
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the search, those of calls with their defaults."""
+        return {**stored_options(self._facts), **self._own}
 
-    def __call__(self, texts: str | Iterable[str | bytes], **languages: str) -> str | list[str]:
-        """The answer to each text. A string gives a string, a list a list.
+    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+        if not self.changeable and (n or options):
+            raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
+        return super().request(n, {**self._own, **options})
 
-        Args:
-            texts: sentences.
-            languages: source_language, target_language or both, for a model of several languages; by default those
-                that the export has fixed.
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        batch = tf.constant([encoded(text) for text in texts])
+        if request.n is None and not request.options and not request.languages:
+            return self._best(texts, batch)
+        return self._n_best(texts, batch, request)
 
-        Raises:
-            BadInput: the model does not know such a language.
-        """
-        if isinstance(texts, str):
-            return self([texts], **languages)[0]
-        texts, given = list(texts), spoken(self._model, languages)
+    def _best(self, texts: list[str | bytes], batch: tf.Tensor) -> Iterator[Reply]:
+        """By serving_default, which makes sure of the best output alone."""
+        outputs = self._model.signatures["serving_default"](text=batch)
+        (best,) = (output for output in outputs.values() if output.dtype == tf.string)
+        scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
+        truncated = outputs["truncated"].numpy().tolist() if "truncated" in outputs else [False] * len(texts)
+        tokenize, lengths = self._model.signatures.get("tokenize"), [None] * len(texts)
+        if tokenize is not None:
+            lengths = tokenize(text=batch)["length"].numpy().tolist()
+        columns = (texts, best.numpy().tolist(), scores, lengths, truncated)
+        for source, text, score, length, cut in zip(*columns, strict=True):
+            yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
 
-        def answer(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if given:
-                outputs = self._model.translate(batch, **given)
-                return outputs["translations"][:, 0], outputs["truncated"]
-            outputs = self._model.signatures["serving_default"](text=batch)
-            (answers,) = (output for output in outputs.values() if output.dtype == tf.string)
-            return answers, outputs.get("truncated", tf.zeros([len(batch)], tf.bool))
-
-        rows = by_batch(answer, [texts], self.batch_size)
-        warn_of_truncated(texts, [truncated for _, truncated in rows])
-        return [text.decode() for text, _ in rows]
-
-
-def spoken(model: Any, languages: Mapping[str, str]) -> dict[str, tf.Tensor]:
-    """Languages as inputs of the signature `translate` of a loaded SavedModel.
-
-    Raises:
-        BadInput: the model does not know one, or has one pair of languages.
-        TypeError: one is another option.
-    """
-    from tf_transformer.text.tokenizer import check_language
-
-    if not languages:
-        return {}
-    signature = model.signatures.get("translate")
-    inputs = signature.structured_input_signature[1] if signature else {}
-    check_languages(languages, "tt.load(path, {0}=...) sets it")
-    for name, language in languages.items():
-        if name not in inputs:
-            raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {language!r}")
-    known = model.model_info(tf.constant(["languages"]))["value"].numpy()[0].decode().split(", ")
-    for name, language in languages.items():
-        check_language(name, language, known)
-    return {name: tf.constant([language]) for name, language in languages.items()}
+    def _n_best(self, texts: list[str | bytes], batch: tf.Tensor, request: Request) -> Iterator[Reply]:
+        given = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
+        given |= {name: tf.constant([language]) for name, language in request.languages.items()}
+        outputs = {name: value.numpy().tolist() for name, value in self._model.translate(batch, **given).items()}
+        names = ("translations", "scores", "log_probs", "finished", "lengths")
+        for i, source in enumerate(texts):
+            rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
+            answers = [Answer(text.decode("utf-8", "replace"), *others) for text, *others in rows]
+            used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
+            yield Reply(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])

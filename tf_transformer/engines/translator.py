@@ -1,32 +1,36 @@
 """Text in, text out: a model, its tokenizer and its search as one value, in Python and as a SavedModel."""
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import tensorflow as tf
 
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
 from tf_transformer.base.values import Count, Positive, Seed, checked
-from tf_transformer.text.batching import by_batch, warn_of_truncated
+from tf_transformer.engines.engine import (
+    REQUEST_OPTIONS,
+    Answer,
+    Engine,
+    Reply,
+    Request,
+    check_texts,
+    in_batches,
+    warned,
+)
+from tf_transformer.engines.rebuild import rebuilt
+from tf_transformer.exports.contract import Export
+from tf_transformer.exports.formats import format_of
+from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.sampling import seeds_of
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import LANGUAGES, Tokenizer, check_languages
-
-if TYPE_CHECKING:
-    from tf_transformer.exports.contract import Export
+from tf_transformer.text.tokenizer import Tokenizer, text_tensor
 
 
-class Translation(NamedTuple):
-    """One of the n best translations of a sentence."""
-
-    text: str
-    score: float  # log-probability / length penalty
-    log_prob: float
-    finished: bool  # the end symbol was reached
-
-
-class Translator(TextModel):
+class Translator(TextModel, Engine):
     """Translates texts: translator(["Hello world."]) gives ["Hallo Welt."]. `save` exports the same function.
 
     A translator does not change: `replace` gives another one. Only the model's weights are read at every call, so the
@@ -53,6 +57,11 @@ class Translator(TextModel):
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
+    highest: Mapping[str, float] = {
+        **{name: SEARCH_OPTIONS[name].python for name in REQUEST_OPTIONS},
+        "n_best": math.inf,
+    }
+
     @checked
     def __init__(
         self,
@@ -65,54 +74,63 @@ class Translator(TextModel):
     ) -> None:
         if languages := {name: options.pop(name) for name in LANGUAGES if name in options}:
             tokenizer = tokenizer.for_languages(**languages)
-        super().__init__(model, tokenizer, **options)
+        super().__init__(model, tokenizer, export_options=export_options, **options)
         self.batch_size = batch_size
-        own = LANGUAGES if tokenizer.languages else ()  # the tokenizer has them
-        self.export_options = {name: value for name, value in (export_options or {}).items() if name not in own}
 
     @classmethod
     @checked
-    def from_run(cls, path: Folders, average_last: Count = 5, **options: Any) -> "Translator":
-        """Load a run of trainers.translation, in float32; `loading.from_run` has the arguments."""
-        from tf_transformer import loading
-
-        return loading.from_run(path, average_last, **options)
-
-    @classmethod
-    def from_saved_model(cls, path: str | os.PathLike[str], **options: Any) -> "Translator":
-        """Load what `save` wrote; `loading.from_saved_model` has the arguments."""
-        from tf_transformer import loading
-
-        return loading.from_saved_model(path, **options)
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
-        """Load a pretrained model from a folder or the hub; `loading.from_pretrained` has the arguments."""
-        from tf_transformer import loading
-
-        return loading.from_pretrained(name, **options)
-
-    @classmethod
-    def from_marian(cls, name: str | os.PathLike[str], **options: Any) -> "Translator":
-        """Load a MarianMT checkpoint, for example one of OPUS-MT; `loading.from_pretrained` has the arguments.
+    def from_pretrained(
+        cls,
+        path: Folders,
+        *,
+        average_last: Count | None = None,
+        family: str | None = None,
+        revision: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """A translator with its Keras model, to train or to change it: built from the weights of a run, a SavedModel or
+        a pretrained checkpoint, for example a MarianMT of OPUS-MT.
 
         Args:
-            name: its folder, as Hugging Face's `transformers` or Marian itself writes it, with source.spm, target.spm
-                and the files that `load_marian` reads; or its name on the Hugging Face hub.
-            options: of `loading.from_pretrained`; the default beam size is the checkpoint's.
+            path: a run's folder, or a list of several for an `Ensemble`; the folder of a SavedModel, or of its
+                versions, which means the newest; the folder of a checkpoint, or its name on the Hugging Face hub. A
+                name without an owner is one of the family's owner, by default Helsinki-NLP, which has OPUS-MT's models.
+            average_last: a run's checkpoints to average (section 6.1); `None` means the number in its recipe.
+            family: the name of a checkpoint's family in `families.registry`; `None` means the one that recognizes its
+                files.
+            revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
+                means the same files.
+            options: of `Translator`; by default those of the SavedModel or the checkpoint.
+
+        Raises:
+            BadInput: there is no such model, or it is of another kind.
         """
-        from tf_transformer import loading
+        built = rebuilt(path, average_last, family, revision)
+        translator = cls(built.model, built.tokenizer, **{**built.options, **options})
+        facts = dict(built.facts)
+        if built.longest:
+            facts["max_length"] = min(built.longest, translator.max_source_length + translator.extra_length)
+        if "max_beam_size" in facts:
+            facts["max_beam_size"] = max(facts["max_beam_size"], translator.beam_size)
+        return translator.replace(export_options=facts | translator.export_options)
 
-        return loading.from_pretrained(name, family="marian", **options)
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an export would say of it."""
+        sizes = {"vocab_size": self.tokenizer.vocab_size, "dtype": self.model.dtype_policy.name}
+        return {**self.export_options, **sizes, "tokenizer": self.tokenizer.fingerprint}
 
-    def replace(self, **changes: Any) -> "Translator":
+    @property
+    def languages(self) -> Sequence[str]:  # type: ignore[override]
+        """Those that the model knows; () if it has one pair."""
+        return self.tokenizer.languages
+
+    def replace(self, **changes: Any) -> Self:
         """Another translator, with some of this one's arguments changed: `translator.replace(beam_size=1)`."""
-        arguments: dict[str, Any] = {"model": self.model, "tokenizer": self.tokenizer, **self.options}
-        arguments |= {"batch_size": self.batch_size, "export_options": self.export_options}
-        return Translator(**(arguments | changes))
+        return super().replace(**{"batch_size": self.batch_size, **changes})
 
     @checked
-    def astype(self, dtype: Dtype) -> "Translator":
+    def astype(self, dtype: Dtype) -> Self:
         """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
 
         Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is only
@@ -123,48 +141,58 @@ class Translator(TextModel):
         """
         return self.replace(model=self.model.astype(dtype))
 
-    @overload  # a string is a sequence of strings, too
-    def __call__(self, texts: str, **languages: str) -> str: ...  # type: ignore[overload-overlap]
-
-    @overload
-    def __call__(self, texts: Sequence[str], **languages: str) -> list[str]: ...
-
-    def __call__(self, texts: str | Sequence[str], **languages: str) -> str | list[str]:
-        """The best translation of each text. A string gives a string, a list a list.
-
-        Args:
-            texts: sentences.
-            languages: source_language and target_language, of a model of several; by default the translator's own.
-        """
-        if isinstance(texts, str):
-            return self([texts], **languages)[0]
-        return [best[0].text if best else "" for best in self.n_best(texts, 1, **languages)]
-
-    @checked
     def n_best(
-        self, texts: Sequence[str], n: Count, prefixes: Sequence[str] | None = None, **languages: str
-    ) -> list[list[Translation]]:
-        """The n best translations of each text, best first; at most beam_size.
+        self,
+        texts: Iterable[str | bytes],
+        n: Count = 1,
+        prefixes: Iterable[str | bytes] | None = None,
+        **options: Any,
+    ) -> list[list[Answer]]:
+        """The n best translations of each text, best first; at most beam_size, and at least one.
 
         Args:
             texts: sentences.
             n: how many.
             prefixes: whole words that each text's translations begin with; "" means anything. An empty text has none.
-            languages: as for a call.
+            options: as for a call.
         """
+        if prefixes is None:
+            return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
+        texts, prefixes, request = check_texts(texts), check_texts(prefixes), self.request(n, options)
+        self.check_prefixes(texts, prefixes, request.languages)
 
-        def search(model: TextModel, text: Tensor, *prefix_and_n: Tensor) -> Any:
-            (source, source_length, truncated), (*prefix_text, n) = model.source(text), prefix_and_n
-            prefix = model.target(*prefix_text).to_tensor() if prefix_text else None
-            found = model.search(source, source_length, n_best=self.beam_size, exact_n=n, prefix=prefix)
-            return truncated, tf.nest.map_structure(lambda part: part[:, :n], found)
+        def replies(places: list[int]) -> Iterable[Reply]:
+            return self._replies([texts[i] for i in places], request, [prefixes[i] for i in places])
 
-        columns = [texts] if prefixes is None else self.with_prefixes(texts, prefixes, languages)
-        count = tf.constant(min(n, self.beam_size))
-        return [
-            [Translation(*values) for k, (length, *values) in enumerate(rows) if k == 0 or length]
-            for rows in self._by_batch(f"best, {len(columns)}", search, columns, languages, count)
-        ]
+        return [list(reply.answers) for reply in warned(in_batches(replies, texts, self.batch_size))]
+
+    def _replies(
+        self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None
+    ) -> Iterator[Reply]:
+        options, places = {}, self.beam_size
+        if request.options:
+            own = {name: self.options.get(name, SEARCH_OPTIONS[name].limit) for name in REQUEST_OPTIONS}
+            own |= request.options
+            options = {name: tf.constant(value, SEARCH_OPTIONS[name].dtype) for name, value in own.items()}
+            places = 1 << (own["beam_size"] - 1).bit_length()  # few functions for all sizes
+        n = tf.constant(min(request.n or 1, places))
+
+        def search(model: TextModel, columns: list[Tensor], given: Mapping[str, Tensor], n: Tensor) -> Any:
+            source, length, truncated = model.source(columns[0])
+            prefix = model.target(columns[1]).to_tensor() if len(columns) > 1 else None
+            found = model.search(source, length, n_best=places, exact_n=n, prefix=prefix, **given)
+            return length, truncated, tf.nest.map_structure(lambda part: part[:, :n], found)
+
+        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}"
+        columns = [texts] if prefixes is None else [texts, prefixes]
+        rows = self._outputs(name, search, columns, request.languages, options, n)
+        for source, (length, truncated, *values) in zip(texts, rows, strict=True):
+            answers = [
+                Answer(text.decode(), score, log_prob, finished, symbols - finished)
+                for k, (text, score, log_prob, finished, symbols) in enumerate(zip(*values, strict=True))
+                if k == 0 or symbols
+            ]
+            yield Reply(source, tuple(answers), length, truncated)
 
     @checked
     def sample(
@@ -182,53 +210,54 @@ class Translator(TextModel):
             temperature: above 1 for more variety, below 1 for less; near 0 it draws the likeliest symbol.
             k: the number of symbols to choose from, the likeliest; `None` means all.
             seed: any whole number; equal ones give equal translations.
-            languages: as for a call.
+            languages: source_language and target_language, of a model of several; by default the translator's own.
         """
-
-        def draw(model: TextModel, text: Tensor, seeds: Tensor, *temperature_and_k: Tensor) -> Any:
-            source, source_length, truncated = model.source(text)
-            return truncated, model.drawn(source, source_length, seeds, *temperature_and_k)
-
+        sources, request = check_texts(texts), self.request(None, languages)
+        seeds = seeds_of(seed, len(sources))
         given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
-        rows = self._by_batch(f"sample, {len(given)}", draw, [texts], languages, *given, seed=seed)
-        return [row[0][1] for row in rows]
 
-    def _by_batch(
+        def draw(model: TextModel, columns: list[Tensor], *temperature_and_k: Tensor) -> Any:
+            source, length, truncated = model.source(columns[0])
+            return length, truncated, model.drawn(source, length, columns[1], *temperature_and_k)
+
+        def replies(places: list[int]) -> Iterator[Reply]:
+            batch = [sources[i] for i in places]
+            columns = [batch, tf.constant(seeds[places])]
+            rows = self._outputs(f"sample, {len(given)}", draw, columns, request.languages, *given)
+            for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
+                yield Reply(source, (Answer(texts[0].decode(), scores[0]),), length, truncated)
+
+        return [reply.text for reply in warned(in_batches(replies, sources, self.batch_size))]
+
+    def _outputs(
         self,
         name: str,
         function: Callable[..., Any],
-        columns: list[Sequence[str]],
+        columns: list[Any],
         languages: Mapping[str, str],
-        *options: Any,
-        seed: int | None = None,
-    ) -> list[list[tuple[Any, ...]]]:
-        """Call a function on batches of texts of similar length.
+        *others: Any,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Call a function of tensors, traced once under a name.
 
-        It takes a text model, columns of texts [B], with a seed for all also one of each row [B], and options; it
-        returns which texts are truncated, bool [B], and `Hypotheses`.
+        It takes a text model, columns of a batch [B] and others; it returns lengths of sources [B], which are
+        truncated, bool [B], and `Hypotheses`.
 
         Returns:
-            for each row N tuples (length, text, score, log_prob, finished).
+            of each row its length, whether it is truncated, and N texts, scores, log_probs, finished and lengths.
         """
-        check_languages(languages, "translator.replace({0}=...) or tt.load(..., {0}=...) sets it")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
         spoken = [tf.constant([language]) for language in tokenizer.spoken()]
 
-        def texts_and_more(*arguments: Tensor) -> Any:
-            model = self.speaking(*arguments[len(arguments) - len(spoken) :])
-            truncated, found = function(model, *arguments[: len(arguments) - len(spoken)])
-            return truncated, found.lengths, self.texts(found.ids), found.scores, found.log_probs, found.finished
+        def texts_and_more(columns: list[Tensor], spoken: list[Tensor], *others: Any) -> Any:
+            length, truncated, found = function(self.speaking(*spoken), columns, *others)
+            texts = self.texts(found.ids)
+            return length, truncated, texts, found.scores, found.log_probs, found.finished, found.lengths
 
-        kinds = [tf.string] * len(columns) + [tf.uint64] * (seed is not None)
-        specs = [*(tf.TensorSpec([None], kind) for kind in kinds), *map(tf.type_spec_from_value, (*options, *spoken))]
-        traced = self.traced(name, texts_and_more, input_signature=specs)
-        columns = [list(column) for column in columns]
-        rows = by_batch(lambda *batch: traced(*batch, *options, *spoken), columns, self.batch_size, seed)
-        warn_of_truncated(columns[0], [truncated for truncated, *_ in rows])
-        return [
-            list(zip(lengths, (text.decode() for text in texts), *others, strict=True))
-            for _, lengths, texts, *others in rows
-        ]
+        columns = [text_tensor(column) for column in columns]
+        fixed = tf.nest.map_structure(tf.type_spec_from_value, (spoken, *others))
+        signature = [[tf.TensorSpec([None], column.dtype) for column in columns], *fixed]
+        parts = self.traced(name, texts_and_more, input_signature=signature)(columns, spoken, *others)
+        return zip(*(part.numpy().tolist() for part in parts), strict=True)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
         """Write this translator in a format of `exports.formats`, whole or not at all.
@@ -238,14 +267,10 @@ class Translator(TextModel):
             format: "savedmodel", the serving contract (savedmodels/README.md), "litert" or "ctranslate2".
             options: of the format; those of a SavedModel are the arguments of `export`.
         """
-        from tf_transformer.exports.formats import format_of
-
         format_of(format).save(self, path, **options)
 
-    def export(self, **options: Any) -> "Export":
+    def export(self, **options: Any) -> Export:
         """The export that `save` writes; `exports.contract.Export` has the options. Its weights have what LoRA has
         learned."""
-        from tf_transformer.exports.contract import Export
-
         model = self.model.merged()
         return Export(self if model is self.model else self.replace(model=model), **(self.export_options | options))

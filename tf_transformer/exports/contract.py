@@ -18,10 +18,11 @@ from tf_transformer.base.version import __version__
 from tf_transformer.layers.int8 import is_scale
 from tf_transformer.model import check_finite
 from tf_transformer.text.beams import penalty
+from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import EOS_ID, LANGUAGES, Tokenizer
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 
 CONTRACT = "1"
 

@@ -21,7 +21,6 @@ from tf_transformer.base.files import new_folder
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput
-from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.families.registry import FAMILIES
 from tf_transformer.layers import (
@@ -34,6 +33,7 @@ from tf_transformer.layers import (
 )
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import Transformer, check_finite
+from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 Quantization = Literal["int8", "int16", "float16", "bfloat16"]
@@ -43,7 +43,7 @@ MAX_POSITIONS = 2048  # rows of sinusoids; CTranslate2 reads sources of at most 
 
 
 @checked
-def save(translator: Translator, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
+def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
     """Write a model folder for `ctranslate2.Translator`, whole or not at all.
 
     The folder holds model.bin, config.json, shared_vocabulary.json and the files of `Tokenizer.files`: tokenizer.model,

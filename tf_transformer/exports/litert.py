@@ -27,7 +27,6 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.version import __version__
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import check, failures
-from tf_transformer.engines.translator import Translator
 from tf_transformer.layers import KeyValue, PositionalEmbedding
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
@@ -36,6 +35,7 @@ from tf_transformer.text.decoding import SearchKeyValue, decoder_of
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 DTYPES = ("float32", "int8")
@@ -60,7 +60,7 @@ class SlicedKeyValue(SearchKeyValue):
 
 @values.checked
 def save(
-    translator: Translator,
+    translator: TextModel,
     path: str | os.PathLike[str],
     dtype: str | None = None,
     max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
@@ -129,7 +129,7 @@ def save(
             raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
-def _converted(translator: Translator, dtype: str, max_length: int) -> bytes:
+def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
     """The file's contents; the arguments are as in `save`."""
     module = _Module(translator.replace(model=translator.model.merged().astype("float32")), dtype == "int8", max_length)
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ class _Module(tf.Module):
         max_length: as in `save`.
     """
 
-    def __init__(self, translator: Translator, rounded: bool, max_length: int) -> None:
+    def __init__(self, translator: TextModel, rounded: bool, max_length: int) -> None:
         super().__init__()
         model, beams = translator.model, translator.beam_size
         members = getattr(model, "models", None)

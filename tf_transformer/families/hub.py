@@ -13,6 +13,7 @@ from tf_transformer.config import BadInput
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # one of them is enough
 PARTS = {INDEX: ["model-*.safetensors"]}
+NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
 FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
@@ -34,7 +35,7 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     path, name = user_path(name), os.fspath(name)
     if path.is_dir():
         return path
-    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
+    if not NAME.fullmatch(name):
         raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {name!r}")
     purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)

@@ -16,12 +16,15 @@ from tf_transformer.base.values import Count, check_fields, checked, shown
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Corpus, Files, PreparedCorpus, Texts
+from tf_transformer.engines.engine import Engine
 from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.families.registry import build_model, load_tokenizer
 from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.layers.int8 import freeze, frozen_weights
+from tf_transformer.loading import trained
 from tf_transformer.model import Transformer
+from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run, described
 
@@ -324,7 +327,7 @@ class Trainer:
             raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
         return list(given[0]), list(given[1])
 
-    def translator(self, **search: Any) -> Any:
+    def translator(self, **search: Any) -> Translator | Parser:
         """The average of the run's last checkpoints (section 6.1), in float32.
 
         Args:
@@ -333,12 +336,10 @@ class Trainer:
         Returns:
             a `Translator`, or a `Parser` if the run parses.
         """
-        from tf_transformer import loading
-
-        return loading.load(self.path, self.recipe.average_last, **search)
+        return trained(self.path, average_last=self.recipe.average_last, **search)
 
     @checked
-    def evaluate(self, files: Files | Texts | None = None, translator: Any = None) -> dict[str, Any]:
+    def evaluate(self, files: Files | Texts | None = None, translator: Engine | None = None) -> dict[str, Any]:
         """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
 
         Args:

@@ -7,14 +7,16 @@ not count words. White space separates the words of a text; "(" and "-LRB-" are 
 
 import math
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 
+from tf_transformer.base.folders import find_saved_model
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
-from tf_transformer.base.values import Count, checked
+from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput
+from tf_transformer.engines.engine import Answer, Engine, Reply, Request, in_batches
 from tf_transformer.engines.translator import Translator
 from tf_transformer.exports.contract import ParserExport
 from tf_transformer.exports.savedmodel import save_export
@@ -22,11 +24,10 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.text.batching import by_batch, check_length
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.text_model import SetOnce
+from tf_transformer.text.text_model import SetOnce, check_length
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
@@ -83,22 +84,19 @@ class Source(NamedTuple):
     truncated: tf.Tensor  # bool [B], the text has more words
 
 
-class Parsed(NamedTuple):
-    """The parse of a text."""
-
-    tree: str  # in one line of brackets
-    score: float  # log-probability / length penalty
-    truncated: bool  # only the first words were parsed; the others stand under the root, tagged XX
-
-
-class Parser(SetOnce):
+class Parser(SetOnce, Engine):
     """Parses English sentences. A parser does not change: `replace` gives another one.
 
-    parser(["The cat slept ."]) gives ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"].
+    parser(["The cat slept ."]) gives ["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"]. A call gives one tree
+    of a text, and takes no options. Of a text with more words than the model reads the first ones are parsed; the
+    others stand under the root, tagged XX.
 
     Args:
         translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
+
+    changeable = ()
+    highest: Mapping[str, float] = {"n_best": 1}
 
     @checked
     def __init__(self, translator: Translator) -> None:
@@ -117,12 +115,27 @@ class Parser(SetOnce):
         self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
 
     @classmethod
-    @checked
-    def from_run(cls, path: Folders, average_last: Count = 5, **options: Any) -> "Parser":
-        """Load a parser's run; see `Translator.from_run`. By default length_penalty (α) and extra_length are
-        section 6.3's, and the search is exact."""
-        options = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf} | options
-        return cls(Translator.from_run(path, average_last, **options))
+    def from_pretrained(cls, path: Folders, **options: Any) -> Self:
+        """A parser with its Keras model; see `Translator.from_pretrained`. The defaults of a run are section 6.3's
+        length_penalty (α) and extra_length, and an exact search."""
+        own = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}
+        runs = not isinstance(path, str | os.PathLike) or find_saved_model(path) is None
+        return cls(Translator.from_pretrained(path, **((own if runs else {}) | options)))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an export would say of it."""
+        return self.translator.facts
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the search, by name."""
+        return self.translator.options
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Texts a batch."""
+        return self.translator.batch_size
 
     def replace(self, **changes: Any) -> "Parser":
         """Another parser, with some arguments of this one's translator changed: `parser.replace(beam_size=1)`."""
@@ -133,25 +146,30 @@ class Parser(SetOnce):
         """As `Translator.astype`."""
         return Parser(self.translator.astype(dtype))
 
-    def __call__(self, texts: str | list[str]) -> Any:
-        """The tree of each text. A string gives a string, a list a list."""
-        if isinstance(texts, str):
-            return self([texts])[0]
-        return [parsed.tree for parsed in self.parses(texts)]
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        rows = self._rows(self._parsed, texts)
+        for source, (tree, score, log_prob, finished, symbols, truncated) in zip(texts, rows, strict=True):
+            answer = Answer(tree.decode(), score, log_prob, finished, symbols - finished)
+            yield Reply(source, (answer,), None, truncated)
 
-    def parses(self, texts: list[str]) -> list[Parsed]:
-        """The tree of each text, with its score."""
-        rows = by_batch(self._traced(self.parse), [texts], self.translator.batch_size)
-        return [Parsed(tree.decode(), score, truncated) for tree, score, truncated in rows]
+    def _parsed(self, text: Tensor) -> Any:
+        source, problem = self._problem(text)
+        found = self._search(problem, source)
+        best = (part[:, 0] for part in (found.scores, found.log_probs, found.finished, found.lengths))
+        return self.trees(found.ids[:, 0], source), *best, source.truncated
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
         """The best line of symbols for each text without the grammar; it may be no tree."""
-        rows = by_batch(self._traced(self._search_freely), [texts], self.translator.batch_size)
+        rows = in_batches(
+            lambda places: self._rows(self._search_freely, [texts[i] for i in places]), texts, self.batch_size
+        )
         return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
-    def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        texts = tf.TensorSpec([None], tf.string)
-        return self.translator.traced(f"parser {function.__name__}", function, input_signature=[texts])
+    def _rows(self, function: Callable[..., Any], texts: Sequence[str | bytes]) -> Iterator[Any]:
+        """The rows of what a function of texts [B] returns."""
+        name, signature = f"parser {function.__name__}", [tf.TensorSpec([None], tf.string)]
+        parts = self.translator.traced(name, function, input_signature=signature)(text_tensor(list(texts)))
+        return zip(*(part.numpy().tolist() for part in parts), strict=True)
 
     def _line(self, ids: Tensor, firsts: Tensor) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""

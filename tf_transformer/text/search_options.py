@@ -4,7 +4,7 @@ It needs neither Keras nor TensorFlow, so that a program can read it before its 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -71,7 +71,6 @@ class SearchOption:
         return f"{self.name}: expected {expected}, got {shown(value)}"
 
 
-LANGUAGES = ("source_language", "target_language")  # options of a model of several
 _TABLE = [
     SearchOption("beam_size", "int32", 4, 1, 16, "K of section 6.1; 1 is greedy search", python=1_024),
     SearchOption(
@@ -132,22 +131,6 @@ def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = Non
     if not wrong and {"min_length", "max_length"} <= values.keys():
         wrong = replace(options["min_length"], highest=values["max_length"]).problem(values["min_length"])
     return wrong
-
-
-def check_languages(given: Iterable[str], hint: str) -> None:
-    """Check that the options of a call are languages.
-
-    Args:
-        given: their names.
-        hint: what sets the option {0} of a search.
-
-    Raises:
-        TypeError: one is another option.
-    """
-    for name in given:
-        if name not in LANGUAGES:
-            how = f"; {hint.format(name)}" if name in SEARCH_OPTIONS else ""
-            raise TypeError(f"options of a call: expected {' and '.join(LANGUAGES)} alone, got {name}{how}")
 
 
 def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:

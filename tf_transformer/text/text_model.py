@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -12,9 +12,9 @@ from tf_transformer.base.values import Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
-from tf_transformer.text.batching import check_columns, check_length
 from tf_transformer.text.beams import Hypotheses, Symbols
 from tf_transformer.text.decoding import decoder_after, decoder_of
+from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.logits import RULES, begins_with
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
@@ -41,13 +41,22 @@ class TextModel(SetOnce):
     Args:
         model: a built `Transformer` or `Ensemble`; its weights are read at every call, so it may go on training.
         tokenizer: the one it was trained with.
+        export_options: what an export of it says beside its options, such as the origin and the licence of a
+            pretrained model.
         options: of the search, listed in `text.search_options` with their defaults; each is also an attribute.
 
     Raises:
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
-    def __init__(self, model: TextDecoder, tokenizer: Tokenizer, **options: float) -> None:
+    def __init__(
+        self,
+        model: TextDecoder,
+        tokenizer: Tokenizer,
+        *,
+        export_options: Mapping[str, Any] | None = None,
+        **options: float,
+    ) -> None:
         config = model.config
         if isinstance(model, keras.Model) and not model.built:  # Keras builds when it is called, not when it searches
             model.build()
@@ -60,6 +69,8 @@ class TextModel(SetOnce):
             checked["max_source_length"] = min(checked["max_source_length"], config.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
+        own = LANGUAGES if tokenizer.languages else ()  # the tokenizer has them
+        self.export_options = {name: value for name, value in (export_options or {}).items() if name not in own}
         self._options = checked
         self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
 
@@ -73,6 +84,15 @@ class TextModel(SetOnce):
     def options(self) -> dict[str, Any]:
         """The options of the search, by name: a copy, since they do not change."""
         return dict(self._options)
+
+    def replace(self, **changes: Any) -> Self:
+        """Another one, with some of this one's arguments changed."""
+        arguments: dict[str, Any] = {
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "export_options": self.export_options,
+        }
+        return type(self)(**(arguments | self.options | changes))
 
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The `tf.function` of a function, kept under a name. After a change of the model's variables, as by LoRA, it
@@ -187,27 +207,27 @@ class TextModel(SetOnce):
             limit = tf.minimum(limit, self.model.config.max_length)
         return tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
 
-    def with_prefixes(
-        self, texts: Sequence[str], prefixes: Sequence[str], languages: Mapping[str, str]
-    ) -> list[Sequence[str]]:
-        """Texts, and what their outputs are to begin with, as two columns.
+    def check_prefixes(
+        self, texts: Sequence[str | bytes], prefixes: Sequence[str | bytes], languages: Mapping[str, str]
+    ) -> None:
+        """Check what the outputs of texts are to begin with.
 
         Raises:
             BadInput: a prefix is longer than its text's output may be, or has symbols that are not in the vocabulary.
         """
-        columns = check_columns([texts, prefixes])
+        if len(prefixes) != len(texts):
+            raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
-        lengths = tf.cast(tokenizer.tokenize(text_tensor(columns[0])).row_lengths(), tf.int32) - tokenizer.codes
+        lengths = tf.cast(tokenizer.tokenize(text_tensor(texts)).row_lengths(), tf.int32) - tokenizer.codes
         limits = self.limit(lengths, tf.int32.max).numpy()
-        ids = tokenizer.tokenize_target(text_tensor(columns[1]))[:, tokenizer.codes :].to_list()
+        ids = tokenizer.tokenize_target(text_tensor(prefixes))[:, tokenizer.codes :].to_list()
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
                 raise BadInput(
                     f"prefixes: expected at most the {limit} tokens of an output, got {len(row)} at place {i}"
                 )
             if UNKNOWN_ID in row:
-                raise BadInput(f"prefixes: expected symbols of the vocabulary, got {columns[1][i]!r:.99} at place {i}")
-        return [*columns]
+                raise BadInput(f"prefixes: expected symbols of the vocabulary, got {prefixes[i]!r:.99} at place {i}")
 
     def force(self, source: Tensor, target: Tensor) -> tf.Tensor:
         """The log-probability of each symbol of given targets. Their logits are made for some rows at a time.
@@ -286,6 +306,18 @@ class TextModel(SetOnce):
         """The most symbols of an output, its end symbol included."""
         most: int = self.max_source_length + self.extra_length
         return min(most, self.model.config.max_length) if self.model.config.positions == "learned" else most
+
+
+def check_length(name: str, tokens: int, most: int) -> None:
+    """Check that a text, `name` in the message, has 1 to `most` tokens.
+
+    Raises:
+        BadInput: it has not.
+    """
+    if tokens < 1:
+        raise BadInput(f"expected a {name}, got an empty text")
+    if tokens > most:
+        raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
 def append_end(ids: tf.RaggedTensor) -> tf.Tensor:

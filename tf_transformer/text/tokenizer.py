@@ -18,8 +18,6 @@ from tf_transformer.base.type_names import Tensor, VocabularyKind
 from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
-from tf_transformer.text.search_options import LANGUAGES as LANGUAGES
-from tf_transformer.text.search_options import check_languages as check_languages
 
 try:
     import tensorflow_text
@@ -248,17 +246,6 @@ class Tokenizer:
     def ids(self, pieces: Tensor) -> tf.RaggedTensor:
         """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
-
-
-def check_language(name: str, language: Any, known: Sequence[str]) -> None:
-    """Check that a language is one of those that a model knows.
-
-    Raises:
-        BadInput: it is not; `name` is that of the option.
-    """
-    if not isinstance(language, str) or language not in known:
-        some, got = ", ".join(known[:5]), repr(language) if language else "none"
-        raise BadInput(f"{name}: expected one of {len(known)} languages, such as {some}; got {got}")
 
 
 def text_tensor(texts: Tensor) -> tf.Tensor:

@@ -16,7 +16,8 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 from tf_transformer.families.m2m100.files import KIND, PIECES, default_languages, read_pieces, read_vocabulary
 from tf_transformer.families.pieces import PieceTable, joined, texts_of
-from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, LANGUAGES, Tokenizer, check_language, text_tensor
+from tf_transformer.text.languages import LANGUAGES, check_language
+from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer, text_tensor
 
 IDS, VOCABULARY = "languages.json", "vocabulary.json"
 

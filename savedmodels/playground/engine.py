@@ -1,9 +1,7 @@
-"""A LiteRT export, called like a SavedModel."""
+"""An engine, such as a LiteRT export, called like a SavedModel."""
 
-import contextlib
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from tf_transformer.engines.litert import litert_translator
+from tf_transformer.engines.engine import UNUSED, Reply
+from tf_transformer.loading import load
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
@@ -38,9 +37,9 @@ class Function(NamedTuple):
         return meta_graph_pb2.SignatureDef(inputs=inputs, outputs=outputs, method_name="tensorflow/serving/predict")
 
 
-class LiteRTExport:
-    """Answers serving_default, translate and model_info, as savedmodels/README.md has them. What the export fixes, such
-    as the beam size, is no input. The file translates a text at a time, so requests wait for each other.
+class EngineExport:
+    """Answers serving_default, translate and model_info, as savedmodels/README.md has them, by any engine. What the
+    engine fixes, such as the beam size of a LiteRT export, is no input. Requests wait for each other.
 
     Args:
         folder: NAME/VERSION.
@@ -49,17 +48,16 @@ class LiteRTExport:
         signatures: by name, as a SavedModel describes them.
 
     Raises:
-        BadInput: as of `litert_translator`.
+        BadInput: as of `tt.load`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._translator = litert_translator(folder)
+        self._engine = load(folder)
         self._alone = threading.Lock()
-        self._facts = self._translator.facts | {"name": folder.parent.name, "version": folder.name}
-        self._beams = self._facts["beam_size"]
-        options = {
-            name: NUMBER if SEARCH_OPTIONS[name].dtype == "float32" else COUNT for name in self._translator.options
-        }
+        self._facts = {**self._engine.facts, "name": folder.parent.name, "version": folder.name}
+        self._beams = self._engine.options["beam_size"]
+        kinds = {name: SEARCH_OPTIONS[name] for name in self._engine.changeable}
+        options = {name: NUMBER if option.dtype == "float32" else COUNT for name, option in kinds.items()}
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
         one = {"translation": TEXT, "score": NUMBER, "truncated": FLAG}
@@ -70,8 +68,8 @@ class LiteRTExport:
             "model_info": Function(self._info, {"key": TEXT}, {"value": TEXT}),
         }
         self.signatures = {name: function.described() for name, function in self._functions.items()}
-        for name, value in self._translator.options.items():
-            default = tf.make_tensor_proto([value], options[name].dtype)
+        for name in options:
+            default = tf.make_tensor_proto([self._engine.options[name]], options[name].dtype)
             self.signatures["translate"].defaults[name].CopyFrom(default)
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
@@ -97,27 +95,22 @@ class LiteRTExport:
         }
 
     def _default(self, text: bytes) -> dict[str, Any]:
-        with self._turn():
-            (best,) = self._translator.n_best(text, 1)
-        return {"translation": best.text.encode(), "score": best.score, "truncated": self._length(text)["truncated"]}
+        reply = self._reply(text)
+        return {"translation": reply.text.encode(), "score": reply.score, "truncated": reply.truncated}
 
     def _translate(self, text: bytes, **options: float) -> dict[str, Any]:
-        with self._turn():
-            best = self._translator.n_best(text, self._beams, **options)
-        rows = [(one.text.encode(), one.score, one.log_prob, one.finished, one.length) for one in best]
-        rows += [(b"", -1e9, -1e9, False, 0)] * (self._beams - len(rows))  # places that are not used
+        reply = self._reply(text, self._beams, **options)
+        rows = [(one.text.encode(), *one[1:]) for one in reply.answers]
+        rows += [(b"", UNUSED, UNUSED, False, 0)] * (self._beams - len(rows))
         names = ("translations", "scores", "log_probs", "finished", "lengths")
-        return {**dict(zip(names, zip(*rows, strict=True), strict=True)), **self._length(text)}
+        best = dict(zip(names, zip(*rows, strict=True), strict=True))
+        return {**best, "source_length": reply.length, "truncated": reply.truncated}
 
-    def _length(self, text: bytes) -> dict[str, Any]:
-        length = len(self._translator.source_ids(text))
-        return {"source_length": length, "truncated": length > self._facts["max_source_length"]}
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._alone, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of long texts: `truncated` says so
-            yield
+    def _reply(self, text: bytes, n: int | None = None, **options: float) -> Reply:
+        """Options out of range are clipped, and NaN means the default, as in a SavedModel."""
+        with self._alone:
+            (reply,) = self._engine.replies([text], n, **self._engine.clipped(options))
+        return reply
 
     def _info(self, key: bytes) -> dict[str, Any]:
         return {"value": str(self._facts.get(key.decode("utf-8", "replace"), "")).encode()}

@@ -1,0 +1,108 @@
+"""What all engines share: one call, one form of answer, the same options, and one line for what they do not take."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.engines.engine import Answer, Engine, Reply, batches, in_batches
+
+TEXTS = ["The old woman opens the red door.", "", "Two doors.", "   ", "word " * 41]
+
+
+@pytest.fixture(scope="module")
+def engines(translator, tmp_path_factory):
+    """A translator, and its exports."""
+    pytest.importorskip("ai_edge_litert")
+    folder = tmp_path_factory.mktemp("engines")
+    translator = translator.replace(beam_size=3, extra_length=11, max_source_length=29)
+    translator.save(folder / "saved/1", n_best=3)
+    translator.save(folder / "lite/1", format="litert")
+    return {"translator": translator, "savedmodel": tt.load(folder / "saved"), "litert": tt.load(folder / "lite")}
+
+
+def close(found, expected):
+    """The same texts, symbols and ends; scores as far as float32 goes."""
+    for one, other in zip(found, expected, strict=True):
+        assert [(a.text, a.finished, a.length) for a in one] == [(a.text, a.finished, a.length) for a in other]
+        for field in ("score", "log_prob"):
+            np.testing.assert_allclose(*([getattr(a, field) for a in row] for row in (one, other)), rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:more tokens")
+def test_they_give_the_same_answers(engines):
+    expected = engines["translator"]
+    for engine in engines.values():
+        assert isinstance(engine, Engine)
+        assert engine(TEXTS) == expected(TEXTS) and engine(TEXTS[0]) == expected(TEXTS[0])
+        close(engine.n_best(TEXTS, 2), expected.n_best(TEXTS, 2))
+        assert engine.n_best([""]) == [[Answer("", 0.0, 0.0, False, 0)]]
+        assert engine([]) == [] == engine.n_best([], 3)
+        options = {"length_penalty": 1.7, "max_length": 7}
+        close(engine.n_best(TEXTS[:1], 3, **options), expected.n_best(TEXTS[:1], 3, **options))
+
+
+def test_the_options_of_a_call_are_those_of_another_translator(engines):
+    options = {"beam_size": 2, "length_penalty": 0.3, "min_length": 5, "no_repeat_ngram_size": 3}
+    other = engines["translator"].replace(**options)
+    for name in ("translator", "savedmodel"):
+        close(engines[name].n_best(TEXTS[:3], 2, **options), other.n_best(TEXTS[:3], 2))
+
+
+def test_a_reply_says_what_was_read(engines):
+    tokens = engines["translator"].tokenizer.tokenize(TEXTS).row_lengths().numpy().tolist()
+    for engine in engines.values():
+        replies = engine.replies(TEXTS)
+        assert [reply.source for reply in replies] == TEXTS
+        assert [reply.length for reply in replies[:4]] == tokens[:4]
+        assert [reply.truncated for reply in replies] == [False, False, False, False, True]
+        assert [reply.empty for reply in replies] == [False, True, False, True, False]
+    assert Reply("a\nb", (Answer("c\r\nd", 0.0),), 2, False).line == "c d"
+
+
+def test_a_cut_text_is_a_warning_at_the_callers_line(engines):
+    for engine in engines.values():
+        for call in (engine, functools.partial(engine.n_best, n=2)):
+            with pytest.warns(UserWarning, match="in 1 of 5 texts; only their beginnings are read: .word word") as seen:
+                call(TEXTS)
+            assert len(seen) == 1 and seen[0].filename.endswith(".py") and "values" not in seen[0].filename
+
+
+def test_what_an_engine_does_not_take_is_one_line(engines):
+    for engine in engines.values():
+        with pytest.raises(TypeError, match="options of a call: expected .*length_penalty.*; got temperature$"):
+            engine(TEXTS[:1], temperature=1.0)
+        for options, message in (
+            ({"patience": 3}, "patience: expected none in a call, since this engine fixes it, got 3"),
+            ({"length_penalty": -0.5}, "length_penalty: expected 0 to .*, got -0.5"),
+            ({"length_penalty": float("nan")}, "length_penalty: expected 0 to .*, got nan"),
+            ({"target_language": "de"}, "target_language: expected none, since this model has one pair of languages"),
+        ):
+            with pytest.raises(tt.BadInput, match=message):
+                engine(TEXTS[:1], **options)
+        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
+            engine(["a", 7])
+    with pytest.raises(tt.BadInput, match="beam_size: expected none in a call"):
+        engines["litert"](TEXTS[:1], beam_size=2)
+    for name in ("savedmodel", "litert"):
+        with pytest.raises(tt.BadInput, match="n_best: expected 1 to 3, got 4"):
+            engines[name].n_best(TEXTS[:1], 4)
+
+
+def test_options_of_a_server_are_clipped(engines):
+    given = {"length_penalty": 99.0, "max_length": -3}
+    assert engines["litert"].clipped(given) == {"length_penalty": 5.0, "max_length": 1}
+    assert engines["litert"].clipped({"length_penalty": float("nan")}) == {}
+
+
+def test_batches_hold_every_text_once(engines):
+    """By a law over random sizes: all places once, in batches that cost no more than they may."""
+    draw = np.random.default_rng(5)
+    for most in (1, 7, 200):
+        sizes = draw.integers(0, 97, 53).tolist()
+        found = list(batches(sizes, most, lambda rows, longest: rows * longest))
+        assert sorted(place for batch in found for place in batch) == list(range(53))
+        assert all(len(batch) * max(sizes[i] for i in batch) <= most or len(batch) == 1 for batch in found)
+        texts = ["x" * size for size in sizes]
+        assert in_batches(lambda places, texts=texts: [len(texts[i]) for i in places], texts, most) == sizes

@@ -1,0 +1,244 @@
+"""An engine answers texts: a `Translator`, a SavedModel, a LiteRT export, a `Parser`.
+
+What all of them share stands here, once: the form of an answer, batches of similar length, the options of a call and
+what they may be, and the warning about texts that are too long. It loads neither Keras nor TensorFlow.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
+
+from tf_transformer.base.files import encoded, one_line
+from tf_transformer.base.values import BadInput, Count, checked, shown
+from tf_transformer.text.languages import LANGUAGES, check_language
+from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+
+REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
+UNUSED = -1e9  # in a graph, the score of a place without an output
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """One of the n best outputs for a text: a translation, or a parser's tree.
+
+    The last three are `None` where an engine was asked for the best text alone and its graph says no more.
+    """
+
+    text: str
+    score: float  # log-probability / length penalty
+    log_prob: float | None = None
+    finished: bool | None = None  # the end symbol was reached
+    length: int | None = None  # its symbols, without the end symbol
+
+
+class Reply(NamedTuple):
+    """What an engine makes of a text."""
+
+    source: str | bytes  # the text, as it came
+    answers: tuple[Answer, ...]  # best first, at least one; of an empty text one without text
+    length: int | None  # the source's tokens, before the cut; `None` of a parser
+    truncated: bool  # the source has more tokens than the model reads; the rest was left out
+
+    @property
+    def text(self) -> str:
+        """The best output."""
+        return self.answers[0].text
+
+    @property
+    def score(self) -> float:
+        """The best output's score; 0 of an empty text."""
+        return self.answers[0].score
+
+    @property
+    def line(self) -> str:
+        """The best output as one line of a file."""
+        return one_line(self.text)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the source has no tokens: it is nothing, white space or control characters."""
+        return not self.text if self.length is None else self.length == 0
+
+
+class Request(NamedTuple):
+    """What a call asks for beside the texts."""
+
+    n: int | None  # the number of answers; `None` means the best text alone, as fast as the engine can
+    options: Mapping[str, Any]  # of the search, by name, those that the call changes
+    languages: Mapping[str, str]  # those that the call changes
+
+
+class Engine(ABC):
+    """What answers texts. A subclass has `_replies` and the attributes.
+
+    Attributes:
+        facts: what the model says of itself, by name, such as step, bleu, license, parameters.
+        options: of its search, by name.
+        changeable: the names of those that a call may change.
+        highest: by name, the greatest value of an option of a call, and of "n_best".
+        languages: those that the model knows; () if it has one pair.
+        batch_size: texts a batch; they are sorted by length first.
+    """
+
+    changeable: tuple[str, ...] = REQUEST_OPTIONS
+    highest: Mapping[str, float] = {}
+    languages: Sequence[str] = ()
+    batch_size: int
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any]: ...
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[Reply]:
+        """The replies to a batch."""
+
+    @overload  # a string is a sequence of strings, too
+    def __call__(self, texts: str | bytes, **options: Any) -> str: ...
+
+    @overload
+    def __call__(self, texts: Iterable[str | bytes], **options: Any) -> list[str]: ...
+
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> str | list[str]:
+        """The best output for each text. One text gives a string, several give a list.
+
+        Args:
+            texts: str, or bytes in UTF-8; bytes that are not count as white space.
+            options: of the search, those in `changeable`; and source_language and target_language, of a model of
+                several. By default the engine's own.
+
+        Raises:
+            BadInput: an option has another value than it may have, or the engine fixes it; or a text is no string.
+            TypeError: there is no such option.
+        """
+        if isinstance(texts, str | bytes):
+            return self([texts], **options)[0]
+        return [reply.text for reply in warned(self.replies(texts, **options))]
+
+    def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
+        """The n best outputs for each text, best first; at most beam_size, and at least one.
+
+        Args:
+            texts: as in a call.
+            n: how many.
+            options: as in a call.
+        """
+        return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
+
+    @checked
+    def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[Reply]:
+        """What a call and `n_best` tell, and more; it warns of nothing, since a reply has `truncated`.
+
+        Args:
+            texts: as in a call.
+            n: how many answers; `None` means the best text alone.
+            options: as in a call.
+        """
+        texts, request = check_texts(texts), self.request(n, options)
+        return in_batches(lambda places: self._replies([texts[i] for i in places], request), texts, self.batch_size)
+
+    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+        """The options of a call, checked.
+
+        Raises:
+            BadInput: one has another value than it may have, or this engine fixes it.
+            TypeError: there is no such option.
+        """
+        if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
+            known = ", ".join((*self.changeable, *(LANGUAGES if self.languages else ())))
+            raise TypeError(f"options of a call: expected {known}; got {', '.join(unknown)}")
+        search = {name: value for name, value in options.items() if name not in LANGUAGES}
+        for name, value in search.items():
+            if name not in self.changeable:
+                raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
+        if wrong := problem({**search, **({} if n is None else {"n_best": n})}, self.highest):
+            raise BadInput(wrong)
+        languages = {name: value for name, value in options.items() if name in LANGUAGES}
+        for name, language in languages.items():
+            if not self.languages:
+                got = shown(language)
+                raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {got}")
+            check_language(name, language, self.languages)
+        return Request(n, {name: SEARCH_OPTIONS[name].cast(value) for name, value in search.items()}, languages)
+
+    def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
+        """Options of a server's request, which never fails: those out of range are clipped, NaN is the default."""
+        values = {name: value for name, value in options.items() if value == value}
+        for name, value in values.items():
+            option = SEARCH_OPTIONS[name]
+            values[name] = option.cast(min(max(value, option.lowest), self.highest.get(name, option.highest)))
+        return values
+
+
+def stored_options(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the search that the facts of an export have."""
+    return {name: option.cast(facts[name]) for name, option in SEARCH_OPTIONS.items() if name in facts}
+
+
+def check_texts(texts: Iterable[str | bytes]) -> list[str | bytes]:
+    """Texts as a list.
+
+    Raises:
+        BadInput: one is no string.
+    """
+    texts = list(texts)
+    for i, text in enumerate(texts):
+        if not isinstance(text, str | bytes):
+            raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
+    return texts
+
+
+def in_batches(function: Callable[[list[int]], Iterable[T]], texts: Sequence[str | bytes], batch_size: int) -> list[T]:
+    """Call a function on the places of texts of similar length.
+
+    Args:
+        function: from the places of a batch to a value for each.
+        texts: the texts.
+        batch_size: texts a batch; the last may have fewer.
+
+    Returns:
+        the values, in the order of the texts.
+    """
+    values: dict[int, T] = {}
+    for places in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
+        values.update(zip(places, function(places), strict=True))
+    return [values[i] for i in range(len(texts))]
+
+
+def batches(sizes: Sequence[int], most: int, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
+    """The places of texts in batches, by size.
+
+    Args:
+        sizes: of the texts, in bytes.
+        most: the greatest cost of a batch; a text that costs more is alone.
+        cost: from the rows of a batch and its longest size.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if batch and cost(len(batch) + 1, sizes[i]) > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def warned(replies: list[Reply]) -> list[Reply]:
+    """Warn about truncated texts, and quote their beginnings."""
+    warn_of_truncated([reply.source for reply in replies], [reply.truncated for reply in replies])
+    return replies
+
+
+def warn_of_truncated(texts: Sequence[str | bytes], truncated: Sequence[bool]) -> None:
+    """Warn about truncated texts, and quote their beginnings."""
+    long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
+    if long:
+        starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
+        shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
+        where = f"in {len(long):,} of {len(texts):,} texts; only their beginnings are read: {shown}"
+        warnings.warn(f"more tokens than the model reads {where}", stacklevel=4)
