@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gzip
-import itertools
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import hostile
@@ -24,8 +22,6 @@ import tensorflow as tf
 import test_parsing
 import test_values
 from conftest import TEXTS
-from hypothesis import example, given
-from hypothesis import strategies as st
 from programs import ROOT, fails
 
 import tf_transformer as tt
@@ -36,7 +32,7 @@ from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner  # noqa: E402
 
 from tf_transformer.beam import shards, translation  # noqa: E402
-from tf_transformer.beam.translation import LEAST_BYTES, SavedModel, batches  # noqa: E402
+from tf_transformer.beam.translation import Model  # noqa: E402
 from tf_transformer.text.languages import LANGUAGES  # noqa: E402
 from tf_transformer.text.search_options import SEARCH_OPTIONS  # noqa: E402
 from trainers import pipelines, translate  # noqa: E402
@@ -56,7 +52,7 @@ def model(saved, plain):
     """The SavedModel of `saved`, loaded once for this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.saved_model, "load", lambda path: plain._model)
-        return SavedModel(tt.beam.TranslationSettings(str(saved)))
+        return Model(tt.beam.TranslationSettings(str(saved)))
 
 
 @pytest.fixture
@@ -95,7 +91,7 @@ def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     assert {i: answer.source for i, answer in found} == dict(enumerate(texts))
     with pytest.warns(UserWarning, match="more tokens"):
         assert [answer.text for _, answer in sorted(found)] == plain(texts)
-    lengths = model._tokenize(text=tf.constant(texts))["length"].numpy()
+    lengths = np.array([reply.length for reply in plain.replies(texts)])
     counters = {name: metrics[name] for name in ("sentences", "tokens", "truncated", "empty")}
     assert counters == {"sentences": len(texts), "tokens": lengths.sum(), "truncated": 1, "empty": 3}
     assert metrics["batch_milliseconds"].count >= 3
@@ -112,39 +108,26 @@ def test_a_field_of_an_element(loaded, saved):
 @pytest.mark.program
 def test_flags(model, served):
     """Too long and empty texts are kept, and flagged; `served` is TensorFlow's own C++."""
-    answers = model.answers(TEXTS)
+    answers = model.replies(TEXTS)
     expected = served({"text": TEXTS})
     assert [answer.text.encode() for answer in answers] == expected["translation"].tolist()
     np.testing.assert_allclose([answer.score for answer in answers], expected["score"], rtol=1e-4, atol=1e-5)
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.truncated] == ["door " * 3000]
     assert [text for text, answer in zip(TEXTS, answers, strict=True) if answer.empty] == ["", "   ", "\x00\x01"]
-    assert model.answers(["\ud800"])[0].empty  # half a character
+    assert model.replies(["\ud800"])[0].empty  # half a character
 
 
 @pytest.mark.program
 def test_options_and_n_best(saved, served):
     options = {"beam_size": 3, "length_penalty": 1.7, "min_length": 3, "max_length": 11}
-    found = SavedModel(tt.beam.TranslationSettings(str(saved), n_best=2, options=options)).answers(TEXTS)
+    found = Model(tt.beam.TranslationSettings(str(saved), n_best=2, options=options)).replies(TEXTS)
     expected = served({"text": TEXTS, **{name: [value] for name, value in options.items()}}, "translate")
     for i, answer in enumerate(found):
         pairs = zip(expected["translations"][i], expected["scores"][i], strict=True)
         wanted = [(text.decode(), score) for text, score in pairs if score > -1e8][:2]
-        assert [each.text for each in answer.n_best] == [text for text, _ in wanted]
-        np.testing.assert_allclose([each.score for each in answer.n_best], [score for _, score in wanted], rtol=1e-4)
-        assert (answer.text, answer.score) == (answer.n_best[0].text, answer.n_best[0].score)
-
-
-@given(st.lists(st.integers(0, 300)), st.integers(1, 1_000))
-@example([0, 1, 2], 130)
-def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
-    found = list(batches(sizes, most))
-    assert sorted(place for batch in found for place in batch) == list(range(len(sizes)))
-    assert [sizes[place] for batch in found for place in batch] == sorted(sizes)
-    for batch in found:
-        cost = len(batch) * max(LEAST_BYTES, *(sizes[place] for place in batch))
-        assert cost <= most or len(batch) == 1
-    for batch, following in itertools.pairwise(found):  # none could have been larger
-        assert (len(batch) + 1) * max(LEAST_BYTES, sizes[following[0]]) > most
+        assert [each.text for each in answer.answers] == [text for text, _ in wanted]
+        np.testing.assert_allclose([each.score for each in answer.answers], [score for _, score in wanted], rtol=1e-4)
+        assert (answer.text, answer.score) == (answer.answers[0].text, answer.answers[0].score)
 
 
 @pytest.mark.parametrize(
@@ -184,39 +167,12 @@ def test_bad_methods(method, message):
         tt.beam.Translate("a/1", **method)
 
 
-def test_languages_of_a_model_of_several(saved, model, monkeypatch):
-    """They go into every request; `test_m2m100_export.py` has such a model."""
-
-    def method(**options):
-        return tt.beam.TranslationSettings(saved, options=options)
-
-    asked = []
-    many = SimpleNamespace(
-        signatures={"translate": SimpleNamespace(structured_input_signature=((), dict.fromkeys(LANGUAGES)))},
-        model_info=lambda keys: {"value": tf.constant(["de, en"] if keys.shape == 1 else ["4", "97", "1"])},
-        translate=lambda texts, **options: asked.append(options),
-    )
-    for loaded, known in ((many, "one of 2 languages, such as de, en; got 'fr'"), (model._model, "none, since this")):
-        monkeypatch.setattr(model, "_model", loaded)
-        monkeypatch.setattr(model, "_method", method(target_language="fr"))
-        with pytest.raises(tt.BadInput, match=f"target_language: expected {known}"):
-            model._checked_translate()
-    monkeypatch.setattr(model, "_model", many)
-    monkeypatch.setattr(model, "_method", method(source_language="en", target_language="de", beam_size=3))
-    model._checked_translate()(tf.constant(["Two doors."]))
-    assert {name: value.numpy().tolist() for name, value in asked[0].items()} == {
-        "source_language": [b"en"],
-        "target_language": [b"de"],
-        "beam_size": [3],
-    }
-
-
 @pytest.mark.program
 def test_what_an_export_cannot_do(saved, tmp_path):
     with pytest.raises(tt.BadInput, match=r"1: n_best: expected 1 to 4, got 5"):
-        SavedModel(tt.beam.TranslationSettings(str(saved), n_best=5))
-    with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
-        SavedModel(tt.beam.TranslationSettings(str(tmp_path)))
+        Model(tt.beam.TranslationSettings(str(saved), n_best=5))
+    with pytest.raises(tt.BadInput, match="expected a run, a SavedModel or a checkpoint, found no"):
+        Model(tt.beam.TranslationSettings(str(tmp_path)))
 
 
 @pytest.mark.parametrize(("element", "field"), [(7, None), (("a", "b", "c"), None), ({"texts": "a"}, "text")])
@@ -301,17 +257,19 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
     client = tt.load(folder)
     with pytest.warns(UserWarning, match="more tokens"):
-        best = [client.n_best(line, 2, length_penalty=1.0) for line in [*LINES, *strange]]
+        best = client.n_best([*LINES, *strange], 2, length_penalty=1.0)
     found = [json.loads(line) for line in read(tmp_path / "part")]
     assert [row["n_best"] for row in found] == [
         [{"text": one.text.replace("\n", " "), "score": one.score} for one in row] for row in best
     ]
-    long = [len(client.source_ids(line)) for line in [*LINES, *strange]]
-    assert [(row["truncated"], row["empty"]) for row in found] == [(length > 41, length == 0) for length in long]
+    replies = client.replies([*LINES, *strange])
+    assert [(row["truncated"], row["empty"]) for row in found] == [(one.truncated, one.empty) for one in replies]
     answers, _ = run(list(enumerate(LINES)), tt.beam.Translate(folder.parent, options={"length_penalty": 1.0}))
     assert [answer.text for _, answer in sorted(answers)] == [row["text"] for row in found[: len(LINES)]]
     argv[-1] = str(tmp_path / "other")
-    assert "expected no beam_size, which the export fixes" in fails(translate, [*argv, "--beam-size", "2"], capsys)
+    assert "beam_size: expected none in a call, since this engine fixes it" in fails(
+        translate, [*argv, "--beam-size", "2"], capsys
+    )
 
 
 @pytest.mark.program
@@ -319,16 +277,12 @@ def test_json_and_gzip(tmp_path, saved):
     argv = [str(saved), "--input", write(tmp_path, "a", LINES), "--output", str(tmp_path / "part"), "--lines", "7"]
     translate.main([*argv, "--json", "--gzip", "--n-best", "2", "--beam-size", "2"])
     rows = [json.loads(line) for line in read(tmp_path / "part")]
-    expected = SavedModel(tt.beam.TranslationSettings(str(saved), n_best=2, options={"beam_size": 2})).answers(LINES)
+    expected = Model(tt.beam.TranslationSettings(str(saved), n_best=2, options={"beam_size": 2})).replies(LINES)
     for row, answer in zip(rows, expected, strict=True):
-        fields = dataclasses.asdict(answer)
-        del fields["source"]
-        assert row.keys() == fields.keys()
-        assert row["score"] == pytest.approx(fields["score"], rel=1e-4, abs=1e-5)
-        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.n_best]
-        assert [row[name] for name in ("text", "truncated", "empty")] == [
-            fields[name] for name in ("text", "truncated", "empty")
-        ]
+        assert row.keys() == {"text", "score", "truncated", "empty", "n_best"}
+        assert row["score"] == pytest.approx(answer.score, rel=1e-4, abs=1e-5)
+        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.answers]
+        assert (row["text"], row["truncated"], row["empty"]) == (answer.line, answer.truncated, answer.empty)
 
 
 @pytest.mark.program
@@ -404,13 +358,13 @@ tree_parser = test_parsing.parser  # a fixture
 def test_a_parser(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
-    model = SavedModel(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
-    answers = model.answers(texts)
+    model = Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
+    answers = model.replies(texts)
     assert [answer.text for answer in answers] == tt.load(tmp_path / "parser/1")(texts)
     assert [answer.empty for answer in answers] == [False, True, False]
     assert answers[0].text.startswith("(TOP ")
     with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
-        SavedModel(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), options={"beam_size": 2}))
+        Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), options={"beam_size": 2}))
 
 
 def workers_of(process):

@@ -1,9 +1,12 @@
 """What all engines share: one call, one form of answer, the same options, and one line for what they do not take."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.engines.engine import Answer, Engine, Reply, batches, in_batches
@@ -96,13 +99,19 @@ def test_options_of_a_server_are_clipped(engines):
     assert engines["litert"].clipped({"length_penalty": float("nan")}) == {}
 
 
-def test_batches_hold_every_text_once(engines):
-    """By a law over random sizes: all places once, in batches that cost no more than they may."""
-    draw = np.random.default_rng(5)
-    for most in (1, 7, 200):
-        sizes = draw.integers(0, 97, 53).tolist()
-        found = list(batches(sizes, most, lambda rows, longest: rows * longest))
-        assert sorted(place for batch in found for place in batch) == list(range(53))
-        assert all(len(batch) * max(sizes[i] for i in batch) <= most or len(batch) == 1 for batch in found)
-        texts = ["x" * size for size in sizes]
-        assert in_batches(lambda places, texts=texts: [len(texts[i]) for i in places], texts, most) == sizes
+def cost_of(rows, longest):
+    return rows * max(64, longest)
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(1, 1_000))
+@example([0, 1, 2], 130)
+def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
+    found = list(batches(sizes, most, cost_of))
+    assert sorted(place for batch in found for place in batch) == list(range(len(sizes)))
+    assert [sizes[place] for batch in found for place in batch] == sorted(sizes)
+    for batch in found:
+        assert cost_of(len(batch), max(sizes[place] for place in batch)) <= most or len(batch) == 1
+    for batch, following in itertools.pairwise(found):  # none could have been larger
+        assert cost_of(len(batch) + 1, sizes[following[0]]) > most
+    texts = ["x" * size for size in sizes]
+    assert in_batches(lambda places: [len(texts[i]) for i in places], texts, most) == sizes

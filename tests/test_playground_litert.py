@@ -2,7 +2,6 @@
 
 import base64
 import re
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,9 +15,9 @@ pytest.importorskip("flask")
 
 from playing import asking, page
 
-from savedmodels.playground import litert, rest
+from savedmodels.playground import engine, rest
 from savedmodels.playground.model import ServedModel, ServingError
-from tf_transformer.engines import litert_client
+from tf_transformer.engines.engine import Answer, Engine, Reply
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +65,20 @@ def test_a_litert_export_answers_as_the_savedmodel(small, served):
     assert info == ["0.6", "3", "name", "3", str(tt.load(small).facts["parameters"]), ""]
 
 
-class Two:
-    """A LiteRT translator that says what a call of it returns."""
+class Two(Engine):
+    """An engine that says what a call of it returns."""
 
-    facts, options = {"beam_size": 3, "max_source_length": 5}, {"max_length": 7}
+    facts, options, changeable, batch_size = {}, {"beam_size": 3, "max_length": 7}, ("max_length",), 2
 
-    def n_best(self, text, n, **options):
-        warnings.warn("only the beginning is read", stacklevel=2)
-        long = litert_client.Translation("", -2.0, -3.0, False, options["max_length"])
-        return [litert_client.Translation("ä b", -0.5, -1.0, True, 2), long]
-
-    def source_ids(self, text):
-        return list(range(len(text)))
+    def _replies(self, texts, request):
+        long = Answer("", -2.0, -3.0, False, request.options["max_length"])
+        for text in texts:
+            yield Reply(text, (Answer("ä b", -0.5, -1.0, True, 2), long), len(text), len(text) > 5)
 
 
-def test_a_litert_export_says_which_outputs_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(litert, "litert_translator", lambda folder: Two())
-    export = litert.LiteRTExport(tmp_path)
+def test_an_engine_says_which_outputs_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "load", lambda folder: Two())
+    export = engine.EngineExport(tmp_path)
     found = export("translate", {"max_length": tf.constant([7]), "text": tf.constant(["a", "long text"])})
     assert found["translations"].tolist() == [["ä b".encode(), b"", b""]] * 2
     assert found["scores"].tolist() == [[-0.5, -2, -1e9]] * 2 and found["log_probs"].tolist() == [[-1, -3, -1e9]] * 2

@@ -40,8 +40,6 @@ RESULTS = {  # dataclasses that the package makes, and users read
         "Format",
         "Score",
         "Summary",
-        "Hypothesis",
-        "TranslatedText",
         "Shard",
         "ShardResult",
         "SearchOption",
