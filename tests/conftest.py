@@ -57,8 +57,8 @@ def one_process_of_checks(request, monkeypatch):
 
     run = check._run
 
-    def without_python(script, *arguments):
-        return () if script == "python_probe.py" else run(script, *arguments)
+    def without_python(kind, *arguments):
+        return () if kind == "python" else run(kind, *arguments)
 
     if "whole_checks" not in request.fixturenames:
         monkeypatch.setattr(check, "_run", without_python)
