@@ -12,6 +12,7 @@ import hypothesis
 import keras
 import numpy as np
 import pytest
+from hostile import TEXTS  # noqa: F401 (tests take it from here)
 
 gc.set_threshold(100_000, 50, 1_000)  # tracing makes many objects, few of which go: it was a tenth of the time
 BACKEND = keras.backend.backend()
@@ -57,8 +58,8 @@ def one_process_of_checks(request, monkeypatch):
 
     run = check._run
 
-    def without_python(script, *arguments):
-        return () if script == "python_probe.py" else run(script, *arguments)
+    def without_python(kind, *arguments):
+        return () if kind == "python" else run(kind, *arguments)
 
     if "whole_checks" not in request.fixturenames:
         monkeypatch.setattr(check, "_run", without_python)
@@ -79,19 +80,6 @@ def needs_int8():
         check_kernel()
     except BadInput as error:
         pytest.skip(str(error))
-
-
-TEXTS = [
-    "The old woman opens the red door.",
-    "",
-    "   ",
-    "\x00\x01",
-    b"\xff\xfe broken \xc3",
-    "</s> <pad> <unk>",
-    "東京 😀",
-    "door " * 3000,
-    "Two doors.",
-]
 
 
 @pytest.fixture(scope="session")

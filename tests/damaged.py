@@ -21,6 +21,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from hostile import TEXTS
 
 import tf_transformer as tt
 from tf_transformer.base.files import checksum
@@ -39,7 +40,7 @@ from tf_transformer.runs.run import Run
 HERE = Path(__file__).parent
 SECONDS, MEMORY = 60, 2**31
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
-SENTENCES = ["The old woman opens the red door.", "½ ﬁ 각 東京 😀", ""]
+SENTENCES = [text for text in TEXTS if isinstance(text, str) and len(text) < 100]
 HOSTILE = [None, True, -1, 0, 1.5, 10**12, 10**30, 1e308, float("nan"), "", "16", "../x", "\ud800", "x" * 10**5, [], {}]
 HOSTILE += [[[]] * 9, {"a": {}}, [10**12], ["x"], json.loads("[" * 500 + "]" * 500)]
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,6 +14,20 @@ import tf_transformer as tt
 from trainers.command import run_program
 
 ROOT = Path(__file__).parents[1]
+
+
+def run_python(program, *arguments, **environment):
+    """Run a program in a fresh process, and return what it prints."""
+    found = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert found.returncode == 0, found.stderr[-5000:]
+    return found.stdout
 
 
 def without_the_package(folder):

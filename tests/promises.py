@@ -1,12 +1,8 @@
 """The list of layers, to each of which `test_conformance*.py` hold every promise that a user of Keras relies on."""
 
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -165,16 +161,3 @@ def array(tensor):
 
 def assert_close(actual, expected, tolerance=1e-5):
     np.testing.assert_allclose(array(actual), array(expected), atol=tolerance, rtol=tolerance)
-
-
-def run_python(program, *arguments, **environment):
-    """Run a program in a fresh process."""
-    found = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()} | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert found.returncode == 0, found.stderr[-5000:]

@@ -10,7 +10,7 @@ from programs import without_the_package
 
 from tf_transformer.conformance import check as module
 from tf_transformer.conformance.check import Finding, check, failures, graph_of, nodes_of
-from tf_transformer.conformance.python_probe import probe
+from tf_transformer.conformance.probe import python
 from tf_transformer.exports.compact import compact
 
 TEXT = tf.TensorSpec([None], tf.string, "text")
@@ -22,7 +22,7 @@ def test_an_export_passes(saved, whole_checks):
     assert {finding.level for finding in findings} == {"ok"}, [f for f in findings if f.level != "ok"]
     said = "\n".join(finding.message for finding in findings)
     assert "8 warm-up records run" in said
-    assert "translate: 10 requests merged to a batch of 16 answer as alone" in said
+    assert "translate: 11 requests merged to a batch of 16 answer as alone" in said
     assert "score: 6 threads get the answers that one gets" in said
     assert "serving_default answers in Python" in said
 
@@ -91,7 +91,7 @@ def raises(text):
 
 WRONG = {
     "a row that raises": (raises, "FAIL", "serving_default: code 3: assertion failed"),
-    "its neighbours": (lambda text: {"n": tf.cumsum(tf.strings.length(text))}, "FAIL", "but row 1's n, row 2's n"),
+    "its neighbours": (lambda text: {"n": tf.cumsum(tf.strings.length(text))}, "FAIL", "but: row 1's n, row 2's n"),
     "bytes": (lambda text: {"first": tf.strings.substr(text, 0, 1)}, "FAIL", "serving_default.first: invalid UTF-8"),
     "no number": (lambda text: {"n": tf.math.log(tf.cast(tf.strings.length(text), tf.float32))}, "FAIL", "NaN or inf"),
     "any shape": (lambda text: {"n": tf.strings.length(text)}, "WARN", "an input [1, 2] is accepted"),
@@ -131,9 +131,9 @@ def test_what_the_server_opens_and_python_does_not(tmp_path):
         tf.saved_model.save(root, str(tmp_path / name), {"serving_default": root.swish}, options)
         compact(tmp_path / name)
         assert not any("_gradient_op_type" in node.attr for node in nodes_of(graph_of(tmp_path / name)))
-    ((level, said),) = probe(tmp_path / "1")
+    ((level, said),) = python(tmp_path / "1")
     assert level == "FAIL" and said.startswith("tf.saved_model.load cannot open it: KeyError: ")
-    assert [level for level, _ in probe(tmp_path / "2")] == ["ok", "ok"]
+    assert [level for level, _ in python(tmp_path / "2")] == ["ok", "ok"]
 
 
 def test_a_process_that_dies_is_a_failure(saved, monkeypatch):

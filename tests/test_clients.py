@@ -1,7 +1,6 @@
 """The clients and the README's examples, word for word, against a playground in a process of its own."""
 
 import http.server
-import importlib
 import importlib.util
 import io
 import json
@@ -426,19 +425,3 @@ def test_the_servers_configs_can_be_read():
     assert (model.name, model.model_platform) == (Path(model.base_path).name, "tensorflow")
     assert set(model.version_labels) == {"stable", "canary"}
     assert set(model.version_labels.values()) <= set(model.model_version_policy.specific.versions)
-
-
-PROGRAMS = ["clients.rest", "clients.grpc_client", "load_test", "playground.__main__"]
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_help_fits_a_screen(program, capsys, monkeypatch):
-    if program == "clients.grpc_client":
-        pytest.importorskip("tensorflow_serving")
-    monkeypatch.setenv("COLUMNS", "110")
-    with pytest.raises(SystemExit) as stopped:
-        importlib.import_module(f"savedmodels.{program}").main(["--help"])
-    assert stopped.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert 10 < len(lines) <= 40
-    assert max(map(len, lines)) <= 120

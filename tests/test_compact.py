@@ -67,58 +67,6 @@ def test_same_outputs_and_side_effects(tmp_path):
     assert not np.array_equal(*loaded.draw())
 
 
-class Sizes(tf.Module):
-    """Asks for the sizes of many tensors, some of which have the same."""
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, None, 5]),
-            *[tf.TensorSpec([None, None])] * 2,
-            tf.TensorSpec([], tf.int32),
-        ]
-    )
-    def __call__(self, x, a, b, axis):
-        B, T = tf.shape(x)[0], tf.shape(x)[1]
-        rows = tf.matmul(tf.reshape(x, [-1, 5]), tf.ones([5, 7]))
-        y = tf.nn.relu(tf.reshape(rows, [B, T, 7])) * 2.0
-        y -= tf.reduce_mean(y, axis=-1, keepdims=True)
-        turned = tf.einsum("bte->ebt", tf.reshape(rows, [tf.shape(y)[0], tf.shape(y)[1], 7]))
-        a, b = tf.nn.relu(a), tf.nn.relu(b)
-        four, two = tf.unstack(tf.cast(a[0, :2], tf.int32), 2)
-        twice = [tf.reshape(tf.range(four * two), shape) for shape in ([four, two], [two, four])]
-        asked = [y, turned, a + b, a * 2.0, b * 2.0, tf.reduce_sum(a, axis, keepdims=True), *twice]
-        sizes = [tf.shape(each)[place] for each in asked for place in range(len(each.shape))]
-        return {"sizes": tf.stack(sizes), "long": tf.shape(y, tf.int64)[0], "y": y}
-
-
-def test_a_size_that_several_tensors_share_is_computed_once(tmp_path):
-    module = Sizes()
-    tf.saved_model.save(module, str(tmp_path), signatures=module.__call__.get_concrete_function())
-    before = [node.op for node in nodes_of(graph_of(tmp_path))]
-    compact(tmp_path)
-    after = [node.op for node in nodes_of(graph_of(tmp_path))]
-    assert after.count("StridedSlice") <= before.count("StridedSlice") - 10
-    loaded = tf.saved_model.load(str(tmp_path))
-    for B, T, (rows, columns), (more, wide), axis in [
-        (2, 3, (1, 11), (13, 1), 0),
-        (1, 1, (1, 2), (1, 2), 1),
-        (5, 1, (7, 3), (7, 1), 1),
-        (1, 17, (3, 2), (1, 2), 0),
-    ]:
-        chance = np.random.default_rng(B)
-        x = chance.normal(size=(B, T, 5)).astype("float32")
-        a = np.full((rows, columns), 2, "float32")
-        a[0, 0] = 4
-        found = loaded(x, a, np.ones((more, wide), "float32"), axis)
-        reduced = [1, columns] if axis == 0 else [rows, 1]
-        both = [max(rows, more), max(columns, wide)]
-        expected = [B, T, 7, 7, B, T, *both, rows, columns, more, wide, *reduced, 4, 2, 2, 4]
-        assert found["sizes"].numpy().tolist() == expected
-        assert found["long"].dtype == tf.int64 and found["long"] == B
-        y = 2 * np.maximum(x @ np.ones((5, 7), "float32"), 0)
-        np.testing.assert_allclose(found["y"], y - y.mean(axis=-1, keepdims=True), atol=1e-4)
-
-
 @pytest.mark.program
 def test_an_export_gives_the_same_bit_for_bit(translator, tmp_path):
     export = Export(translator, max_length=11)

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from promises import LAYERS, MODELS, array, assert_close, every_case, promise, run_python, tensorflow_only
+from programs import run_python
+from promises import LAYERS, MODELS, array, assert_close, every_case, promise, tensorflow_only
 
 import tf_transformer as tt
 

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 from keras.callbacks import BackupAndRestore, Callback, ModelCheckpoint, SwapEMAWeights
-from promises import array, assert_close, every_case, jax_only, run_python, tensorflow_only
+from programs import run_python
+from promises import array, assert_close, every_case, jax_only, tensorflow_only
 
 import tf_transformer as tt
 

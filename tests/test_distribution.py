@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import replicas
 import tensorflow as tf
-from promises import run_python
+from programs import run_python
 
 import tf_transformer as tt
 from tf_transformer import distribution

@@ -1,7 +1,7 @@
 """What an installation has: every package, the programs, and one command for them."""
 
 import ast
-import os
+import importlib
 import re
 import subprocess
 import sys
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from trainers.__main__ import PROGRAMS
+from trainers.__main__ import PROGRAMS, run
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OTHERS = [f"savedmodels.{name}" for name in ("clients.rest", "clients.grpc_client", "load_test", "playground.__main__")]
+OTHERS += ["examples.multi30k.train"]
 CONFIG = ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 
@@ -55,25 +57,40 @@ def test_errors_name_extras_that_exist():
     assert named <= set(CONFIG["options.extras_require"])
 
 
+@pytest.mark.parametrize("program", ["", *PROGRAMS, *OTHERS])
+def test_help_fits_a_screen(program, capsys, monkeypatch):
+    """Of one command, its programs, and what else has options."""
+    monkeypatch.setenv("COLUMNS", "110")
+    if program in OTHERS:
+        pytest.importorskip("tensorflow_serving" if "grpc" in program else "flask")
+        begin, given = importlib.import_module(program).main, [["--help"]]
+        usage = "usage: "
+    else:
+        begin, given = run, []
+        usage = f"usage: python -m trainers {program or 'PROGRAM'} "
+        monkeypatch.setattr("sys.argv", list(filter(None, ("x/__main__.py", program, "--help"))))
+    with pytest.raises(SystemExit) as stopped:
+        begin(*given)
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(usage)
+    assert len(lines) <= (40 if program.startswith("savedmodels") else 46) and max(map(len, lines)) <= 120
+    assert program or [line.split()[0] for line in lines[3:12]] == [*PROGRAMS]
+
+
 def test_one_command_has_all_programs():
     assert {*PROGRAMS} == {path.stem for path in TRAINERS if "run_program(main)" in path.read_text()} | {"check"}
-    for name in PROGRAMS:
-        found = run("trainers", name, "--help")
-        assert found.stdout.startswith(f"usage: python -m trainers {name} "), found.stderr
-    lines = run("trainers", "--help").stdout.splitlines()
-    assert [line.split()[0] for line in lines[3:12]] == [*PROGRAMS]
-    assert max(map(len, lines)) < 100
-    assert run("trainers.translate", "--help").stdout.startswith("usage: python -m trainers.translate ")
+    for command in (["trainers", "check", "--help"], ["trainers.translate", "--help"]):
+        found = in_a_process(*command)
+        assert found.stdout.startswith(f"usage: python -m {' '.join(command[:-1])} "), found.stderr
 
 
 def test_bad_input_of_a_program_is_one_line():
-    found = run("trainers", "check", "nowhere")
+    found = in_a_process("trainers", "check", "nowhere")
     assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
-    found = run("trainers", "nothing")
+    found = in_a_process("trainers", "nothing")
     assert found.returncode == 2 and "choose from 'translation'" in found.stderr
 
 
-def run(*argv):
-    return subprocess.run(
-        [sys.executable, "-m", *argv], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"}
-    )
+def in_a_process(*argv):
+    return subprocess.run([sys.executable, "-m", *argv], cwd=ROOT, capture_output=True, text=True)

@@ -38,7 +38,7 @@ def test_a_service_has_no_terminal(stream, monkeypatch):
 
 
 def test_the_package_prints_in_one_way():
-    without_package = {"check.py", "loader.py", "probe.py", "python_probe.py", "litert_client.py", "litert_probe.py"}
+    without_package = {"check.py", "loader.py", "probe.py", "litert_client.py"}
     alone = {"terminal.py"} | without_package
     for path in (ROOT / "tf_transformer").rglob("*.py"):
         calls = (node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))

@@ -14,6 +14,7 @@ import pages
 import pytest
 import sentencepiece
 import tensorflow as tf
+from conftest import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,16 +24,8 @@ from tf_transformer.engines import litert_client
 from tf_transformer.text.tokenizer import beginnings, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
-HOSTILE = [
-    "The old woman opens the red door.",
-    "東京 is not in the vocabulary",
-    "</s> <s> <pad> <unk> <0x41>",
-    "ﬁ ligature, e\u0301 accent, \u3000 wide space, \u200bzero width",
-    "  folded   white space  ",
-    "😀👩‍👩‍👧",
-    "",
-    "word " * 1000,
-]
+CLEAN = [text for text in TEXTS if isinstance(text, str) and "\0" not in text]
+CLEAN += ["  folded   white space  ", "<s> <0x41>", "ﬁ ligature, e\u0301 accent, \u200bzero width, 👩‍👩‍👧"]
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
@@ -45,24 +38,30 @@ def pair(request):
 def test_ids_agree_with_sentencepiece(pair):
     tokenizer, oracle = pair
     assert tokenizer.vocab_size == oracle.vocab_size() == 500
-    assert tokenizer.tokenize(HOSTILE).to_list() == [oracle.encode(text) for text in HOSTILE]
+    assert tokenizer.tokenize(CLEAN).to_list() == [oracle.encode(text) for text in CLEAN]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=40))
-def test_nothing_is_lost(pair, text):
+def ten_of(texts):
+    """At once: a call takes longer than a text."""
+    return st.lists(texts, min_size=10, max_size=10)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(ten_of(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=40)))
+def test_nothing_is_lost(pair, texts):
     tokenizer, oracle = pair
-    ids = tokenizer.tokenize([text])
-    assert tokenizer.detokenize(ids).numpy()[0].decode() == oracle.normalize(text).replace("▁", " ").strip()
+    found = [text.decode() for text in tokenizer.detokenize(tokenizer.tokenize(texts)).numpy()]
+    assert found == [oracle.normalize(text).replace("▁", " ").strip() for text in texts]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.binary(max_size=40))
-def test_any_bytes_are_taken(pair, text):
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(ten_of(st.binary(max_size=40)))
+def test_any_bytes_are_taken(pair, texts):
     tokenizer, _ = pair
-    ids = tokenizer.tokenize([text])
+    ids = tokenizer.tokenize(texts)
     assert not set(ids.flat_values.numpy().tolist()) & {0, 1, 2}  # nobody can write a control symbol
-    tokenizer.detokenize(ids).numpy()[0].decode("utf-8")
+    for text in tokenizer.detokenize(ids).numpy():
+        text.decode("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +156,8 @@ def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
     assert (tmp_path / "tokenizer.model").stat().st_mode & 0o444 == 0o444  # for a server of another user, too
     again = tt.Tokenizer.load(tmp_path / "tokenizer.model")
     in_graph = tf.function(lambda texts: again.tokenize(texts).to_tensor(-1))
-    expected = tokenizer.tokenize(HOSTILE).to_tensor(-1)
-    assert (in_graph(tf.constant(HOSTILE)) == expected).numpy().all()
+    expected = tokenizer.tokenize(CLEAN).to_tensor(-1)
+    assert (in_graph(tf.constant(CLEAN)) == expected).numpy().all()
     assert again.fingerprint == tokenizer.fingerprint
 
 

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from promises import run_python, tensorflow_only
+from programs import run_python
+from promises import tensorflow_only
 
 import tf_transformer as tt
 

@@ -9,25 +9,15 @@ import concurrent.futures
 import random
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from hostile import TEXTS, Servable
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer" / "conformance"))
-from loader import Servable
-
-TEXTS = [
-    "Two doors.",
-    "The old woman opens the red door.",
-    "",
-    "A man in a blue shirt is standing on a ladder.",
-    "東京 😀",
-]
-TEXTS += [b"\xff\xfe", "</s> <pad>", "A dog runs through the snow while two children watch it from a window.", "x y z"]
+SHORT = [text for text in TEXTS if len(text) < 100]
 
 
 def request(r: random.Random) -> tuple[dict, str]:
-    texts = np.array(r.choices(TEXTS, k=r.choice([1, 1, 2, 5])), object)
+    texts = np.array(r.choices(SHORT, k=r.choice([1, 1, 2, 5])), object)
     name = r.choice(["serving_default", *3 * ["translate"], "translate_details", "score", "tokenize"])
     if name == "score":
         return {"source": texts, "target": texts[::-1].copy()}, name

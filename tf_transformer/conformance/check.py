@@ -20,9 +20,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+if __package__:
+    from tf_transformer.conformance.probe import HALF_TOLERANCE, TOLERANCE, Finding, finding
+else:  # as a file, without the package
+    from probe import HALF_TOLERANCE, TOLERANCE, Finding, finding  # type: ignore[no-redef]
 
 # A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
@@ -34,14 +39,7 @@ PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 REST_DTYPES = {
     *("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool", "string"),
 }
-TOLERANCE = 1e-3  # to which the numbers of a row agree in batches of different sizes
-HALF_TOLERANCE = 0.1  # the same with variables of 8 or 16 bits
 PROBE_SECONDS = 1800
-
-
-class Finding(NamedTuple):
-    level: str  # "ok", "WARN" or "FAIL"
-    message: str
 
 
 def check(path: str | os.PathLike[str]) -> list[Finding]:
@@ -52,11 +50,11 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
     """
     path = Path(os.path.expanduser(path)).absolute()
     if (path / "model.tflite").is_file():
-        return list(_run("litert_probe.py", path))
+        return list(_run("litert", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
     with plainly_named(path) as plain:
-        return [*_read(path), *_run("python_probe.py", plain), *_call(plain)]
+        return [*_read(path), *_run("python", plain), *_run("server", plain, str(_tolerance(plain)))]
 
 
 @contextlib.contextmanager
@@ -76,13 +74,6 @@ def failures(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "FAIL"]
 
 
-def _finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Finding:
-    """A finding that `message` holds if nothing is `wrong`."""
-    if not wrong:
-        return Finding("ok", message)
-    return Finding(level, f"{message}, but: {', '.join(map(str, sorted(wrong)))}"[:500])
-
-
 def graph_of(path: Path) -> Any:
     """The only MetaGraphDef tagged "serve", or `None`."""
     from tensorflow.core.protobuf import saved_model_pb2
@@ -98,7 +89,7 @@ def nodes_of(graph: Any) -> list[Any]:
 
 def _read(path: Path) -> Iterator[Finding]:
     """Findings from the files."""
-    yield _finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
+    yield finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
         yield Finding("FAIL", 'expected one graph with the tag "serve" alone')
@@ -108,7 +99,7 @@ def _read(path: Path) -> Iterator[Finding]:
     yield from _paths(path, graph)
     yield from _batching(path)
     signatures = {name: value for name, value in graph.signature_def.items() if not name.startswith("__")}
-    yield _finding("there is a signature serving_default", {"serving_default"} - set(signatures))
+    yield finding("there is a signature serving_default", {"serving_default"} - set(signatures))
     for name, signature in signatures.items():
         yield from _ports(name, signature)
 
@@ -119,13 +110,13 @@ def _ops(graph: Any) -> Iterator[Finding]:
     functions, nodes = graph.graph_def.library.function, nodes_of(graph)
     ops = {node.op for node in nodes} - {function.signature.name for function in functions}
     foreign = {op for op in ops if op_def_registry.get(op) is None and not op.startswith(TEXT_OPS)}
-    yield _finding("every op is TensorFlow's or tensorflow-text's", foreign)
-    yield _finding("no op calls Python", ops & PYTHON_OPS)
+    yield finding("every op is TensorFlow's or tensorflow-text's", foreign)
+    yield finding("no op calls Python", ops & PYTHON_OPS)
     compiled = {f.signature.name for f in functions if f.attr["_XlaMustCompile"].b}
     compiled |= {node.name for node in nodes if node.attr["_XlaMustCompile"].b}
-    yield _finding("nothing needs XLA, which the server has switched off", compiled)
+    yield finding("nothing needs XLA, which the server has switched off", compiled)
     pinned = {node.device for node in nodes if re.search("GPU|TPU", node.device.upper())}
-    yield _finding("no op is pinned to an accelerator", pinned)
+    yield finding("no op is pinned to an accelerator", pinned)
 
 
 def _variables(path: Path, graph: Any) -> Iterator[Finding]:
@@ -140,7 +131,7 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
         yield Finding("FAIL", "there is no variables.index, which the server would not notice until the first request")
         return
     anonymous = {name for name in names if re.fullmatch(r"Variable(_\d+)?", name)}
-    yield _finding(
+    yield finding(
         "variables have names (Keras's, tracked directly, lose them, and the server does not restore what is read)",
         anonymous if len(anonymous) > 1 else (),
         "WARN",
@@ -155,12 +146,12 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
                 content = value.tobytes()
                 if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:  # zeros may repeat
                     places[hashlib.sha256(content).hexdigest(), value.shape].append(name)
-    yield _finding("weights are stored once", {" = ".join(sorted(same)) for same in places.values() if len(same) > 1})
+    yield finding("weights are stored once", {" = ".join(sorted(same)) for same in places.values() if len(same) > 1})
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     index = (path / "variables" / "variables.index").stat().st_size
     room = 1.1 * size + 2 * index + 50_000  # object graph and names
     message = f"variables take {stored:,} bytes for {size:,} of weights"
-    yield _finding(message, ["more than a tenth more"] * (stored > room))
+    yield finding(message, ["more than a tenth more"] * (stored > room))
 
 
 def _paths(path: Path, graph: Any) -> Iterator[Finding]:
@@ -169,7 +160,7 @@ def _paths(path: Path, graph: Any) -> Iterator[Finding]:
     content = (path / "saved_model.pb").read_bytes()
     here = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
     found |= {folder for folder in here if len(folder) > 5 and folder.encode() in content}
-    yield _finding("no path of this machine is in the graph", found, "WARN")
+    yield finding("no path of this machine is in the graph", found, "WARN")
 
 
 def _batching(path: Path) -> Iterator[Finding]:
@@ -179,7 +170,7 @@ def _batching(path: Path) -> Iterator[Finding]:
         sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
         greatest = [int(size) for size in re.findall(r"max_batch_size\s*\{\s*value\s*:\s*(\d+)", text)]
         wrong = [f"allowed {sizes}, greatest {greatest}"] * (sizes != sorted(set(sizes)) or sizes[-1:] != greatest)
-        yield _finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
+        yield finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
 
 
 def _ports(name: str, signature: Any) -> Iterator[Finding]:
@@ -213,26 +204,23 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
         if shape != [1]:
             fails.append(f"default of {port} has the shape {shape}, expected [1]: the server feeds it")
     message = f"{name}: inputs, outputs and defaults can cross REST and be merged"
-    yield _finding(message, fails)
+    yield finding(message, fails)
     if warns:
-        yield _finding(message, warns, "WARN")
+        yield finding(message, warns, "WARN")
 
 
-def _call(path: Path) -> Iterator[Finding]:
-    """Findings from calls, in a process of its own without Python's TensorFlow."""
+def _tolerance(path: Path) -> float:
     import tensorflow as tf
 
     graph = graph_of(path)
     variables = [node for node in nodes_of(graph) if node.op == "VarHandleOp"] if graph else []
     few_bits = {dtype.as_datatype_enum for dtype in (tf.bfloat16, tf.float16, tf.int8)}
-    half = {node.attr["dtype"].type for node in variables} & few_bits
-    tolerance = HALF_TOLERANCE if half else TOLERANCE
-    yield from _run("probe.py", path, str(tolerance))
+    return HALF_TOLERANCE if {node.attr["dtype"].type for node in variables} & few_bits else TOLERANCE
 
 
-def _run(script: str, path: Path, *arguments: str) -> Iterator[Finding]:
-    """Findings of a script of this folder, which prints each as a line of JSON."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(path), *arguments]
+def _run(kind: str, path: Path, *arguments: str) -> Iterator[Finding]:
+    """Findings of a probe, which prints each as a line of JSON."""
+    command = [sys.executable, str(Path(__file__).with_name("probe.py")), kind, str(path), *arguments]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PROBE_SECONDS)

@@ -16,8 +16,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.saved_model.fingerprinting_utils import write_fingerprint
 
-from tf_transformer.exports.sizes import KnownSizes
-
 
 def compact(folder: Path) -> None:
     """Rewrite the functions of a SavedModel, whose outputs stay the same bit for bit.
@@ -60,12 +58,9 @@ def _merge(function: Any) -> None:
     same: dict[str, str] = {}  # by a node's name, that of the node that replaces it
     first: dict[Any, str] = {}  # by what a node computes, the first node that does
     kept: dict[str, Any] = {}
-    needed, sizes = [], KnownSizes()
+    needed = []
     for node in _sorted(function.node_def):
         _set_inputs(node, same)
-        if equal := sizes.add(node):
-            same[node.name] = equal
-            continue
         _drop_notes(node)
         if _is_pure(node):
             attributes = sorted(

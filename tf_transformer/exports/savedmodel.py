@@ -18,7 +18,7 @@ from tf_transformer.base.folders import is_version, saved_model_of, versions
 from tf_transformer.base.reading import read_bytes, read_json, reading
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import check, failures, plainly_named
-from tf_transformer.conformance.wire import field
+from tf_transformer.conformance.loader import field
 from tf_transformer.exports.compact import compact
 from tf_transformer.exports.contract import Root
 
