@@ -11,7 +11,6 @@ from keras import ops
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.layers import PositionalEmbedding
-from tf_transformer.layers.quantization import KeepsQuantized
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
     from tf_transformer.training_step import Model
@@ -19,7 +18,7 @@ else:
     from keras import Model  # type: ignore[no-redef]
 
 
-class KerasModel(KeepsQuantized, Model):
+class KerasModel(Model):
     """The base of `Transformer`: the methods of `keras.Model` that a model of token ids needs in another form.
 
     Its inputs are source and target ids, ([B, S], [B, T]); its labels are ids [B, T].
