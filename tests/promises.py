@@ -110,11 +110,11 @@ def decoder(**kwargs):
 
 
 def restricted_encoder(**kwargs):
-    return encoder(attention_window=WINDOW, **kwargs)
+    return tt.layers.RestrictedEncoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **kwargs)
 
 
 def restricted_decoder(**kwargs):
-    return decoder(attention_window=WINDOW, **kwargs)
+    return tt.layers.RestrictedDecoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **kwargs)
 
 
 def transformer(**kwargs):

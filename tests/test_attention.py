@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from tf_transformer.layers import KeyValue, MultiHeadAttention, attention, restricted_attention
-from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
+from tf_transformer.layers import KeyValue, MultiHeadAttention, attention
 
 B, h, T, S, d, d_k, d_v = 2, 3, 5, 7, 11, 13, 17
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -83,63 +82,6 @@ def test_dropout_works_on_the_weights_and_not_on_the_reported_ones():
     query, key, value = (ops.array(normal(B, h, *shape)) for shape in ((T, d_k), (S, d_k), (S, d_v)))
     output, scores = attention(query, key, value)
     doubled, same_scores = attention(query, key, value, dropout=lambda weights: 2 * weights)
-    close(doubled, 2 * output)
-    close(same_scores, scores)
-
-
-# Restricted (section 4). Blocks are of 16 positions, or of window // 2 if that is more.
-
-
-def padding(T):
-    """Inside and at the end of the first sentence; the second has nothing else."""
-    return np.stack([(np.arange(T) % 5 != 3) & (np.arange(T) < T - 4), np.zeros(T, bool)])
-
-
-WINDOWS = [(1, 3), (7, 200), (16, 1), (17, 2), (33, 5), (33, 32), (47, 35), (53, 34), (32, 33), (0, 3)]  # T, r
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("T, window", WINDOWS)
-def test_restricted_attention_is_attention_under_a_banded_mask(T, window, causal):
-    query, key, value = normal(B, h, T, d_k), normal(B, h, T, d_k), normal(B, h, T, d_v)
-    arguments = [ops.array(x) for x in (query, key, value)]
-    for mask in (None, padding(T)):
-        given = as_key_mask(mask)
-        output, scores = restricted_attention(*arguments, given, window=window, causal=causal)
-        assert output.shape == value.shape and ops.dtype(scores) == "float32"
-        for b, i in np.ndindex(B, h):
-            allowed = np.array(oracle.near(T, window, causal), bool).reshape(T, T) & (True if mask is None else mask[b])
-            expected, weights = oracle.attention(query[b, i], key[b, i], value[b, i], allowed)
-            close(output[b, i], expected)
-            close(array(scores[b, i]).sum(-1).reshape(-1)[:T], weights.sum(-1))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_restricted_attention_has_the_gradients_of_the_banded_mask(causal):
-    T, window = 37, 11
-    inputs = [keras.Variable(normal(B, h, T, width, seed=width)) for width in (d_k, d_k, d_v)]
-    direction, mask = ops.array(normal(B, h, T, d_v, seed=1)), as_key_mask(padding(T))
-    band = intersect(intersect(near_mask(T, window), causal_mask(T) if causal else None), mask)
-
-    def restricted(*inputs):
-        return restricted_attention(*inputs, mask, window=window, causal=causal)[0]
-
-    def gradients(function):
-        def scalar():
-            return ops.sum(function(*map(ops.convert_to_tensor, inputs)) * direction)
-
-        return value_and_gradients(scalar, inputs)[1]
-
-    found = gradients(restricted)
-    for gradient, expected in zip(found, gradients(lambda *inputs: attention(*inputs, band)[0]), strict=True):
-        close(gradient, expected)
-        assert np.abs(array(expected)).max() > 0.1
-
-
-def test_dropout_works_on_the_weights_of_restricted_attention():
-    inputs = [ops.array(normal(B, h, 37, width)) for width in (d_k, d_k, d_v)]
-    output, scores = restricted_attention(*inputs, window=9)
-    doubled, same_scores = restricted_attention(*inputs, dropout=lambda weights: 2 * weights, window=9)
     close(doubled, 2 * output)
     close(same_scores, scores)
 

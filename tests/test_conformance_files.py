@@ -113,22 +113,18 @@ def test_saved_model_needs_tensorflow_alone(case, exported):
 
 @promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "restricted_decoder", "transformer"))
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-def test_quantized_to_int8(case, tmp_path):
-    """Near the layer, and the same once loaded."""
+def test_quantized_to_int8(case):
+    """Near the layer."""
     model = case.model()
     for layer in list(model._flatten_layers()):
         if isinstance(layer, tt.layers.PositionalEmbedding):  # which Keras passes over: it has a layer inside
             layer.quantize("int8")
     model.quantize("int8")
-    expected = array(model(case.arrays()))
-    assert np.linalg.norm(expected - case.answer()) < 0.05 * np.linalg.norm(case.answer())
+    found = array(model(case.arrays()))
+    assert np.linalg.norm(found - case.answer()) < 0.05 * np.linalg.norm(case.answer())
     of_integers = [weight for weight in model.weights if weight.dtype == "int8"]
     kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
     assert len(of_integers) == len(kernels)
-    for _ in range(2 if case.name == "encoder" else 1):
-        model.save(tmp_path / "model.keras")
-        model = keras.saving.load_model(tmp_path / "model.keras")
-        assert_close(model(case.arrays()), expected)
 
 
 @every_case

@@ -30,38 +30,16 @@ MODELS = {  # seeds whose outputs have many lengths
 }
 
 
-class OtherAttention(layers.MultiHeadAttention):
-    def make_projection(self, name, units, scale):
-        return keras.layers.Dense(units, use_bias=name != "key", dtype=self.dtype_policy, name=name)
-
-
-class OtherEncoderLayer(layers.EncoderLayer):
-    activation = "swish"
-
-    def make_attention(self, name):
-        return OtherAttention(self.num_heads, self.d_k, self.d_v, name=name, dtype=self.dtype_policy)
-
-    def make_feed_forward(self, name):
-        return layers.FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
-
-    def make_norm(self, name):
-        return layers.AddAndNorm(self.dropout, 1e-3, name=name, dtype=self.dtype_policy)
-
-
-class OtherDecoderLayer(OtherEncoderLayer, layers.DecoderLayer):
-    activation = "gelu"
-    build, call = layers.DecoderLayer.build, layers.DecoderLayer.call
-
-
 class OtherParts(tt.Transformer):
     """What CTranslate2 has and the paper has not, and decoders of other sizes than the encoders'."""
 
     def make_encoder_layers(self):
-        return [OtherEncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(2)]
+        options = self.layer_options() | {"use_bias": True, "epsilon": 1e-3, "activation": "swish"}
+        return [layers.EncoderLayer(**options, name=f"encoder_{i}") for i in range(2)]
 
     def make_decoder_layers(self):
-        sizes = self.layer_options() | {"num_heads": 3, "d_ff": 19}
-        return [OtherDecoderLayer(**sizes, name=f"decoder_{i}") for i in range(3)]
+        options = self.layer_options() | {"num_heads": 3, "d_ff": 19, "epsilon": 1e-3, "activation": "gelu"}
+        return [layers.DecoderLayer(**options, name=f"decoder_{i}") for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +66,6 @@ class Both:
 
     def split(self, texts):
         return self.pieces.encode(texts, out_type=str)
-
-
-def test_restricted_self_attention_cannot_be_saved(tokenizer, tmp_path):
-    model = tt.Transformer(tt.TransformerConfig(1, 8, 16, 2, attention_window=5, vocab_size=tokenizer.vocab_size))
-    model.build()
-    with pytest.raises(tt.BadInput, match="attention_window: expected None.*got 5"):
-        save(tt.Translator(model, tokenizer), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
 
 
 class PreNorm(layers.EncoderLayer):
@@ -136,6 +106,12 @@ REFUSED = {  # what is done to a model
     ),
     "decoder_0/feed_forward: expected .* what FeedForward does, .* got Doubling": lambda m: setattr(
         m.decoder_layers[0].feed_forward, "__class__", Doubling
+    ),
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose attend_to_itself": lambda m: setattr(
+        m.encoder_layers[0], "__class__", layers.RestrictedEncoderLayer
+    ),
+    "norm_first: expected the same value in all layers, .* got False and True": lambda m: setattr(
+        m.decoder_layers[1], "norm_first", True
     ),
     "embedding: expected .* what PositionalEmbedding does, .* got Raising, whose logits": lambda m: setattr(
         m.embedding, "__class__", Raising

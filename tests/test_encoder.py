@@ -1,12 +1,9 @@
 """The encoder's layer (section 3.1)."""
 
-import subprocess
-import sys
-
 import numpy as np
 import oracle
 import pytest
-from conftest import BACKEND, COMPILERS, array, close, draw_weights, normal, weights_of
+from conftest import COMPILERS, array, close, draw_weights, normal, weights_of
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
@@ -93,93 +90,3 @@ def test_the_policy_reaches_every_child(policy):
     assert ops.dtype(output) == layer.compute_dtype and ops.dtype(scores) == "float32"
     close(output, LAYER(x, mask=MASK), rtol=0, atol=1e-5 if policy == "float32" else 0.1)
     close(array(scores).sum(-1), np.ones((B, h, S)))
-
-
-# Restricted self-attention (section 4)
-
-WINDOW, LENGTH = 5, 37  # three blocks of 16
-RESTRICTED = built(attention_window=WINDOW)
-INSIDE = np.arange(LENGTH) % 7 != np.array([[3], [4]])  # [B, LENGTH]
-
-
-@pytest.mark.parametrize("mask", [None, INSIDE & (np.arange(LENGTH) < 31)], ids=["whole", "padded"])
-def test_a_restricted_layer(mask):
-    x = normal(B, LENGTH, d)
-    output, scores = RESTRICTED(x, mask=mask, return_attention_scores=True)
-    close(RESTRICTED(x, mask=mask), output)  # in blocks
-    for b in range(B):
-        of_row = None if mask is None else mask[b]
-        expected = oracle.encoder_layer(x[b], weights_of(RESTRICTED), h, of_row, WINDOW)
-        close(output[b], expected[0])
-        close(scores[b], expected[1])
-
-
-@given(S=st.integers(1, 40), more=st.integers(1, 40), seed=st.integers(0, 99))
-def test_padding_changes_nothing_in_a_restricted_layer(S, more, seed):
-    x = normal(B, S, d)
-    padded = np.concatenate([x, 100 * normal(B, more, d, seed=seed)], axis=1)
-    mask = np.broadcast_to(np.arange(S + more) < S, (B, S + more))
-    close(RESTRICTED(padded, mask=mask)[:, :S], RESTRICTED(x))
-
-
-def test_a_window_wider_than_the_sequence_restricts_nothing():
-    x = normal(B, LENGTH, d)
-    close(built(attention_window=2 * LENGTH)(x), LAYER(x))
-
-
-def test_restricted_dropout_of_weights_is_for_training_only():
-    layer, x = built(dropout=0.0, attention_dropout=0.5, attention_window=WINDOW), normal(B, LENGTH, d)
-    close(layer(x), RESTRICTED(x))
-    assert np.abs(array(layer(x, training=True)) - array(RESTRICTED(x))).max() > 0.1
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="lengths are known when others compile")
-@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "jit"])
-def test_a_restricted_layer_of_lengths_unknown_until_it_runs(jit):
-    import tensorflow as tf
-
-    specs = [tf.TensorSpec([None, None, d]), tf.TensorSpec([None, None], tf.bool)]
-    compiled = tf.function(lambda x, mask: RESTRICTED(x, mask=mask), specs, jit_compile=jit)
-    for S in (1, 16, LENGTH):
-        x, mask = normal(B, S, d), INSIDE[:, :S]
-        close(compiled(x, mask), RESTRICTED(x, mask=mask))
-
-
-LONG = r"""
-import pathlib, re, sys
-import keras
-from tf_transformer.layers import DecoderLayer, EncoderLayer
-
-def peak():  # getrusage's begins with that of the process which started this one
-    return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
-
-n, h, d = 16_384, 8, 32
-if sys.argv[1] == "encoder":
-    layer, more = EncoderLayer(h, 64, attention_window=64), ()
-else:
-    layer, more = DecoderLayer(h, 64, attention_window=64), (keras.random.normal((1, 17, d)),)
-layer(keras.random.normal((1, 160, d)), *more)
-before = peak()
-output = keras.ops.convert_to_numpy(layer(keras.random.normal((1, n, d), seed=1), *more))
-assert output.shape == (1, n, d)
-print(peak() - before, h * n * n * 4)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights(side):
-    """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
-    process = subprocess.run([sys.executable, "-c", LONG, side], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr[-5000:]
-    taken, all_weights = map(int, process.stdout.split())
-    assert all_weights == 8 * 2**30 and 0 < taken < all_weights / 16
-
-
-def test_a_long_sequence_answers_as_its_neighbourhoods_do():
-    n, reach = 16_384, WINDOW // 2
-    x = normal(1, n, d)
-    found = RESTRICTED(x)
-    for place in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
-        around = x[:, place - reach : place + reach + 1]
-        close(found[:, place], LAYER(around)[:, reach])

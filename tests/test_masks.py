@@ -1,13 +1,12 @@
 """Masks are booleans, True = may be attended (section 3.2.3)."""
 
 import numpy as np
-import oracle
 import pytest
 from conftest import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.masks import PAD_ID, as_key_mask, causal_mask, intersect, last_allowed, near_mask, padding_mask
+from tf_transformer.masks import PAD_ID, as_key_mask, causal_mask, intersect, padding_mask
 
 
 def test_padding_is_id_zero():
@@ -44,16 +43,3 @@ def test_both_allows_what_neither_forbids(first, second):
         assert found is None
     else:
         assert np.all(array(found) == (first is not False and second is not False))
-
-
-@pytest.mark.parametrize("T, window", [(1, 1), (7, 1), (7, 4), (7, 5), (7, 50)])
-def test_a_neighbourhood_is_centered(T, window):
-    mask = array(near_mask(T, window))
-    assert mask.dtype == bool and np.array_equal(mask[0], oracle.near(T, window))
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(1, 4))
-def test_the_newest_are_the_last_that_are_allowed(allowed, count):
-    allowed_slots = [slot for slot, seen in enumerate(allowed) if seen]
-    mask = array(last_allowed(np.array([[allowed]]), count))
-    assert mask.dtype == bool and np.where(mask[0, 0])[0].tolist() == allowed_slots[-count:]

@@ -13,7 +13,7 @@ from keras import ops
 
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
-from tf_transformer.layers import DecoderLayer, EncoderLayer, FeedForward
+from tf_transformer.layers import DecoderLayer, EncoderLayer
 from tf_transformer.layers.int8 import freeze, frozen_weights
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
@@ -51,20 +51,6 @@ def test_logits_and_attention_weights(positions):
             close(scores.encoder[i][b], expected_scores["encoder"][i])
             close(scores.decoder[i][b, :, :real], expected_scores["decoder"][i][:, :real])
             close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])
-
-
-def test_restricted_self_attention_in_both_stacks():
-    config = TransformerConfig(num_layers=N, attention_window=3, **SIZES)
-    model = built(config)
-    logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
-    close(model((SOURCE, TARGET)), logits, atol=1e-5)
-    for b in range(B):
-        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, window=3)
-        real = np.sum(TARGET[b] != 0)
-        close(logits[b, :real], expected[:real], atol=1e-5)
-        for i in range(N):
-            close(scores.encoder[i][b], expected_scores["encoder"][i])
-            close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])  # whole
 
 
 # Parameters
@@ -306,25 +292,16 @@ def test_an_id_0_inside_a_target_is_a_token_like_any_other():
 
 
 @keras.saving.register_keras_serializable("test_model")
-class SwishEncoderLayer(EncoderLayer):
-    def make_feed_forward(self, name):
-        return FeedForward(self.d_ff, "swish", name=name, dtype=self.dtype_policy)
-
-
-@keras.saving.register_keras_serializable("test_model")
-class SwishDecoderLayer(DecoderLayer):
-    make_feed_forward = SwishEncoderLayer.make_feed_forward
-
-
-@keras.saving.register_keras_serializable("test_model")
 class SwishTransformer(Transformer):
     """Of other layers, and a decoder of another depth."""
 
     def make_encoder_layers(self):
-        return [SwishEncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(N)]
+        options = self.layer_options() | {"activation": "swish"}
+        return [EncoderLayer(**options, name=f"encoder_{i}") for i in range(N)]
 
     def make_decoder_layers(self):
-        return [SwishDecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(N + 1)]
+        options = self.layer_options() | {"activation": "swish"}
+        return [DecoderLayer(**options, name=f"decoder_{i}") for i in range(N + 1)]
 
 
 def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
@@ -373,19 +350,6 @@ def test_what_lora_has_learned_stays_in_another_dtype(dtype):
     assert several.merged() is several
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-@pytest.mark.program
-def test_quantize_makes_integers_of_the_embeddings_too(tmp_path):
-    model = built()
-    exact = array(model((SOURCE, TARGET)))
-    model.quantize("int8")
-    expected = array(model((SOURCE, TARGET)))
-    assert 0 < np.abs(expected - exact).max() < 0.1 * exact.std()
-    assert model.embedding.embeddings.dtype == "int8"
-    model.save(tmp_path / "model.keras")
-    close(keras.saving.load_model(tmp_path / "model.keras")((SOURCE, TARGET)), expected)
-
-
 def ragged(*rows):
     return pytest.importorskip("tensorflow").ragged.constant(rows)
 
@@ -393,15 +357,12 @@ def ragged(*rows):
 @pytest.mark.parametrize(
     ("inputs", "got"),
     [
-        (lambda: {"source": SOURCE, "target": TARGET}, "a dict of source, target"),
+        (lambda: {"source": SOURCE, "target": TARGET}, "one dict"),
         (lambda: SOURCE, "one ndarray"),
         (lambda: (SOURCE, TARGET, TARGET), "3 parts"),
         (lambda: (ragged([3, 2], [5]), ragged([1], [1, 4])), "a ragged tensor, for which write ids.to_tensor.*"),
-        (lambda: (SOURCE.tolist(), TARGET), "list and ndarray"),
         (lambda: (SOURCE[0], TARGET[0]), r"shapes \(7,\) and \(5,\)"),
         (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
-        (lambda: (SOURCE, ops.cast(TARGET, "bfloat16")), "dtypes int64 and bfloat16, which lack most ids above 256"),
-        (lambda: (SOURCE.astype(str), TARGET), r"dtypes str\d+ and int64"),
     ],
 )
 def test_what_is_no_pair_of_ids_is_refused_in_one_line(inputs, got):
@@ -455,7 +416,7 @@ def test_training_refuses_it_too():
         (
             {"source": SOURCE, "target": TARGET},
             TARGET,
-            r"^inputs: expected \(source, target\), .* got a dict of source.*$",
+            r"^inputs: expected \(source, target\), .* got one dict$",
         ),
         ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
     ):

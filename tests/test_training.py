@@ -358,7 +358,7 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
 
 
 def test_class_weights_are_those_of_tokens():
-    """Of arrays, of datasets and of a batch, as Keras's own loss with the weights of tokens; validation has none."""
+    """Of any data, as Keras's own loss with the weights of tokens; validation has none. A sample weight multiplies."""
     data = pytest.importorskip("tensorflow").data.Dataset
     random = np.random.default_rng(6)
     x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
@@ -379,6 +379,8 @@ def test_class_weights_are_those_of_tokens():
         metrics = [TokenAccuracy(), Perplexity()]
         model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=metrics, run_eagerly=True)
         if not data_of:
+            options["sample_weight"] = of_tokens**0.5
+            options["class_weight"] = {id: weight**0.5 for id, weight in options["class_weight"].items()}
             model.train_on_batch(x, y, **options)
             model.reset_metrics()  # as `fit` does between epochs; Keras 3.12 does not here
             return model.train_on_batch(x, y, **options, return_dict=True), model.get_weights()
@@ -403,15 +405,16 @@ def test_class_weights_that_are_none(class_weight):
         model.fit(TARGETS % 11, TARGETS % 11, class_weight=class_weight)
 
 
-def test_class_weights_beside_what_they_do_not_go_with():
-    model, ids = Transformer(TransformerConfig(1, 16, 23, 2, vocab_size=11)), TARGETS % 11
-    for other in ({"sample_weight": np.ones(B)}, {"validation_split": 0.5}):
-        with pytest.raises(BadInput, match="class_weight: expected no sample_weight and no validation_split with it"):
-            model.fit((ids, ids), ids, class_weight={3: 2.0}, **other)
-    with pytest.raises(BadInput, match="class_weight: expected no sample_weight with it"):
-        model.train_on_batch((ids, ids), ids, np.ones(B), {3: 2.0})
-    with pytest.raises(BadInput, match=r"expected arrays, a tf.data.Dataset or a PyDataset, got generator"):
-        model.fit((batch for batch in [((ids, ids), ids)]), class_weight={3: 2.0})
+def test_a_compiled_step_takes_the_class_weights_of_its_fit():
+    random = np.random.default_rng(6)
+    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(1, 3, (6, 7))
+    model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.0))
+    plain, ones, doubled, again = (
+        model.fit(x, y, verbose=0, class_weight=weights).history["loss"][0]
+        for weights in (None, {1: 1.0}, {1: 2.0, 2: 2.0}, None)
+    )
+    np.testing.assert_allclose([ones, doubled, again], [plain, 2 * plain, plain], rtol=1e-5)
 
 
 @pytest.mark.parametrize("axes", ["BT", "B"])

@@ -48,7 +48,7 @@ RESULTS = {  # dataclasses that the package makes, and users read
 }
 INSIDE = re.compile(  # called by Keras, in graphs, or by the package itself with what was checked before
     r"\.(call|encode|decode|decode_step|init_cache|quantize|train_on_batch|export|make_\w+|on_\w+)$"
-    r"|attention\.masked_attention|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
+    r"|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
     r"|corpora\.corpus\.Corpus\.|pairs\.Source\.(parts|place)|TextSource\.place|Preparation\.hashes|filters\.hashed"
     r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\.|litert_client\."
 )
@@ -242,8 +242,6 @@ def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
     """The attribute is a value of Python's own, and what Keras saves makes the same object again."""
     monkeypatch.chdir(tmp_path)
     arguments = {
-        "MarianSourceEmbedding": {"vocab_size": 300},
-        "M2M100Embedding": {"vocab_size": 300},
         "PositionalEmbedding": {"vocab_size": 300},
         "Cooldown": {"schedule": tt.WarmupSchedule(8), "cooldown_steps": 1, "train_steps": 2**31 - 1},
         "WarmupSchedule": {"d_model": 8},
@@ -285,7 +283,7 @@ def cheap_calls(folder, translator):
         "costs.training_cost": (tt.costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
         "costs.training_flops": (tt.costs.training_flops, {"config": tiny, "pairs": 1}),
         "restricted_attention": (tt.layers.restricted_attention, {"query": x, "key": x, "value": x, "window": 2}),
-        "masks.near_mask": (tt.masks.near_mask, {"length": 3}),
+        "restricted.near_mask": (tt.layers.restricted.near_mask, {"length": 3}),
         "corpus.mixed": (mixed, {"gold": [1, 2], "extra": [3] * 5}),
         "recipe.recipe_of": (recipe_of, {"preset": "parsing_small"}),
         "Recipe.interval": (tt.Recipe().interval, {}),

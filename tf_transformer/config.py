@@ -2,15 +2,17 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from tf_transformer.base.type_names import Dtype
 from tf_transformer.base.values import BadInput as BadInput
 from tf_transformer.base.values import Count, Rate, between, check_fields, checked
 
 Layers = Annotated[int, between(1, 10_000)]  # each is made at once
+Activation = Literal["swish", "silu", "relu", "gelu"]
 Stored = Annotated[int, between(0, 2**63 - 1)]  # bytes
 DTYPES = get_args(Dtype)
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class TransformerConfig:
         attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
             away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
         vocab_size: V, shared by source and target, control symbols included.
+        num_decoder_layers: layers in the decoder, if not N; a shallow one translates faster.
+        norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
+            paper it comes after each sub-layer.
+        activation: in feed-forward networks: "relu" as in the paper, "gelu", or "swish", whose other name is "silu".
+        use_bias: whether attention's projections have biases, for families whose models have them.
+        epsilon: of layer normalization; the paper has none, the authors' code this one.
 
     Raises:
         BadInput: a value is out of range.
@@ -50,6 +58,11 @@ class TransformerConfig:
     max_length: Count = 1024
     attention_window: Count | None = None
     vocab_size: Count = 37_000
+    num_decoder_layers: Layers | None = None
+    norm_first: bool = False
+    activation: Activation = "relu"
+    use_bias: ClassVar[bool] = False
+    epsilon: ClassVar[float] = 1e-6
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,12 +78,18 @@ class TransformerConfig:
         return dataclasses.asdict(self)
 
     @property
+    def decoder_layers(self) -> int:
+        """The number of layers in the decoder."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
     def matrix_weights(self) -> int:
         """The number of weights in the model's matrices; biases and norms are not counted."""
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
         attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
         rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
-        return self.d_model * (rows + self.num_layers * (3 * attention + 2 * feed_forward))
+        encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
+        return self.d_model * (rows + self.num_layers * encoder + self.decoder_layers * decoder)
 
     @checked
     def check_stored(self, size: Stored) -> None:

@@ -1,4 +1,4 @@
-"""A model of token ids as Keras's users know a model: class weights in `fit`, `export`, `quantize`."""
+"""A model of token ids as Keras's users know a model: class weights in `fit`, and `export`."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,8 +10,6 @@ from keras import ops
 
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.layers import PositionalEmbedding
-from tf_transformer.layers.quantization import KeepsQuantized
 
 if keras.backend.backend() == "tensorflow":  # `fit` on several devices
     from tf_transformer.training_step import Model
@@ -19,16 +17,18 @@ else:
     from keras import Model  # type: ignore[no-redef]
 
 
-class KerasModel(KeepsQuantized, Model):
+class KerasModel(Model):
     """The base of `Transformer`: the methods of `keras.Model` that a model of token ids needs in another form.
 
     Its inputs are source and target ids, ([B, S], [B, T]); its labels are ids [B, T].
 
     Attributes:
+        class_weights: the weight of each token id, float32 [V], in the step that trains; or `None`.
         after_fit: callbacks to run when `fit` ends, also after an exception, which Keras does not report to callbacks.
     """
 
     config: TransformerConfig
+    class_weights: Any = None
     after_fit: contextlib.ExitStack
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -40,69 +40,43 @@ class KerasModel(KeepsQuantized, Model):
         check_pair(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
-    def fit(
-        self,
-        x: Tensor = None,
-        y: Tensor = None,
-        *args: Any,
-        class_weight: dict[int, float] | None = None,
-        **kwargs: Any,
-    ) -> keras.callbacks.History:
+    def fit(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> keras.callbacks.History:
         """`keras.Model.fit`, except that `class_weight` weighs tokens; in Keras it weighs rows.
 
         Args:
-            x: source and target ids, ([B, S], [B, T]); or, without y, a `tf.data.Dataset` or `keras.utils.PyDataset` of
-                x and y.
-            y: labels [B, T].
-            class_weight: {token id: weight}; other ids have weight 1. It trains like a `sample_weight` [B, T], and does
-                not apply to validation.
+            args: source and target ids, ([B, S], [B, T]), and labels [B, T]; or batches of both, as Keras takes them.
+            class_weight: {token id: weight}; other ids have weight 1. It trains like a `sample_weight` [B, T], and
+                multiplies one that is given. It does not apply to validation.
+            kwargs: of `keras.Model.fit`.
 
         Raises:
-            BadInput: all weights are frozen; an id or class weight is invalid; `sample_weight` or `validation_split` is
-                given, too; the data are of another kind.
+            BadInput: all weights are frozen, or an id or class weight is invalid.
         """
-        self._check_learns()
+        self._prepare(class_weight)
         with contextlib.ExitStack() as self.after_fit:
-            return self._fit(x, y, *args, class_weight=class_weight, **kwargs)
+            return super().fit(*args, **kwargs)
 
-    def _fit(self, x: Tensor, y: Tensor, *args: Any, class_weight: dict[int, float] | None, **kwargs: Any) -> Any:
-        if class_weight is None:
-            return super().fit(x, y, *args, **kwargs)
-        table = _weight_of_ids(class_weight, self.config.vocab_size)
-        if kwargs.get("sample_weight") is not None or kwargs.get("validation_split"):
-            raise BadInput("class_weight: expected no sample_weight and no validation_split with it")
-        if y is not None:
-            return super().fit(x, y, *args, sample_weight=table[ops.convert_to_numpy(y)], **kwargs)
-        if isinstance(x, keras.utils.PyDataset):
-            return super().fit(_Weighted(x, table), None, *args, **kwargs)
-        if not hasattr(x, "element_spec"):
-            raise BadInput(f"class_weight: expected arrays, a tf.data.Dataset or a PyDataset, got {type(x).__name__}")
-        if len(x.element_spec) != 2:
-            raise BadInput(f"class_weight: expected a dataset of inputs and labels, got {len(x.element_spec)} parts")
-        import tensorflow as tf
-
-        return super().fit(x.map(lambda x, y: (x, y, tf.gather(table, y))), None, *args, **kwargs)
-
-    def train_on_batch(
-        self,
-        x: Tensor,
-        y: Tensor = None,
-        sample_weight: Tensor = None,
-        class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
+    def train_on_batch(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> Any:
         """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""
-        self._check_learns()
-        if class_weight is not None:
-            table = _weight_of_ids(class_weight, self.config.vocab_size)
-            if sample_weight is not None:
-                raise BadInput("class_weight: expected no sample_weight with it")
-            sample_weight = table[ops.convert_to_numpy(y)]
-        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+        self._prepare(class_weight)
+        return super().train_on_batch(*args, **kwargs)
 
-    def _check_learns(self) -> None:
+    def train_step(self, *args: Any) -> Any:
+        *state, data = args  # JAX has a state
+        if self.class_weights is not None:
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            weights = ops.take(self.class_weights, ops.cast(y, "int32"), axis=0)
+            if sample_weight is not None:
+                weights = weights * ops.reshape(ops.cast(sample_weight, "float32"), (ops.shape(y)[0], -1))
+            data = x, y, weights
+        return super().train_step(*[*state, data])
+
+    def _prepare(self, class_weight: dict[int, float] | None) -> None:
         if self.built and not self.trainable_weights:
             raise BadInput("expected weights that learn, got a model whose weights are all frozen")
+        table: Any = None if class_weight is None else _weight_of_ids(class_weight, self.config.vocab_size)
+        if not np.array_equal(table, self.class_weights):
+            self.class_weights, self.train_function = table, None  # a compiled step holds the old ones
 
     def export(
         self,
@@ -119,46 +93,11 @@ class KerasModel(KeepsQuantized, Model):
         ids = tuple(keras.InputSpec(dtype="int32", shape=(None, None), name=name) for name in names)
         super().export(filepath, format, verbose, input_signature or [ids], **kwargs)
 
-    def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
-        """As in Keras, except that embeddings and logits become integers, too, unless `filters` are given. (Keras skips
-        layers that contain layers.)"""
-        for layer in self.layers:
-            if isinstance(layer, PositionalEmbedding) and kwargs.get("filters") is None:
-                with contextlib.suppress(NotImplementedError):  # this mode is only for products
-                    layer.quantize(mode, config=config)
-        super().quantize(mode, config=config, **kwargs)
-
     def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return layer_call  # its layers are computed again one by one; the whole model at once would save nothing
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
-
-
-class _Weighted(keras.utils.PyDataset):
-    """A dataset's batches of inputs and labels, with a weight for each token."""
-
-    def __init__(self, batches: keras.utils.PyDataset, table: np.ndarray) -> None:
-        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
-        self.batches = batches
-        self.table = table
-
-    def __getitem__(self, index: int) -> Any:
-        batch = self.batches[index]
-        if len(batch) != 2:
-            raise BadInput(f"class_weight: expected batches of inputs and labels, got {len(batch)} parts")
-        x, y = batch
-        return x, y, self.table[np.asarray(y)]
-
-    @property
-    def num_batches(self) -> Any:
-        return self.batches.num_batches
-
-    def on_epoch_begin(self) -> None:
-        self.batches.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self.batches.on_epoch_end()
 
 
 def check_pair(inputs: Any) -> None:
@@ -167,32 +106,17 @@ def check_pair(inputs: Any) -> None:
     Raises:
         BadInput: they are not.
     """
-    if got := _no_pair(inputs):
+    got = ""
+    if not isinstance(inputs, tuple | list) or len(inputs) != 2:
+        got = f"{len(inputs)} parts" if isinstance(inputs, tuple | list) else f"one {type(inputs).__name__}"
+    elif any(hasattr(ids, "row_splits") for ids in inputs):
+        got = "a ragged tensor, for which write ids.to_tensor(); it pads with 0"
+    elif all(getattr(getattr(ids, "shape", None), "rank", 2) is not None for ids in inputs):  # else known later
+        source, target = (tuple(getattr(ids, "shape", ())) for ids in inputs)
+        if not len(source) == len(target) == 2 or (None not in (source[0], target[0]) and source[0] != target[0]):
+            got = f"shapes {source} and {target}"
+    if got:
         raise BadInput(f"inputs: expected (source, target), arrays of ids [B, S] and [B, T]; got {got}")
-
-
-def _no_pair(inputs: Any) -> str:
-    """What the inputs are instead of a pair of ids; "" if they are one."""
-    if isinstance(inputs, dict):
-        return f"a dict of {', '.join(map(str, inputs))}"
-    if not isinstance(inputs, tuple | list):
-        return f"one {type(inputs).__name__}"
-    if len(inputs) != 2:
-        return f"{len(inputs)} parts"
-    if any(hasattr(ids, "row_splits") for ids in inputs):
-        return "a ragged tensor, for which write ids.to_tensor(); it pads with 0"
-    if not all(hasattr(ids, "shape") and hasattr(ids, "dtype") for ids in inputs):
-        return " and ".join(type(ids).__name__ for ids in inputs)
-    dtypes = [getattr(ids.dtype, "name", str(ids.dtype)) for ids in inputs]
-    if any("int" not in dtype and "float" not in dtype for dtype in dtypes):
-        return f"dtypes {' and '.join(dtypes)}"
-    if {"float16", "bfloat16"} & set(dtypes):
-        return f"dtypes {' and '.join(dtypes)}, which lack most ids above 256"
-    if any(getattr(ids.shape, "rank", 2) is None for ids in inputs):  # TensorFlow knows it later
-        return ""
-    source, target = (tuple(ids.shape) for ids in inputs)
-    alike = len(source) == len(target) == 2 and (None in (source[0], target[0]) or source[0] == target[0])
-    return "" if alike else f"shapes {source} and {target}"
 
 
 def _weight_of_ids(class_weight: dict[int, float], V: int) -> Any:

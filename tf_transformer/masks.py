@@ -5,7 +5,6 @@ from typing import Any
 from keras import ops
 
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import Count, checked
 
 PAD_ID = 0
 
@@ -25,19 +24,6 @@ def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
     """
     own = ops.expand_dims(first + ops.arange(queries, dtype="int32"), 1)
     return ops.expand_dims(ops.arange(queries if keys is None else keys, dtype="int32") <= own, 0)
-
-
-@checked
-def near_mask(length: Tensor, window: Count) -> Any:
-    """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
-    place = ops.arange(length, dtype="int32")
-    return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
-
-
-def last_allowed(mask: Tensor, count: Tensor) -> Any:
-    """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
-    number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
-    return ops.logical_and(mask, number > number[..., -1:] - count)
 
 
 def as_key_mask(mask: Tensor) -> Any:

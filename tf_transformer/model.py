@@ -1,7 +1,7 @@
 """The Transformer: Figure 1 as a whole (section 3)."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -10,8 +10,16 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.keras_model import KerasModel
-from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
+from tf_transformer.layers import (
+    DecoderCache,
+    DecoderLayer,
+    EncoderLayer,
+    PositionalEmbedding,
+    RestrictedDecoderLayer,
+    RestrictedEncoderLayer,
+)
 from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
+from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.masks import padding_mask
 
 
@@ -67,6 +75,8 @@ class Transformer(KerasModel):
         >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
     """
 
+    config_class: ClassVar[type[TransformerConfig]] = TransformerConfig  # of a variant's configurations
+
     @checked
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -75,6 +85,8 @@ class Transformer(KerasModel):
         self.embedding = self.make_embedding()
         self.encoder_layers = self.make_encoder_layers()
         self.decoder_layers = self.make_decoder_layers()
+        self.encoder_norm = self.make_norm("encoder_norm")
+        self.decoder_norm = self.make_norm("decoder_norm")
 
     # A variant overrides these methods to use other parts.
 
@@ -84,15 +96,29 @@ class Transformer(KerasModel):
         return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
 
     def make_encoder_layers(self) -> list[EncoderLayer]:
-        return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
+        kind = RestrictedEncoderLayer if self.config.attention_window else EncoderLayer
+        return [kind(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
 
     def make_decoder_layers(self) -> list[DecoderLayer]:
-        return [DecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(self.config.num_layers)]
+        kind = RestrictedDecoderLayer if self.config.attention_window else DecoderLayer
+        return [kind(**self.decoder_options(), name=f"decoder_{i}") for i in range(self.config.decoder_layers)]
+
+    def make_norm(self, name: str) -> LayerNormalization | None:
+        """The normalization at the end of a stack, if it comes first in each layer."""
+        options = {"epsilon": self.config.epsilon, "name": name, "dtype": self.dtype_policy}
+        return LayerNormalization(**options) if self.config.norm_first else None
 
     def layer_options(self) -> dict[str, Any]:
-        """The arguments that encoder and decoder layers share, from the configuration."""
-        names = ("num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout", "attention_window")
-        return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
+        """The arguments of encoder layers, from the configuration."""
+        names = ["num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout"]
+        names += ["activation", "norm_first", "use_bias", "epsilon"]
+        options = {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
+        window = self.config.attention_window
+        return options if window is None else options | {"window": window}
+
+    def decoder_options(self) -> dict[str, Any]:
+        """The arguments of decoder layers; the paper's are those of the encoder's."""
+        return self.layer_options()
 
     def build(self, input_shape: Shape = None) -> None:
         """Create every weight. All sizes come from the configuration."""
@@ -102,18 +128,13 @@ class Transformer(KerasModel):
             encoder_layer.build(shape)
         for decoder_layer in self.decoder_layers:
             decoder_layer.build(shape, shape)
+        for norm in (self.encoder_norm, self.decoder_norm):
+            if norm is not None:
+                norm.build(shape)
 
     def embed_source(self, source: Tensor) -> Any:
         """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
         return self.embedding.embed(source)
-
-    def encoder_output(self, x: Tensor) -> Any:
-        """The encoder's output, from that of its last layer [B, S, d]: the same."""
-        return x
-
-    def decoder_output(self, x: Tensor) -> Any:
-        """The decoder's output, from that of its last layer [B, T, d]: the same."""
-        return x
 
     def encode(
         self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False
@@ -132,7 +153,7 @@ class Transformer(KerasModel):
                 scores.append(layer_scores)
             else:
                 x = layer(x, mask=mask)
-        return self.encoder_output(x), mask, scores
+        return (x if self.encoder_norm is None else self.encoder_norm(x)), mask, scores
 
     def decode(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False
@@ -151,7 +172,12 @@ class Transformer(KerasModel):
                 cross_scores.append(of_cross)
             else:
                 x = layer(x, memory, memory_mask=memory_mask)
-        return self.embedding.logits(self.decoder_output(x)), self_scores, cross_scores
+        return self.logits(x), self_scores, cross_scores
+
+    def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
+        """The logits [B, T, V] of the output of the decoder's last layer [B, T, d]."""
+        x = x if self.decoder_norm is None else self.decoder_norm(x)
+        return self.embedding.logits(x, softmax_weights)
 
     def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
@@ -215,7 +241,7 @@ class Transformer(KerasModel):
             new_cache.append(layer_cache)
             self_scores.append(of_self)
             cross_scores.append(of_cross)
-        logits = self.embedding.logits(self.decoder_output(x), softmax_weights)
+        logits = self.logits(x, softmax_weights)
         return (logits, new_cache, self_scores, cross_scores) if return_attention_scores else (logits, new_cache)
 
     def compute_output_shape(self, input_shape: Shape) -> Any:
@@ -244,4 +270,4 @@ class Transformer(KerasModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        return cls(**(config | {"config": TransformerConfig(**config["config"])}))
+        return cls(**(config | {"config": cls.config_class(**config["config"])}))

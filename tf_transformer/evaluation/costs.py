@@ -30,7 +30,8 @@ def parameters(config: TransformerConfig) -> int:
     norm = 2 * config.d_model
     encoder = _attention(config) + _feed_forward(config) + biases + 2 * norm
     decoder = 2 * _attention(config) + _feed_forward(config) + biases + 3 * norm
-    return embeddings + config.num_layers * (encoder + decoder)
+    ends = 2 * norm * config.norm_first  # at the end of each stack
+    return embeddings + config.num_layers * encoder + config.decoder_layers * decoder + ends
 
 
 def _heads(config: TransformerConfig) -> int:
@@ -61,7 +62,8 @@ def forward_flops(config: TransformerConfig, source: Natural, target: Natural) -
     encoder = source * (_attention(config) + _feed_forward(config)) + source * source * attended
     decoder = target * (_attention(config) + half + _feed_forward(config)) + source * half
     decoder += target * (target + source) * attended
-    return 2 * (config.num_layers * (encoder + decoder) + target * config.d_model * config.vocab_size)
+    layers = config.num_layers * encoder + config.decoder_layers * decoder
+    return 2 * (layers + target * config.d_model * config.vocab_size)
 
 
 @checked
@@ -79,7 +81,7 @@ def activations(config: TransformerConfig, source: Natural, target: Natural) -> 
     scores = config.num_heads * (1 + bool(config.attention_dropout))
     encoder = source * (heads + 5 * d + config.d_ff + scores * source)
     decoder = target * (2 * heads + 8 * d + config.d_ff + scores * (target + source)) + source * heads // 2
-    return config.num_layers * (encoder + decoder) + 2 * target * config.vocab_size
+    return config.num_layers * encoder + config.decoder_layers * decoder + 2 * target * config.vocab_size
 
 
 @dataclass(frozen=True)

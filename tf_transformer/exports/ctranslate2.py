@@ -138,9 +138,8 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
 
         def together(spec: Any, *denses: keras.layers.Layer) -> None:
             spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
-            if any(dense.use_bias for dense in denses):
-                biases = [dense.bias if dense.use_bias else np.zeros(dense.units) for dense in denses]
-                spec.bias = np.concatenate([widened(array(bias)[:, np.newaxis])[:, 0] for bias in biases])
+            if layer.use_bias:
+                spec.bias = np.concatenate([widened(array(dense.bias)[:, np.newaxis])[:, 0] for dense in denses])
 
         if len(spec.linear) == 2:
             together(spec.linear[0], query, key, value)
@@ -171,12 +170,12 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         heads = _only("num_heads", [part.num_heads for layer in layers for part in _attentions(layer)])
         return kind(len(layers), heads, pre_norm=norm_first, activation=activations[activation], **options)
 
-    norm_first = getattr(model, "encoder_norm", None) is not None  # and once more at the end of each stack
+    layers = [*model.encoder_layers, *model.decoder_layers]
+    norm_first = _only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
     encoder = stack(TransformerEncoderSpec, model.encoder_layers)
     heads = model.decoder_layers[-1].cross_attention.num_heads  # whose mean is the attention that it gives
     decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
     spec = TransformerSpec(encoder, decoder)
-    layers = [*model.encoder_layers, *model.decoder_layers]
     spec.config.layer_norm_epsilon = _only("epsilon", [norm.norm.epsilon for layer in layers for norm in _norms(layer)])
     for layer_spec, layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
         attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
@@ -191,19 +190,19 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         norm(spec.decoder.layer_norm, model.decoder_norm)
 
     embedding = model.embedding
-    learned = embedding.positions == "learned"
-    positions = array(embedding.encoding(np.arange(embedding.max_length if learned else MAX_POSITIONS)))
+    rows = embedding.max_length if embedding.positions == "learned" else MAX_POSITIONS
+    positions = array(embedding.encoding(np.arange(rows)))
     embeddings = array(embedding.embeddings)
     spec.decoder.projection.weight = embeddings  # tied: one array, stored once
     own = getattr(model, "source_embedding", None)
     source_embeddings = embeddings if own is None else array(own.embeddings)
-    if getattr(embedding, "logits_bias", None) is not None:
+    if embedding.use_bias:
         bias = array(embedding.logits_bias)
-        bias[: embedding.controls] = RULED_OUT
+        bias[: getattr(model, "controls", 0)] = RULED_OUT
         spec.decoder.projection.bias = bias
     spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source_embeddings, embeddings
     for side in (spec.encoder, spec.decoder):
-        side.scale_embeddings = getattr(embedding, "scale", True)  # by sqrt(d_model)
+        side.scale_embeddings = embedding.scale  # by sqrt(d_model)
         side.position_encodings.encodings = positions
     return spec
 
@@ -218,10 +217,10 @@ def _norms(layer: keras.layers.Layer) -> list[Any]:
 
 
 def _check_parts(model: Transformer) -> None:
-    """Check that every part computes what the paper's does. Sizes, biases and activations may differ."""
+    """Check that every part computes what the paper's does, or a family's; options may differ."""
 
     def check(part: keras.layers.Layer, kind: type, *methods: str) -> None:
-        kinds = (kind, *(part for family in FAMILIES for part in family.parts))
+        kinds = (kind, *(family.model for family in FAMILIES))
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(
@@ -229,17 +228,13 @@ def _check_parts(model: Transformer) -> None:
                     f"no other, got {type(part).__name__}, whose {method} is its own"
                 )
 
-    check(model, Transformer, "embed_source", "encoder_output", "decoder_output", "encode", "decode", "decode_step")
+    check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")
     check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
     if getattr(model, "source_embedding", None) is not None:
         check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
     for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
         for layer in layers:
-            check(layer, kind, "call")
-            if layer.attention_window:
-                raise BadInput(
-                    f"attention_window: expected None, since CTranslate2 has no window, got {layer.attention_window}"
-                )
+            check(layer, kind, "call", "attend_to_itself", "attend_to_target")
             for attention in _attentions(layer):
                 check(attention, MultiHeadAttention, "project", "attend")
             check(layer.feed_forward, FeedForward, "call")

@@ -31,8 +31,6 @@ class Family:
         recognizes: whether a folder holds one of its checkpoints.
         load: reads such a folder; `None` if there are no pretrained models.
         owner: on the Hugging Face hub, of models that a name without an owner means.
-        parts: further classes of its model's parts. What they compute differs from the paper's parts in sizes, biases,
-            scales and activations alone, which other engines know as settings.
     """
 
     name: str
@@ -42,4 +40,3 @@ class Family:
     recognizes: Callable[[Path], bool] = field(default=lambda folder: False)
     load: Callable[[Path], Pretrained] | None = None
     owner: str = ""
-    parts: tuple[type, ...] = ()

@@ -1,9 +1,10 @@
 """The layers of Figure 1, for use in any Keras model."""
 
-from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention, restricted_attention
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
 from tf_transformer.layers.embedding import PositionalEmbedding, sinusoids
 from tf_transformer.layers.encoder import EncoderLayer
+from tf_transformer.layers.restricted import RestrictedDecoderLayer, RestrictedEncoderLayer, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "KeyValue",
     "MultiHeadAttention",
     "PositionalEmbedding",
+    "RestrictedDecoderLayer",
+    "RestrictedEncoderLayer",
     "attention",
     "restricted_attention",
     "sinusoids",

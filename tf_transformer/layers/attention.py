@@ -1,6 +1,5 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,11 +11,8 @@ from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.products import as_rows
-from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
-from tf_transformer.masks import as_key_mask, causal_mask, intersect, near_mask
-
-SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
+from tf_transformer.masks import as_key_mask, intersect
 
 
 class KeyValue(NamedTuple):
@@ -70,95 +66,18 @@ def attention(
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
 
-@checked
-def restricted_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor = None,
-    dropout: Callable[[Any], Any] | None = None,
-    *,
-    window: Count,
-    causal: bool = False,
-) -> tuple[Any, Any]:
-    """Restricted self-attention (section 4, Table 1): each position attends to those at most window // 2 away.
-
-    It computes in blocks of positions. Each block meets only itself and its neighbours, so time and memory grow with
-    T * window, not with T * T.
-
-    Args:
-        query: [B, h, T, d_k].
-        key: [B, h, T, d_k].
-        value: [B, h, T, d_v].
-        mask: bool, broadcastable to [B, 1, T]; True = may be attended.
-        dropout: as in `attention`.
-        window: r, the size of the neighbourhood around each position.
-        causal: a position attends only to itself and to earlier positions.
-
-    Returns:
-        The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
-        [B, h, N, b, 3b], from each block to the block before, itself and the block after; [B, h, N, b, 2b] if causal.
-    """
-    reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
-    b = max(reach, SMALLEST_BLOCK)
-    if isinstance(T, int):
-        b = min(b, T + 1)  # a sequence shorter than the window needs little
-    elif ops.is_tensor(T):  # but no symbol of JAX, where blocks need a known size
-        b = ops.minimum(b, T + 1)
-    N = -(-T // b)
-
-    def blocks(x: Tensor, before: int = 0, after: int = 0) -> Any:
-        x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
-        return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
-
-    def neighbours(x: Tensor) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
-        x = blocks(x, 1, after)
-        return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
-
-    place = ops.arange((2 + after) * b, dtype="int32")
-    ahead = place - b - ops.expand_dims(place[:b], 1)  # [b, 3b], from query to key
-    near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
-    there = ops.ones((1, 1, T), "bool") if mask is None else mask
-    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
-    mask = ops.logical_and(near, there)
-    output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
-    B, h = ops.shape(query)[0], ops.shape(query)[1]
-    return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
-
-
-def masked_attention(
-    T: Tensor, attention_mask: Tensor, padding: Tensor, window: int | None, weights: bool
-) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
-    """How a whole target attends to itself: each position to itself and all before it (section 3.2.3), or with a window
-    only to the nearest of these (section 4).
-
-    Args:
-        T: the target's length.
-        attention_mask: bool [B, T, T], which replaces the causal mask; or `None`.
-        padding: the target's padding mask [B, 1, T], or `None`.
-        window: r, or `None`.
-        weights: whether the caller wants the attention weights [B, h, T, T].
-
-    Returns:
-        A mask and a function for `MultiHeadAttention.attend`.
-    """
-    if window and attention_mask is None and not weights:
-        return padding, functools.partial(restricted_attention, window=window, causal=True)
-    mask = intersect(causal_mask(T) if attention_mask is None else attention_mask, padding)
-    return intersect(mask, near_mask(T, window) if window else None), attention
-
-
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(KeepsQuantized, Rematerialized):
+class MultiHeadAttention(Rematerialized):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
-    Keys and values come from the same sequence, as everywhere in the paper. The projections have no biases.
+    Keys and values come from the same sequence, as everywhere in the paper.
 
     Args:
         num_heads: h.
         d_k: width of a head's keys and queries; `None` means d_model / num_heads.
         d_v: width of a head's values; `None` means d_model / num_heads.
         dropout: rate on the attention weights (the paper has none).
+        use_bias: whether the projections have biases; the paper's have none.
 
     Examples:
         >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
@@ -175,6 +94,7 @@ class MultiHeadAttention(KeepsQuantized, Rematerialized):
         d_k: Count | None = None,
         d_v: Count | None = None,
         dropout: Rate = 0.0,
+        use_bias: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -182,6 +102,7 @@ class MultiHeadAttention(KeepsQuantized, Rematerialized):
         self.d_k = d_k
         self.d_v = d_v
         self.dropout = dropout
+        self.use_bias = use_bias
         self.supports_masking = True
 
     def build(self, query_shape: Shape, value_shape: Shape = None) -> None:
@@ -194,27 +115,21 @@ class MultiHeadAttention(KeepsQuantized, Rematerialized):
             )
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
 
-        self.query_projection = self.make_projection("query", self.num_heads * d_k, 0.5)
-        self.key_projection = self.make_projection("key", self.num_heads * d_k, 0.5)
-        self.value_projection = self.make_projection("value", self.num_heads * d_v, 0.5)
-        self.output_projection = self.make_projection("output", d_model, 1.0)
+        # Query, key and value are initialised as if they were one kernel [d, 3d], as in the authors' code.
+        self.query_projection = self._projection("query", self.num_heads * d_k, 0.5)
+        self.key_projection = self._projection("key", self.num_heads * d_k, 0.5)
+        self.value_projection = self._projection("value", self.num_heads * d_v, 0.5)
+        self.output_projection = self._projection("output", d_model, 1.0)
         self.query_projection.build(query_shape)
         self.key_projection.build(value_shape)
         self.value_projection.build(value_shape)
         self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
         self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
-    def make_projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
-        """Make one of the four projections. A variant may override this.
-
-        Args:
-            name: "query", "key", "value" or "output".
-            units: the width of all heads together, or d_model.
-            scale: of `keras.initializers.VarianceScaling`; 1 is Glorot's. Query, key and value have 0.5, as if they
-                were one kernel [d, 3d]; so does the authors' code.
-        """
-        initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")
-        return dense(units, use_bias=False, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
+    def _projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
+        options = {"use_bias": self.use_bias, "dtype": self.dtype_policy, "name": name}
+        initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")  # 1 is Glorot's
+        return dense(units, kernel_initializer=initializer, **options)
 
     def _heads(self, projection: keras.layers.Layer, x: Tensor) -> Any:
         """Project x [B, T, d], and split it into heads: [B, h, T, width of a head]."""
@@ -276,9 +191,6 @@ class MultiHeadAttention(KeepsQuantized, Rematerialized):
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape = None) -> Any:
         return query_shape
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
-
     def get_config(self) -> dict[str, Any]:
-        config = {"num_heads": self.num_heads, "d_k": self.d_k, "d_v": self.d_v, "dropout": self.dropout}
-        return super().get_config() | config
+        names = ("num_heads", "d_k", "d_v", "dropout", "use_bias")
+        return super().get_config() | {name: getattr(self, name) for name in names}

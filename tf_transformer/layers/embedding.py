@@ -9,32 +9,39 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.base.type_names import Shape, Tensor
-from tf_transformer.base.values import Count, Rate, checked
+from tf_transformer.base.values import Count, Natural, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.products import by_row
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import padding_mask
 
+Sinusoids = Literal["sinusoidal", "marian", "fairseq"]
+
 
 @checked
-def sinusoids(positions: Tensor, d_model: Count) -> Any:
+def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal") -> Any:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
 
     Args:
         positions: whole numbers, shape [T].
         d_model: width.
+        kind: "sinusoidal", the paper's; "marian", all sines before all cosines; "fairseq", the same, and the longest
+            wave is 2 pi * 10000 itself, to which the paper's comes near.
 
     Returns:
         float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
     """
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # of each sine and cosine, float64
-    x = angles(positions, frequencies)
+    if kind == "fairseq":
+        frequencies = 10_000.0 ** (-np.arange(len(frequencies)) / max(len(frequencies) - 1, 1))
+    x = _angles(positions, frequencies)
     pairs = ops.stack([ops.sin(x), ops.cos(x)], axis=-1)  # [T, ceil(d_model / 2), 2]
-    return ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
+    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
+    return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
 
-def angles(positions: Tensor, frequencies: Tensor) -> Any:
+def _angles(positions: Tensor, frequencies: Tensor) -> Any:
     """positions [T] times frequencies [F], less full circles: float32 [T, F].
 
     A plain product in float32 is wrong by up to 2e-4 below position 4,096.
@@ -58,9 +65,12 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     Args:
         vocab_size: V.
         d_model: width.
-        positions: "sinusoidal", for any length, or "learned" (row E of Table 3).
+        positions: "sinusoidal", for any length, or "learned" (row E of Table 3); or other `sinusoids`.
         max_length: number of learned positions; a longer sequence is an error.
         dropout: rate on the sum (section 5.4).
+        scale: whether embeddings are multiplied by sqrt(d_model), as the paper's are.
+        first_position: the number of a sequence's first position; learned ones begin at 0.
+        use_bias: whether the logits have a bias; the paper's have none.
 
     Examples:
         >>> layer = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)
@@ -76,9 +86,12 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         self,
         vocab_size: Count,
         d_model: Count = 512,
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "marian", "fairseq"] = "sinusoidal",
         max_length: Count = 1024,
         dropout: Rate = 0.1,
+        scale: bool = True,
+        first_position: Natural = 0,
+        use_bias: bool = False,
         **kwargs: Any,
     ) -> None:
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
@@ -88,6 +101,9 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         self.positions = positions
         self.max_length = max_length
         self.dropout = dropout
+        self.scale = scale
+        self.first_position = first_position
+        self.use_bias = use_bias
         self.supports_masking = True
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
@@ -104,6 +120,9 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         if self.positions == "learned":
             shape = (self.max_length, self.d_model)
             self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
+        self.logits_bias: Any = (
+            self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
+        )
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
@@ -133,7 +152,7 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
 
     def scaled(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
-        return self.rows(ids) * self.d_model**0.5
+        return self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)
 
     def rows(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
@@ -147,7 +166,8 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
             return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
-        return sinusoids(position, self.d_model)
+        position = position + self.first_position if self.first_position else position
+        return sinusoids(position, self.d_model, self.positions)
 
     def softmax_weights(self) -> Any:
         """The table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype. `None` if the
@@ -173,7 +193,8 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
             product = functools.partial(super().quantized_call, reverse=True)
         else:
             product = functools.partial(ops.matmul, x2=self.softmax_weights())
-        return ops.cast(by_row(product, x), "float32")
+        logits = ops.cast(by_row(product, x), "float32")
+        return logits + self.logits_bias if self.use_bias else logits
 
     def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
         """As in Keras, without the type check, which refuses subclasses."""
@@ -183,6 +204,7 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def variable_serialization_spec(self) -> dict[Any, list[str]]:
         """The weights that Keras writes into files, in its order: its own layer's, then ours."""
         ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
+        ours += ["logits_bias"] * self.use_bias
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:
@@ -191,12 +213,9 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def compute_output_shape(self, ids_shape: Shape) -> Any:
         return (*ids_shape, self.d_model)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
-
     def get_config(self) -> dict[str, Any]:
         fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
         fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
         config = {name: value for name, value in super().get_config().items() if name not in fixed}
-        names = ("vocab_size", "d_model", "positions", "max_length", "dropout")
+        names = ("vocab_size", "d_model", "positions", "max_length", "dropout", "scale", "first_position", "use_bias")
         return config | {name: getattr(self, name) for name in names}

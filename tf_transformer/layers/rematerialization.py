@@ -9,7 +9,7 @@ from keras import ops
 
 
 class Rematerialized(keras.layers.Layer):
-    """A base of layers that a `keras.RematScope` computes again in the backward pass, as a whole.
+    """The base of our layers: a `keras.RematScope` computes them again in the backward pass, as a whole.
 
     Keras's own way fails in a compiled step on TensorFlow, where a function with a gradient of its own takes no
     keywords. The second time, it computes as in inference, without dropout.
@@ -49,6 +49,9 @@ class Rematerialized(keras.layers.Layer):
             return outputs
 
         return call
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
 
 
 def _is_float(leaf: Any) -> bool:

@@ -10,12 +10,11 @@ from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
-from tf_transformer.layers.quantization import KeepsQuantized
 from tf_transformer.layers.rematerialization import Rematerialized
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(KeepsQuantized, Rematerialized):
+class FeedForward(Rematerialized):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
@@ -55,11 +54,13 @@ class FeedForward(KeepsQuantized, Rematerialized):
 class AddAndNorm(Rematerialized):
     """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
 
-    It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d].
+    It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d]. With `norm_first` it is
+    x + Dropout(Sublayer(LayerNorm(x))), where `sublayer_input` gives LayerNorm(x).
 
     Args:
         dropout: P_drop, on the sub-layer's output (section 5.4).
         epsilon: added to the variance.
+        norm_first: whether the sub-layer's input is normalized, and not the sum as in the paper.
 
     Examples:
         >>> x = keras.random.normal((2, 5, 32))
@@ -69,10 +70,11 @@ class AddAndNorm(Rematerialized):
     """
 
     @checked
-    def __init__(self, dropout: Rate = 0.1, epsilon: Positive = 1e-6, **kwargs: Any) -> None:
+    def __init__(self, dropout: Rate = 0.1, epsilon: Positive = 1e-6, norm_first: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dropout = dropout
         self.epsilon = epsilon
+        self.norm_first = norm_first
         self.supports_masking = True
 
     def build(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> None:
@@ -80,17 +82,17 @@ class AddAndNorm(Rematerialized):
         self.norm = LayerNormalization(epsilon=self.epsilon, dtype=self.dtype_policy, name="norm")
         self.norm.build(x_shape)
 
-    # A variant overrides this method to normalize before the sub-layer.
-
     def sublayer_input(self, x: Tensor) -> Any:
-        """What the sub-layer reads of x [B, T, d]: all of it."""
-        return x
+        """What the sub-layer reads of x [B, T, d]: x itself, or x normalized."""
+        return self.norm(x) if self.norm_first else x
 
     def call(self, x: Tensor, sublayer_output: Tensor) -> Any:
-        return self.norm(x + self.output_dropout(sublayer_output))
+        x = x + self.output_dropout(sublayer_output)
+        return x if self.norm_first else self.norm(x)
 
     def compute_output_shape(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> Any:
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"dropout": self.dropout, "epsilon": self.epsilon}
+        names = ("dropout", "epsilon", "norm_first")
+        return super().get_config() | {name: getattr(self, name) for name in names}

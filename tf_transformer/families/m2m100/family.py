@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tf_transformer.families.family import Family, Pretrained
 from tf_transformer.families.m2m100.files import PIECES, load_model, search_options
-from tf_transformer.families.m2m100.model import M2M100Config, M2M100Embedding, M2M100Transformer, NormAndAdd
+from tf_transformer.families.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.families.m2m100.tokenizer import M2M100Tokenizer
 
 
@@ -27,5 +27,4 @@ FAMILY = Family(
     M2M100Tokenizer,
     recognizes=lambda folder: (folder / PIECES).is_file(),
     load=load,
-    parts=(M2M100Transformer, M2M100Embedding, NormAndAdd),
 )

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.base.reading import check_kinds, made_of, read_bytes, read_json, reading
-from tf_transformer.config import BadInput
+from tf_transformer.config import ACTIVATIONS, BadInput
 from tf_transformer.families import checkpoint
 from tf_transformer.families.checkpoint import NO_SHARE, Added, Assignment, check_settings
 from tf_transformer.families.m2m100.languages import BY_NAME, NLLB, languages_among
 from tf_transformer.families.m2m100.model import M2M100Config, M2M100Transformer
-from tf_transformer.families.marian.model import ACTIVATIONS, CONTROLS
+from tf_transformer.families.marian.model import CONTROLS
 from tf_transformer.text.tokenizer import engine_of
 
 PIECES = "sentencepiece.bpe.model"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tf_transformer.families.family import Family, Pretrained
 from tf_transformer.families.marian.files import load_marian, search_options
-from tf_transformer.families.marian.model import MarianConfig, MarianEmbedding, MarianSourceEmbedding, MarianTransformer
+from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.families.marian.tokenizer import SOURCE, MarianTokenizer
 
 
@@ -28,5 +28,4 @@ FAMILY = Family(
     recognizes=lambda folder: (folder / SOURCE).is_file(),
     load=load,
     owner="Helsinki-NLP",  # of OPUS-MT's models
-    parts=(MarianTransformer, MarianEmbedding, MarianSourceEmbedding),
 )

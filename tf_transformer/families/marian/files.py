@@ -12,12 +12,12 @@ import numpy as np
 
 from tf_transformer.base.files import user_path
 from tf_transformer.base.reading import check_h5, made_of, read_json, reading
-from tf_transformer.config import BadInput
+from tf_transformer.config import ACTIVATIONS, BadInput
 from tf_transformer.families import checkpoint
 from tf_transformer.families.checkpoint import NO_SHARE, Assignment, check_rows, check_settings
 from tf_transformer.families.hub import INDEX
 from tf_transformer.families.marian import native
-from tf_transformer.families.marian.model import ACTIVATIONS, CONTROLS, MarianConfig, MarianTransformer
+from tf_transformer.families.marian.model import CONTROLS, MarianConfig, MarianTransformer
 
 KIND = "MarianMT"  # in messages
 

@@ -1,0 +1,282 @@
+"""Restricted self-attention (section 4): each position attends to its neighbourhood."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import oracle
+import pytest
+from conftest import BACKEND, array, close, draw_weights, normal, value_and_gradients, weights_of
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+import tf_transformer as tt
+from tf_transformer.layers import (
+    EncoderLayer,
+    RestrictedDecoderLayer,
+    RestrictedEncoderLayer,
+    attention,
+    restricted_attention,
+)
+from tf_transformer.layers.restricted import last_allowed, near_mask
+from tf_transformer.masks import as_key_mask, causal_mask, intersect
+
+B, h, S, d, d_k, d_v, d_ff = 2, 3, 7, 11, 13, 17, 19
+MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
+
+
+def built(kind, **options):
+    layer = kind(h, d_ff, d_k, d_v, **options)
+    layer.build((None, None, d), *[(None, None, d)] * (kind is RestrictedDecoderLayer))
+    return draw_weights(layer)
+
+
+# Masks
+
+
+@pytest.mark.parametrize("T, window", [(1, 1), (7, 1), (7, 4), (7, 5), (7, 50)])
+def test_a_neighbourhood_is_centered(T, window):
+    mask = array(near_mask(T, window))
+    assert mask.dtype == bool and np.array_equal(mask[0], oracle.near(T, window))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(1, 4))
+def test_the_newest_are_the_last_that_are_allowed(allowed, count):
+    allowed_slots = [slot for slot, seen in enumerate(allowed) if seen]
+    mask = array(last_allowed(np.array([[allowed]]), count))
+    assert mask.dtype == bool and np.where(mask[0, 0])[0].tolist() == allowed_slots[-count:]
+
+
+# Attention. Blocks are of 16 positions, or of window // 2 if that is more.
+
+
+def padding(T):
+    """Inside and at the end of the first sentence; the second has nothing else."""
+    return np.stack([(np.arange(T) % 5 != 3) & (np.arange(T) < T - 4), np.zeros(T, bool)])
+
+
+WINDOWS = [(1, 3), (7, 200), (16, 1), (17, 2), (33, 5), (33, 32), (47, 35), (53, 34), (32, 33), (0, 3)]  # T, r
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("T, window", WINDOWS)
+def test_restricted_attention_is_attention_under_a_banded_mask(T, window, causal):
+    query, key, value = normal(B, h, T, d_k), normal(B, h, T, d_k), normal(B, h, T, d_v)
+    arguments = [ops.array(x) for x in (query, key, value)]
+    for mask in (None, padding(T)):
+        given = as_key_mask(mask)
+        output, scores = restricted_attention(*arguments, given, window=window, causal=causal)
+        assert output.shape == value.shape and ops.dtype(scores) == "float32"
+        for b, i in np.ndindex(B, h):
+            allowed = np.array(oracle.near(T, window, causal), bool).reshape(T, T) & (True if mask is None else mask[b])
+            expected, weights = oracle.attention(query[b, i], key[b, i], value[b, i], allowed)
+            close(output[b, i], expected)
+            close(array(scores[b, i]).sum(-1).reshape(-1)[:T], weights.sum(-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_restricted_attention_has_the_gradients_of_the_banded_mask(causal):
+    T, window = 37, 11
+    inputs = [keras.Variable(normal(B, h, T, width, seed=width)) for width in (d_k, d_k, d_v)]
+    direction, mask = ops.array(normal(B, h, T, d_v, seed=1)), as_key_mask(padding(T))
+    band = intersect(intersect(near_mask(T, window), causal_mask(T) if causal else None), mask)
+
+    def restricted(*inputs):
+        return restricted_attention(*inputs, mask, window=window, causal=causal)[0]
+
+    def gradients(function):
+        def scalar():
+            return ops.sum(function(*map(ops.convert_to_tensor, inputs)) * direction)
+
+        return value_and_gradients(scalar, inputs)[1]
+
+    found = gradients(restricted)
+    for gradient, expected in zip(found, gradients(lambda *inputs: attention(*inputs, band)[0]), strict=True):
+        close(gradient, expected)
+        assert np.abs(array(expected)).max() > 0.1
+
+
+def test_dropout_works_on_the_weights_of_restricted_attention():
+    inputs = [ops.array(normal(B, h, 37, width)) for width in (d_k, d_k, d_v)]
+    output, scores = restricted_attention(*inputs, window=9)
+    doubled, same_scores = restricted_attention(*inputs, dropout=lambda weights: 2 * weights, window=9)
+    close(doubled, 2 * output)
+    close(same_scores, scores)
+
+
+# The encoder's layer
+
+WINDOW, LENGTH = 5, 37  # three blocks of 16
+LAYER, RESTRICTED = built(EncoderLayer), built(RestrictedEncoderLayer, window=WINDOW)
+INSIDE = np.arange(LENGTH) % 7 != np.array([[3], [4]])  # [B, LENGTH]
+
+
+@pytest.mark.parametrize("mask", [None, INSIDE & (np.arange(LENGTH) < 31)], ids=["whole", "padded"])
+def test_an_encoder_layer(mask):
+    x = normal(B, LENGTH, d)
+    output, scores = RESTRICTED(x, mask=mask, return_attention_scores=True)
+    close(RESTRICTED(x, mask=mask), output)  # in blocks
+    for b in range(B):
+        of_row = None if mask is None else mask[b]
+        expected = oracle.encoder_layer(x[b], weights_of(RESTRICTED), h, of_row, WINDOW)
+        close(output[b], expected[0])
+        close(scores[b], expected[1])
+
+
+@given(S=st.integers(1, 40), more=st.integers(1, 40), seed=st.integers(0, 99))
+def test_padding_changes_nothing_in_a_restricted_layer(S, more, seed):
+    x = normal(B, S, d)
+    padded = np.concatenate([x, 100 * normal(B, more, d, seed=seed)], axis=1)
+    mask = np.broadcast_to(np.arange(S + more) < S, (B, S + more))
+    close(RESTRICTED(padded, mask=mask)[:, :S], RESTRICTED(x))
+
+
+def test_a_window_wider_than_the_sequence_restricts_nothing():
+    x = normal(B, LENGTH, d)
+    close(built(RestrictedEncoderLayer, window=2 * LENGTH)(x), LAYER(x))
+
+
+def test_restricted_dropout_of_weights_is_for_training_only():
+    layer, x = built(RestrictedEncoderLayer, dropout=0.0, attention_dropout=0.5, window=WINDOW), normal(B, LENGTH, d)
+    close(layer(x), RESTRICTED(x))
+    assert np.abs(array(layer(x, training=True)) - array(RESTRICTED(x))).max() > 0.1
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="lengths are known when others compile")
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "jit"])
+def test_a_restricted_layer_of_lengths_unknown_until_it_runs(jit):
+    import tensorflow as tf
+
+    specs = [tf.TensorSpec([None, None, d]), tf.TensorSpec([None, None], tf.bool)]
+    compiled = tf.function(lambda x, mask: RESTRICTED(x, mask=mask), specs, jit_compile=jit)
+    for S in (1, 16, LENGTH):
+        x, mask = normal(B, S, d), INSIDE[:, :S]
+        close(compiled(x, mask), RESTRICTED(x, mask=mask))
+
+
+LONG = r"""
+import pathlib, re, sys
+import keras
+from tf_transformer.layers import RestrictedDecoderLayer, RestrictedEncoderLayer
+
+def peak():  # getrusage's begins with that of the process which started this one
+    return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+
+n, h, d = 16_384, 8, 32
+if sys.argv[1] == "encoder":
+    layer, more = RestrictedEncoderLayer(h, 64, window=64), ()
+else:
+    layer, more = RestrictedDecoderLayer(h, 64, window=64), (keras.random.normal((1, 17, d)),)
+layer(keras.random.normal((1, 160, d)), *more)
+before = peak()
+output = keras.ops.convert_to_numpy(layer(keras.random.normal((1, n, d), seed=1), *more))
+assert output.shape == (1, n, d)
+print(peak() - before, h * n * n * 4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights(side):
+    """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
+    process = subprocess.run([sys.executable, "-c", LONG, side], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-5000:]
+    taken, all_weights = map(int, process.stdout.split())
+    assert all_weights == 8 * 2**30 and 0 < taken < all_weights / 16
+
+
+def test_a_long_sequence_answers_as_its_neighbourhoods_do():
+    n, reach = 16_384, WINDOW // 2
+    x = normal(1, n, d)
+    found = RESTRICTED(x)
+    for place in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
+        around = x[:, place - reach : place + reach + 1]
+        close(found[:, place], LAYER(around)[:, reach])
+
+
+# The decoder's layer
+
+REACH = 7
+DECODER = built(RestrictedDecoderLayer, window=REACH)
+
+
+def test_a_decoder_layer():
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    output, *scores = DECODER(x, memory, memory_mask=MEMORY_MASK, return_attention_scores=True)
+    close(DECODER(x, memory, memory_mask=MEMORY_MASK), output)  # in blocks
+    for b in range(B):
+        expected = oracle.decoder_layer(x[b], memory[b], weights_of(DECODER), h, MEMORY_MASK[b], REACH)
+        for found, wanted in zip((output, *scores), expected, strict=True):
+            close(found[b], wanted)
+
+
+@pytest.mark.parametrize("first", [1, 15, 16, 30])
+def test_what_a_token_sees(first):
+    """A token depends on itself and on the window // 2 before it; whether weights are asked for or not."""
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    changed = x.copy()
+    changed[:, first] += 1
+    for asked in (False, True):
+        outputs = [DECODER(x, memory, return_attention_scores=asked) for x in (x, changed)]
+        before, after = (array(output[0] if asked else output) for output in outputs)
+        moved = np.abs(after - before).max(axis=(0, 2)) > 1e-4
+        assert np.where(moved)[0].tolist() == list(range(first, min(first + REACH // 2 + 1, LENGTH)))
+
+
+@pytest.mark.parametrize("x_mask", [None, np.arange(LENGTH) % 5 != np.array([[0], [3]])], ids=["whole", "padded"])
+def test_a_decoder_layer_under_masks(x_mask):
+    """In blocks or, with a mask of one's own, not: the same. What padding holds does not matter."""
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    causal = np.tri(LENGTH, dtype=bool)[np.newaxis]
+    close(DECODER(x, memory, x_mask=x_mask), DECODER(x, memory, x_mask=x_mask, attention_mask=causal))
+    if x_mask is not None:
+        padding = np.where(x_mask[:, :, np.newaxis], x, 100 * normal(B, LENGTH, d, seed=1))
+        found, expected = (array(DECODER(x, memory, x_mask=x_mask))[x_mask] for x in (padding, x))
+        close(found, expected)
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 99])
+def test_cached_is_the_whole_restricted_sequence(window):
+    layer = built(RestrictedDecoderLayer, window=window)
+    x, memory = normal(B, LENGTH, d), normal(B, S, d)
+    expected, cache, slot = layer(x, memory), layer.init_cache(ops.array(memory), LENGTH + 3), 0
+    for size in (1, 1, 5, 2, 17, 8, 3):
+        output, cache = layer(x[:, slot : slot + size], cache=cache, slot=slot)
+        close(output, expected[:, slot : slot + size])
+        slot += size
+    assert slot == LENGTH
+
+
+def test_restricted_columns_may_be_beams():
+    """Each of two beams sees the newest of its own ancestors, which stand in every second slot."""
+    x, memory = normal(B, 12, d), normal(B, S, d)
+    cache = DECODER.init_cache(ops.array(memory), 12)
+    own = np.arange(12) % 2 == np.array([[0], [1]])
+    for slot in range(0, 12, 2):
+        seen = own & (np.arange(12) < slot + 2)
+        output, cache = DECODER(x[:, slot : slot + 2], attention_mask=seen[np.newaxis], cache=cache, slot=slot)
+    for beam in range(2):
+        close(output[:, beam], DECODER(x[:, beam::2], memory)[:, -1])
+
+
+# A model
+
+
+def test_both_stacks():
+    N, V = 2, 23
+    sizes = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}
+    model = tt.Transformer(tt.TransformerConfig(N, attention_window=3, **sizes))
+    model.build()
+    draw_weights(model)
+    source = np.random.default_rng(1).integers(1, V, (B, 7)) * (np.arange(7) < [[4], [7]])
+    target = np.random.default_rng(2).integers(1, V, (B, 5))
+    logits, scores = model((source, target), return_attention_scores=True)
+    close(model((source, target)), logits, atol=1e-5)
+    for b in range(B):
+        expected, expected_scores = oracle.transformer(source[b], target[b], weights_of(model), N, h, window=3)
+        close(logits[b], expected, atol=1e-5)
+        for i in range(N):
+            close(scores.encoder[i][b], expected_scores["encoder"][i])
+            close(scores.cross[i][b], expected_scores["cross"][i])  # whole
