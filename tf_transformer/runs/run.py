@@ -1,5 +1,6 @@
 """A run's folder: settings, checkpoints, history. A killed run loses only the work since its last checkpoint."""
 
+import contextlib
 import csv
 import errno
 import io
@@ -7,16 +8,14 @@ import json
 import math
 import os
 import shutil
-import socket
 import warnings
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
-import portalocker
 
-from tf_transformer.base.files import checksum, flush, user_path, write_json, write_text
+from tf_transformer.base.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.base.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.base.terminal import say
 from tf_transformer.base.values import Count, Natural, checked
@@ -63,7 +62,7 @@ class Run:
         writes: whether this process writes; of several workers, one does.
     """
 
-    _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
+    _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
 
     @checked
     def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
@@ -131,35 +130,25 @@ class Run:
     def lock(self) -> bool:
         """Keep other processes from training in this folder, until `unlock` or the end of this process.
 
-        The lock is advisory, on the file .lock; on a network file system it works only if that supports such locks.
-
         Returns:
             whether the lock is new: false if this process holds it already, or if another worker writes.
 
         Raises:
             BadInput: another process trains there.
         """
-        if self.path.resolve() in self._locks or not self.writes:
+        folder = self.path.resolve()
+        if folder in self._locks or not self.writes:
             return False
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = open(self.path / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (open as long as the lock is held)
-        try:
-            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
-        except portalocker.LockException as error:
-            file.seek(0)
-            owner = file.read(99) or "another process"
-            file.close()
-            raise BadInput(f"{self.path}: expected a run that nothing else trains; {owner} is training it") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        self._locks[self.path.resolve()] = file
+        message = f"{self.path}: expected a run that nothing else trains; {{owner}} is training it"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.path / LOCK, message))
+            self._locks[folder] = stack.pop_all()
         return True
 
     def unlock(self) -> None:
         """Let other processes train here."""
-        if file := self._locks.pop(self.path.resolve(), None):
-            file.close()
+        if lock := self._locks.pop(self.path.resolve(), None):
+            lock.close()
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""
