@@ -23,7 +23,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import wake_adapters
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
 
-VERSION = 2  # of config.json
+VERSION = 1  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
@@ -32,7 +32,6 @@ SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
 NUMBER = (int, float)
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
 STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
-CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
 class Run:
@@ -42,7 +41,7 @@ class Run:
     ids, unless it lies in prepared records; and start.weights.h5, if the run began with the weights of another model.
     config.json has the run's settings:
 
-        version   2
+        version   1
         kind      "translation" or "parsing"
         model     the fields of `TransformerConfig`
         recipe    the fields of `Recipe`
@@ -335,13 +334,11 @@ def _check_room(folder: Path, model: keras.Model) -> None:
 
 
 def _comparable(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two runs' settings without those that may differ. A text with a checksum may have another name; one without, of
-    a run that an earlier version began, is known by its name."""
+    """Two runs' settings without those that may differ. A text with a checksum may have another name."""
     corpora = [settings.get("corpus", {}) for settings in (before, now)]
-    has_checksums = all("sha256" in corpus for corpus in corpora)
-    left_out = {"train"} if has_checksums else {name for name in CONTENTS if name not in corpora[0]}
-    kept = [{name: value for name, value in corpus.items() if name not in left_out} for corpus in corpora]
-    return _fixed(before) | {"corpus": kept[0]}, _fixed(now) | {"corpus": kept[1]}
+    if all("sha256" in corpus for corpus in corpora):
+        corpora = [{name: value for name, value in corpus.items() if name != "train"} for corpus in corpora]
+    return _fixed(before) | {"corpus": corpora[0]}, _fixed(now) | {"corpus": corpora[1]}
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -354,8 +351,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     differences = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
-        if isinstance(old, str) and isinstance(new, dict) and old == new.get("class_name"):
-            continue  # earlier versions recorded no more of a schedule or an optimizer
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new and (old or new):  # an option that another version lacks counts as off
