@@ -1,16 +1,18 @@
-"""Sentences/s, latency and memory of one process that many clients ask at once, each for one sentence after the other.
+"""Sentences/s and latency of a model that many clients ask at once, each for one sentence after the other.
 
-The process loads an export: our SavedModel, as TensorFlow Serving does, or one for LiteRT or CTranslate2. Nothing is
-sent over a network. First each sentence is translated alone; every later answer is compared with that one. Prints a
-line of JSON for each number of clients. With --every it prints more lines, for instance one a minute for an hour:
+The model is at a server with TensorFlow Serving's REST API; or this process loads an export, our SavedModel, as
+TensorFlow Serving does, or one for LiteRT or CTranslate2, and its memory is shown, too. First each sentence is
+translated alone; every later answer is compared with that one. Prints a line of JSON for each number of clients. With
+--every it prints more lines, for instance one a minute for an hour:
 
     python -m benchmarks.under_load EXPORT --source FILE --clients 16 --seconds 3600 --every 60
 
 With --batch, sentences that come within --wait milliseconds are translated together, as TensorFlow Serving does with
---enable_batching.
+--enable_batching. What a server refuses, as when its queue is full, and what comes late are errors.
 """
 
 import argparse
+import collections
 import itertools
 import json
 import os
@@ -33,7 +35,7 @@ def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.under_load", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("export", type=Path, metavar="EXPORT", help="the folder of a SavedModel, or of another export")
+    add("export", metavar="EXPORT", help="the folder of a SavedModel or another export; or http://HOST/v1/models/NAME")
     add("--source", type=Path, required=True, metavar="FILE", help="sentences, one a line")
     add("--sentences", type=int, default=100, help="how many lines of it, from the first on (100)")
     add(
@@ -49,8 +51,9 @@ def main(argv=None) -> list[dict]:
     add("--wait", type=float, default=5, metavar="MS", help="milliseconds that a sentence waits for others (5)")
     add("--workers", type=int, default=2, help="requests, or batches, that are translated at a time (2)")
     add("--beam-size", type=int, default=4, help="of CTranslate2; other exports have their own (4)")
+    add("--timeout", type=float, default=30, metavar="S", help="seconds for a server's answer (30)")
     args = parser.parse_args(argv)
-    for name in ("sentences", "clients", "seconds", "every", "batch", "workers"):
+    for name in ("sentences", "clients", "seconds", "every", "batch", "workers", "timeout"):
         value = getattr(args, name)
         if value is not None and min(value if name == "clients" else [value]) <= 0:
             parser.error(f"--{name}: expected a positive number, got {value}")
@@ -58,30 +61,27 @@ def main(argv=None) -> list[dict]:
     texts = args.source.read_text("utf-8").splitlines()[: args.sentences]
     if not texts:
         parser.error(f"--source: expected sentences, found none in {args.source}")
-    engine = next((name for file, name in ENGINES.items() if (args.export / file).is_file()), None)
+    found = (name for file, name in ENGINES.items() if (Path(args.export) / file).is_file())
+    engine = "server" if "://" in args.export else next(found, None)
     if engine is None:
         parser.error(f"EXPORT: expected a folder with one of {', '.join(ENGINES)}, found none in {args.export}")
     translate = load(engine, args)
-    expected = [translate([text])[0] for text in texts]
+    try:
+        expected = [translate([text])[0] for text in texts]
+    except OSError as error:
+        parser.error(f"{args.export}: {error}")
     ask = Batches(translate, args).ask if args.batch > 1 else lambda text: translate([text])[0]
     lines = []
     for clients in args.clients:
         period = min(args.every or args.seconds, args.seconds)
         for _ in range(round(args.seconds / period)):
             measured = Load(ask, texts, expected, period)
-            lines.append(
-                {
-                    "benchmark": "under_load",
-                    "engine": engine,
-                    "clients": clients,
-                    "batch": args.batch,
-                    "workers": args.workers,
-                    **measured.run(clients),
-                    "resident_mib": round(common.resident_mib()),
-                    "peak_mib": round(common.peak_mib()),
-                }
-            )
-            print(json.dumps(lines[-1]), flush=True)
+            line = {"benchmark": "under_load", "engine": engine, "clients": clients, "batch": args.batch}
+            line |= {"workers": args.workers, **measured.run(clients)}
+            if engine != "server":
+                line |= {"resident_mib": round(common.resident_mib()), "peak_mib": round(common.peak_mib())}
+            lines.append(line)
+            print(json.dumps(line), flush=True)
     return lines
 
 
@@ -96,6 +96,7 @@ class Load:
         self.turns = itertools.count()  # one step of a counter is atomic in CPython
         self.latencies: list[float] = []
         self.wrong = 0
+        self.errors: collections.Counter[str] = collections.Counter()
         self.lock = threading.Lock()
 
     def run(self, clients: int) -> dict:
@@ -110,22 +111,33 @@ class Load:
         return {
             "answers": count,
             "wrong": self.wrong,
+            "errors": dict(self.errors),
             "sentences_per_second": round(count / (time.monotonic() - start), 1),
-            "p50_ms": round(1e3 * self.latencies[count // 2], 1),
-            "p99_ms": round(1e3 * self.latencies[min(count * 99 // 100, count - 1)], 1),
+            **{f"p{percent}_ms": percentile(self.latencies, percent) for percent in (50, 90, 99) if count},
             "others_cores": round(clock.others(), 2),
         }
 
     def client(self, end: float) -> None:
         while True:
             place, start = next(self.turns) % len(self.texts), time.monotonic()
-            answer = self.ask(self.texts[place])
+            try:
+                answer, error = self.ask(self.texts[place]), ""
+            except OSError as raised:  # by a server
+                answer, error = None, str(raised)
             now = time.monotonic()
             with self.lock:
-                self.latencies.append(now - start)
-                self.wrong += answer != self.expected[place]
+                if error:
+                    self.errors[error] += 1
+                else:
+                    self.latencies.append(now - start)
+                    self.wrong += answer != self.expected[place]
             if now >= end:
                 return
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    """The least of the sorted values that `percent` percent of them do not exceed, in milliseconds."""
+    return round(1e3 * seconds[-(-len(seconds) * percent // 100) - 1], 1)
 
 
 class Batches:
@@ -164,7 +176,16 @@ class Batches:
 
 def load(engine: str, args):
     """A function from texts to translations."""
-    return {common.OURS: load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}[engine](args)
+    loaders = {common.OURS: load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}
+    return (loaders | {"server": load_server})[engine](args)
+
+
+def load_server(args):
+    from savedmodels.clients.rest import Client
+
+    host, _, name = args.export.partition("/v1/models/")
+    client = Client(host, name, timeout=args.timeout, retries=0)
+    return lambda texts: [answer["translation"] for answer in client.predict(texts)]
 
 
 def load_tensorflow(args):
@@ -199,8 +220,8 @@ def load_ctranslate2(args):
     import ctranslate2
     import sentencepiece
 
-    engine = ctranslate2.Translator(str(args.export), inter_threads=args.workers, intra_threads=1)
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(args.export / "tokenizer.model"))
+    engine = ctranslate2.Translator(args.export, inter_threads=args.workers, intra_threads=1)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(Path(args.export) / "tokenizer.model"))
 
     def translate(texts):
         tokens = pieces.encode(texts, out_type=str)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from savedmodels import load_test
+from benchmarks import under_load
 from savedmodels.clients import rest
 
 pytest.importorskip("flask")
@@ -55,7 +55,8 @@ def places(saved):
 def workplace(tmp_path_factory):
     """A folder in which the README's paths and `python` mean ours."""
     folder = tmp_path_factory.mktemp("workplace")
-    (folder / "savedmodels").symlink_to(ROOT / "savedmodels")
+    for name in ("benchmarks", "savedmodels"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / "sentences.txt").write_text(f"{TEXT}\n\nTwo doors.\n")
     return folder
 
@@ -386,33 +387,27 @@ def test_the_services(places):
             assert message in raised.value.details()
 
 
-def test_load(shell, workplace):
-    program = "python savedmodels/load_test.py --host $HOST --json"
-    found = json.loads(shell(f"{program} --requests 7 --concurrency 3 --rows 2 --text sentences.txt"))
-    assert (found["requests"], found["concurrency"], found["rows"], found["errors"]) == (7, 3, 2, {})
-    assert 0 < found["p50_ms"] <= found["p90_ms"] <= found["p99_ms"]
-    assert found["sentences_per_second"] == pytest.approx(14 / found["seconds"], rel=0.1)
-    found = json.loads(shell(f"{program} --seconds 1 --concurrency 2"))
-    assert found["requests"] >= 2
-    assert "HTTP 404" in shell(f"{program} --name other", status=2)
-    assert "expected a positive number, got 0" in shell(f"{program} --rows 0", status=2)
-    assert "expected a text a line, got none" in shell(f"{program} --text /dev/null", status=2)
-
-
-def test_load_counts_errors(busy, capsys):
+def test_load(shell, busy, tmp_path, capsys):
+    """Of a server: errors by kind, and the rest as where an export is asked. A busy one is not asked again."""
+    program = "python -m benchmarks.under_load http://$HOST/v1/models"
+    assert "HTTP Error 404" in shell(f"{program}/other --source sentences.txt", status=2)
+    assert "expected sentences, found none" in shell(f"{program}/$NAME --source /dev/null", status=2)
     handler, host = busy
     handler.busy = (1, 2)  # not at first: that request is not counted
-    assert load_test.main(["--host", host, "--requests", "5", "--concurrency", "1"]) == 1
-    printed = capsys.readouterr().out
-    assert re.search(r"^requests +5$", printed, re.MULTILINE)
-    assert re.search(r"^errors +2 HTTP 503$", printed, re.MULTILINE)
+    (tmp_path / "text").write_text("a text")
+    options = ["--source", str(tmp_path / "text"), "--clients", "1", "--seconds", "0.2"]
+    (line,) = under_load.main([f"{host if '://' in host else f'http://{host}'}/v1/models/demo", *options])
+    assert line["errors"] == {"HTTP Error 503: Service Unavailable": 2} and line["answers"] > 0 == line["wrong"]
+    assert 0 < line["p50_ms"] <= line["p90_ms"] <= line["p99_ms"] and "resident_mib" not in line
+    assert json.loads(capsys.readouterr().out) == line
 
 
 @pytest.mark.parametrize("percent", [50, 90, 99])
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 101])
 def test_percentiles_are_numpys(percent, count):
-    values = np.random.default_rng(count).normal(size=count)
-    assert load_test.percentile(list(values), percent) == np.percentile(values, percent, method="inverted_cdf")
+    values = sorted(np.random.default_rng(count).integers(1, 1_000, count) / 1e4)
+    expected = 1e3 * np.percentile(values, percent, method="inverted_cdf")
+    assert under_load.percentile(values, percent) == pytest.approx(expected)
 
 
 @needs_grpc

@@ -173,7 +173,7 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
     (tmp_path / "config.json").write_text("[]")
     assert "expected a JSON object, got something else: list" in fails(export, ["--run", tmp_path, *name], capsys)
-    settings = {"version": 2, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
+    settings = {"version": 1, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
     for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):  # the last one is no part of a server's address

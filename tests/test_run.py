@@ -183,7 +183,7 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
     assert not run.exists(SETTINGS)
     assert not run.path.exists()
     run.begin(SETTINGS)
-    assert json.loads((run.path / "config.json").read_text())["version"] == 2
+    assert json.loads((run.path / "config.json").read_text())["version"] == 1
     assert Run(tmp_path / "run").exists(SETTINGS)
     later = SETTINGS | {"corpus": SETTINGS["corpus"] | {"word_dropout": 0.0}}  # of a version that has one more option
     assert Run(tmp_path / "run").exists(later)
@@ -216,9 +216,9 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
 
 
 def test_a_run_of_another_version_is_refused(tmp_path):
-    for version in (1, 3):
+    for version in (0, 2):
         (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"version": version}))
-        with pytest.raises(tt.BadInput, match=f"expected version 2, got {version}$"):
+        with pytest.raises(tt.BadInput, match=f"expected version 1, got {version}$"):
             Run(tmp_path).settings()
 
 

@@ -1,7 +1,6 @@
 """Every source gives the same pairs, to a training and to records; so does a class of one's own."""
 
 import gzip
-import hashlib
 import itertools
 import json
 import pickle
@@ -190,17 +189,16 @@ def test_what_is_no_tagged_source(tagged, message):
 
 
 def test_a_source_in_memory_is_known_by_its_contents(monkeypatch):
-    """As where each text has its length; by the checksum of earlier versions, wherever that told texts apart."""
+    """As where each text has its length."""
     texts = ["a", "b", "a\tb", "b\tc", "a\nb", "c", ""]
     sources = [MemorySource([a], [b]) for a in texts for b in texts]
     sources += [MemorySource([a, b], [b, c]) for a in texts for b in texts for c in texts[:3]] + [MemorySource([], [])]
     lengths = [f"{[(len(a), a, len(b), b) for a, b in source.pairs()]}" for source in sources]
     assert len({source.describe()["sha256"] for source in sources}) == len(set(lengths)) == len(sources)
     plain = MemorySource(["Two doors.", "One \ud83d"], ["Zwei Türen.", "Eins"])
-    text = "Two doors.\tZwei Türen.\nOne \ud83d\tEins".encode("utf-8", "surrogatepass")
-    assert plain.describe() == {"sha256": hashlib.sha256(text).hexdigest()}
+    known = plain.describe()
     monkeypatch.setattr(MemorySource, "pairs", lambda self: pytest.fail("read it again"))
-    assert plain.describe() == pickle.loads(pickle.dumps(plain)).describe()
+    assert known == plain.describe() == pickle.loads(pickle.dumps(plain)).describe()
 
 
 def test_a_source_in_memory_does_not_change():

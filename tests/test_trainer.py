@@ -122,7 +122,6 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
 
 
 def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
-    """Runs of earlier versions have none in their config.json; they go on with the steps of a preset's recipe."""
     seen = []
     monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, steps, *_: seen.append(steps))
     for steps in (None, 800):
@@ -372,15 +371,6 @@ def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_pa
     before = changed.settings
     changed.optimizer.learning_rate = 0.1  # as a callback does
     assert changed.settings == before
-
-
-def test_a_run_of_a_version_that_recorded_names_alone_goes_on(corpus, tmp_path):
-    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, optimizer=keras.optimizers.SGD(0.5))
-    trainer.run.begin(trainer.settings | {"optimizer": "SGD"})
-    assert trainer.run.exists(trainer.settings)
-    trainer.run.begin(trainer.settings | {"optimizer": "Adam"})
-    with pytest.raises(tt.BadInput, match='optimizer was "Adam", now {"class_name": "SGD"'):
-        trainer.run.exists(trainer.settings)
 
 
 @pytest.mark.program

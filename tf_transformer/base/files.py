@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import portalocker
 
 from tf_transformer.base.values import BadInput, shown
 
@@ -192,6 +195,32 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush_one(path.parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, message: str) -> Iterator[None]:
+    """While no other process holds the lock on this file, which names the process that does.
+
+    The lock is advisory; on a network file system it works only if that supports such locks.
+
+    Args:
+        path: the file; it stays.
+        message: of the error; {owner} in it is the other process.
+
+    Raises:
+        BadInput: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8", errors="replace") as file:
+        try:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+        except portalocker.LockException as error:
+            file.seek(0)
+            raise BadInput(message.replace("{owner}", file.read(99) or "another process")) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def flush(path: Path) -> None:

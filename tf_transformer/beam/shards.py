@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import apache_beam as beam
-import portalocker
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.base.files import checksum, matching, new_file, one_line, user_path, write_json
+from tf_transformer.base.files import checksum, locked, matching, new_file, one_line, user_path, write_json
 from tf_transformer.base.folders import is_litert, model_folder
 from tf_transformer.base.reading import read_json, reading
 from tf_transformer.base.values import Count, check_fields
@@ -80,14 +79,8 @@ class BulkJob:
         """
         paths = self._paths()
         model_folder(self.method.path)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "lock", "w") as lock:
-            try:
-                portalocker.lock(lock, portalocker.LOCK_EX | portalocker.LOCK_NB)
-            except portalocker.LockException as error:
-                raise BadInput(
-                    f"{self.prefix}: expected output that nothing else writes; it is being written"
-                ) from error
+        message = f"{self.prefix}: expected output that nothing else writes; it is being written"
+        with locked(self.folder / "lock", message):
             self._check_settings(paths)
             plain = [unpacked(path, self.folder / "inputs") for path in paths]
             ranges = line_ranges([path.absolute() for path in plain], self.lines)

@@ -17,8 +17,7 @@ import numpy as np
 from tf_transformer.base.files import checksum, new_folder
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
-
-BOS_ID, EOS_ID = 1, 2  # as the tokenizer has them
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 
 
 class Side(NamedTuple):

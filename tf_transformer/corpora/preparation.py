@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import portalocker
 import tensorflow as tf
 
-from tf_transformer.base.files import checksum, new_file, user_path, write_json
+from tf_transformer.base.files import checksum, locked, new_file, user_path, write_json
 from tf_transformer.base.reading import read_json
 from tf_transformer.base.values import Count, check_fields
 from tf_transformer.config import BadInput
@@ -58,20 +57,14 @@ class Preparation:
         object.__setattr__(self, "folder", folder)
         check_fields(self)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """While no other program prepares records in the folder.
 
         Raises:
             BadInput: one does.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "w") as lock:
-            try:
-                portalocker.lock(lock, portalocker.LOCK_EX | portalocker.LOCK_NB)
-            except portalocker.LockException as error:
-                raise BadInput(f"{self.folder}: expected a folder that nothing else prepares; it is in use") from error
-            yield
+        message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
+        return locked(self.folder / ".lock", message)
 
     def run(self, parts: list[Part], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
         """All steps in this process.

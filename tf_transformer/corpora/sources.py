@@ -25,7 +25,7 @@ from tf_transformer.corpora.pairs import Pair, PairsOfPart, Row, Text, even_part
 from tf_transformer.corpora.pairs import Part as Part
 from tf_transformer.corpora.pairs import Source as Source
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
-from tf_transformer.corpora.text_files import checksum_of_text, unequal
+from tf_transformer.corpora.text_files import unequal
 from tf_transformer.text.tokenizer import check_symbols, sentences
 
 MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
@@ -54,11 +54,7 @@ class MemorySource(Source):
 
     @functools.cached_property
     def _checksum(self) -> str:
-        text = "\n".join(map("\t".join, self.pairs()))
-        ambiguous = text.count("\t") > len(self.source) or text.count("\n") >= max(len(self.source), 1)
-        if ambiguous:  # the texts have such characters, too; JSON writes them in another way
-            text = json.dumps(list(self.pairs()))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(json.dumps(list(self.pairs())).encode()).hexdigest()
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         return zip(self.source, self.target, strict=True)
@@ -86,10 +82,6 @@ class TextSource(Source):
     def describe(self) -> dict[str, Any]:
         files = (self.source, self.target)
         return {"text": [Path(file).name for file in files], "bytes": [os.path.getsize(file) for file in files]}
-
-    def checksums(self) -> list[str]:
-        """SHA-256 of both files, of a .gz unpacked."""
-        return [checksum_of_text(file) for file in (self.source, self.target)]
 
     def pairs(self) -> Iterator[Pair]:
         sides = lines_of(self.source), lines_of(self.target)

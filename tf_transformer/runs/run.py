@@ -1,5 +1,6 @@
 """A run's folder: settings, checkpoints, history. A killed run loses only the work since its last checkpoint."""
 
+import contextlib
 import csv
 import errno
 import io
@@ -7,16 +8,14 @@ import json
 import math
 import os
 import shutil
-import socket
 import warnings
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
-import portalocker
 
-from tf_transformer.base.files import checksum, flush, user_path, write_json, write_text
+from tf_transformer.base.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.base.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
 from tf_transformer.base.terminal import say
 from tf_transformer.base.values import Count, Natural, checked
@@ -24,7 +23,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import wake_adapters
 from tf_transformer.runs.recipe import CHANGEABLE, Recipe
 
-VERSION = 2  # of config.json
+VERSION = 1  # of config.json
 STOPPED = "-stopped"  # ends the name of a checkpoint that was saved in the middle of an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
@@ -33,7 +32,6 @@ SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
 NUMBER = (int, float)
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
 STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
-CONTENTS = ("sha256", "languages", "skip_bad_lines")  # what tells a training text from another, beside its name
 
 
 class Run:
@@ -43,7 +41,7 @@ class Run:
     ids, unless it lies in prepared records; and start.weights.h5, if the run began with the weights of another model.
     config.json has the run's settings:
 
-        version   2
+        version   1
         kind      "translation" or "parsing"
         model     the fields of `TransformerConfig`
         recipe    the fields of `Recipe`
@@ -63,7 +61,7 @@ class Run:
         writes: whether this process writes; of several workers, one does.
     """
 
-    _locks: ClassVar[dict[Path, IO[str]]] = {}  # held by this process, by folder
+    _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
 
     @checked
     def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
@@ -131,35 +129,25 @@ class Run:
     def lock(self) -> bool:
         """Keep other processes from training in this folder, until `unlock` or the end of this process.
 
-        The lock is advisory, on the file .lock; on a network file system it works only if that supports such locks.
-
         Returns:
             whether the lock is new: false if this process holds it already, or if another worker writes.
 
         Raises:
             BadInput: another process trains there.
         """
-        if self.path.resolve() in self._locks or not self.writes:
+        folder = self.path.resolve()
+        if folder in self._locks or not self.writes:
             return False
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = open(self.path / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (open as long as the lock is held)
-        try:
-            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
-        except portalocker.LockException as error:
-            file.seek(0)
-            owner = file.read(99) or "another process"
-            file.close()
-            raise BadInput(f"{self.path}: expected a run that nothing else trains; {owner} is training it") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        self._locks[self.path.resolve()] = file
+        message = f"{self.path}: expected a run that nothing else trains; {{owner}} is training it"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.path / LOCK, message))
+            self._locks[folder] = stack.pop_all()
         return True
 
     def unlock(self) -> None:
         """Let other processes train here."""
-        if file := self._locks.pop(self.path.resolve(), None):
-            file.close()
+        if lock := self._locks.pop(self.path.resolve(), None):
+            lock.close()
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""
@@ -346,13 +334,11 @@ def _check_room(folder: Path, model: keras.Model) -> None:
 
 
 def _comparable(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two runs' settings without those that may differ. A text with a checksum may have another name; one without, of
-    a run that an earlier version began, is known by its name."""
+    """Two runs' settings without those that may differ. A text with a checksum may have another name."""
     corpora = [settings.get("corpus", {}) for settings in (before, now)]
-    has_checksums = all("sha256" in corpus for corpus in corpora)
-    left_out = {"train"} if has_checksums else {name for name in CONTENTS if name not in corpora[0]}
-    kept = [{name: value for name, value in corpus.items() if name not in left_out} for corpus in corpora]
-    return _fixed(before) | {"corpus": kept[0]}, _fixed(now) | {"corpus": kept[1]}
+    if all("sha256" in corpus for corpus in corpora):
+        corpora = [{name: value for name, value in corpus.items() if name != "train"} for corpus in corpora]
+    return _fixed(before) | {"corpus": corpora[0]}, _fixed(now) | {"corpus": corpora[1]}
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -365,8 +351,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     differences = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
-        if isinstance(old, str) and isinstance(new, dict) and old == new.get("class_name"):
-            continue  # earlier versions recorded no more of a schedule or an optimizer
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new and (old or new):  # an option that another version lacks counts as off
