@@ -50,8 +50,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["opus-mt-en-no", pytest.param("Helsinki-NLP/opus-mt-en-no", marks=pytest.mark.slow)])
 def test_a_model_of_the_hub(cache, name):
-    translator = tt.Translator.from_marian(name)
-    assert translator(SENTENCES[:3]) == tt.Translator.from_marian(TRAINED)(SENTENCES[:3])
+    translator = tt.Translator.from_pretrained(name)
+    assert translator(SENTENCES[:3]) == tt.Translator.from_pretrained(TRAINED)(SENTENCES[:3])
     assert translator.beam_size == 3
     facts = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
     facts |= {"commit": "5" * 40}
@@ -61,7 +61,7 @@ def test_a_model_of_the_hub(cache, name):
 
 def test_settings_that_say_nothing(cache):
     (cache / "generation_config.json").write_text('{"max_length": null, "num_beams": null}')
-    translator = tt.Translator.from_marian("opus-mt-en-no")
+    translator = tt.Translator.from_pretrained("opus-mt-en-no")
     assert translator.beam_size == 4 and "max_length" not in translator.export_options
 
 
@@ -85,16 +85,16 @@ def test_a_name_that_is_none(cache, monkeypatch):
     with pytest.raises(
         tt.BadInput, match="found no folder opus-mt-xx and got no model Helsinki-NLP/opus-mt-xx: "
     ) as no:
-        tt.Translator.from_marian("opus-mt-xx")
+        tt.Translator.from_pretrained("opus-mt-xx")
     assert "\n" not in str(no.value)
     with pytest.raises(tt.BadInput, match="or a model's name on the Hugging Face hub, got '../missing/folder'"):
-        tt.Translator.from_marian("../missing/folder")
+        tt.Translator.from_pretrained("../missing/folder")
     (cache / "model.safetensors").unlink()
     with pytest.raises(tt.BadInput, match=r"Helsinki-NLP/opus-mt-en-no: expected one of model.safetensors, .* none"):
-        tt.Translator.from_marian("opus-mt-en-no")
+        tt.Translator.from_pretrained("opus-mt-en-no")
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(tt.BadInput, match=r'found none at opus-mt-en-no; .* pip install "tf-transformer\[hub\]"'):
-        tt.Translator.from_marian("opus-mt-en-no")
+        tt.Translator.from_pretrained("opus-mt-en-no")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch
 @pytest.mark.program
 def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
     """With a rate of 0 nothing is learned; the run goes on without the checkpoint."""
-    start = tt.Translator.from_marian(TRAINED, beam_size=1)
+    start = tt.Translator.from_pretrained(TRAINED, beam_size=1)
     config = dataclasses.replace(start.model.config, dropout=0.3)
     still = {"recipe": dataclasses.replace(RECIPE, steps=2, eval_every=2), "optimizer": keras.optimizers.SGD(0.0)}
     trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still)
@@ -134,7 +134,7 @@ def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
     assert found(SENTENCES) == start(SENTENCES)
     assert found.export_options == start.export_options == {"origin": "trained", "max_length": 127}
     assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
-    other = tt.Translator.from_marian(TRAINED)
+    other = tt.Translator.from_pretrained(TRAINED)
     other = other.replace(export_options={"origin": "another"})
     with pytest.raises(tt.BadInput, match='start.origin was "trained", now "another"'):
         tt.Trainer(tmp_path / "run", config, corpus, start=other, **still).fit()
@@ -142,7 +142,7 @@ def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_without_the_checkpoint(corpus, tmp_path):
-    start = tt.Translator.from_marian(TRAINED)
+    start = tt.Translator.from_pretrained(TRAINED)
     config = start.model.config
     tt.Trainer(tmp_path / "whole", config, corpus, RECIPE, start=start).fit()
     tt.Trainer(tmp_path / "parts", config, corpus, RECIPE, start=start).fit(until=2)
@@ -162,7 +162,7 @@ def test_the_rate_is_constant_after_the_warm_up(corpus, tmp_path):
 
 
 def test_a_start_of_other_sizes(corpus, tmp_path):
-    start = tt.Translator.from_marian(TRAINED)
+    start = tt.Translator.from_pretrained(TRAINED)
     with pytest.raises(tt.BadInput, match="config: expected the sizes of the model to start from, num_layers=2"):
         tt.Trainer(tmp_path, dataclasses.replace(start.model.config, num_layers=3), corpus, start=start)
     with pytest.raises(tt.BadInput, match="num_decoder_layers=1, .*; got .*num_decoder_layers=None"):
