@@ -5,12 +5,14 @@ import contextlib
 import functools
 import json
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints import M2M100, MAKERS, MARIAN, copied, in_a_pickle, in_h5, in_several_files
+from test_reading import refused
 
 import tf_transformer as tt
 from tf_transformer.families import weights
@@ -40,6 +42,61 @@ def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
     family_of_folder(folder).load(folder)
     names = {file.name for file in folder.iterdir()} - {"preprocess.sh"}  # which Marian's own releases have, too
     assert read == dict.fromkeys(names, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vocab_size": 10**12, "decoder_vocab_size": 10**12},
+        {"vocab_size": 1e12},
+        {"vocab_size": "386"},
+        {"d_model": 2**40},
+        {"encoder_layers": 10**9},
+        {"decoder_ffn_dim": 10**12},
+        {"encoder_layers": "6"},
+        {"encoder_attention_heads": None},
+    ],
+)
+def test_sizes_are_checked_before_they_take_memory(values, tmp_path):
+    folder, (name, *_) = copied(MARIAN, tmp_path, **values), values
+    names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_ffn_dim": "d_ff"}
+    refused(checkpoint_in(folder).load, f"config.json: .*{names.get(name, name)}")
+
+
+def test_a_vocabulary_without_weights_has_a_size_that_can_be(tmp_path):
+    folder = copied(MARIAN, tmp_path, vocab_size=10**12)
+    (folder / "model.safetensors").unlink()
+    most = "config.json: vocab_size: expected a number up to 16,777,216, got '1000000000000'"
+    refused(checkpoint_in(folder).tokenizer, most)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    folder = copied(MARIAN, tmp_path)
+    for name in ("source.spm", "model.safetensors"):
+        (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
+        refused(checkpoint_in(folder).load, f"{name}: expected the file itself, .* Git LFS")
+
+
+def test_an_index_of_weights_that_is_wrong(tmp_path):
+    in_several_files(copied(MARIAN, tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    for wrong, message in (
+        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files beside it"),
+        (places | {"model.shared.bias": min(places.values())}, "expected files with all tensors .* model.shared.bias"),
+        ({name: 7 for name in places}, "index.json: expected the weights of MarianMT"),
+        ({"a": "nothing.safetensors"}, "found none at .*nothing.safetensors"),
+    ):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        refused(checkpoint_in(tmp_path).model, message)
+
+
+def test_pickles_are_read_by_a_pytorch_that_is_safe(tmp_path, monkeypatch):
+    """Before 2.6, `weights_only` could run code (CVE-2025-32434)."""
+    (copied(MARIAN, tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cu124"))
+    refused(checkpoint_in(tmp_path).model, "pytorch_model.bin: expected PyTorch 2.6 or later .*, got 2.5.1")
 
 
 def some_bfloat16(folder):
@@ -78,21 +135,27 @@ def test_a_table_is_read_some_rows_at_a_time(monkeypatch, devices):
     np.testing.assert_array_equal(model.embedding.embeddings, table[checkpoint.target.rows].astype("float32"))
 
 
-def test_what_is_not_there_or_damaged_is_said(tmp_path, monkeypatch):
-    for source, name in [(MARIAN, "source.spm"), (MARIAN, "target.spm"), (MARIAN, "vocab.json")] + [
-        (M2M100, name) for name in ("config.json", "sentencepiece.bpe.model", "vocab.json")
-    ]:
-        folder, family = copied(source, tmp_path / source.parent.name / name), family_of_folder(source)
-        content = (folder / name).read_bytes()
-        (folder / name).unlink()
-        with pytest.raises(tt.BadInput, match=f"expected a checkpoint of Ma?.*, found no {name} in"):
-            family.load(folder)
-        is_json = name.endswith("json")
-        for damaged, reason in ((b"{" if is_json else b"broken", "" if is_json else "got 6 bytes that are none"),):
-            (folder / name).write_bytes(damaged)
-            with pytest.raises(tt.BadInput, match=f"{name}: expected a (JSON object|SentencePiece model), .*{reason}"):
-                family.load(folder)
+FILES = [(MARIAN, "source.spm"), (MARIAN, "target.spm"), (MARIAN, "vocab.json")]
+FILES += [(M2M100, "config.json"), (M2M100, "sentencepiece.bpe.model"), (M2M100, "vocab.json")]
+
+
+@pytest.mark.parametrize("source, name", FILES)
+def test_what_is_not_there_or_damaged_is_said(source, name, tmp_path):
+    folder, family = copied(source, tmp_path), family_of_folder(source)
+    (folder / name).unlink()
+    with pytest.raises(tt.BadInput, match=f"expected a checkpoint of M.*, found no {name} in"):
+        family.load(folder)
+    kind, hostile = "SentencePiece model", (b"", b"# no model\n")
+    if name.endswith("json"):
+        kind, hostile = "JSON object", (b"{", b"[]")
+    for content in hostile:
         (folder / name).write_bytes(content)
+        with pytest.raises(tt.BadInput, match=f"{name}: expected a {kind}, got"):
+            family.load(folder)
+
+
+def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
+    folder, family = copied(M2M100, tmp_path), family_of_folder(M2M100)
     (folder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(tt.BadInput, match="model.safetensors: expected the weights of M2M100, got something else: "):
         family.load(folder)
@@ -105,18 +168,11 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path, monkeypatch):
         said = r"pytorch_model.bin: reading it without a model.safetensors .* takes torch: pip install"
         with pytest.raises(tt.BadInput, match=said):
             family.load(folder)
+    with pytest.raises(tt.BadInput, match="pytorch_model.bin: expected the weights of M2M100, got |takes torch: pip"):
+        family.load(folder)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(tt.BadInput, match=r'takes safetensors: pip install "tf-transformer\[hub\]"'):
         family.load(M2M100)
-
-
-def test_a_pickle_that_is_damaged(tmp_path):
-    pytest.importorskip("torch")
-    folder = copied(MARIAN, tmp_path)
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"broken")
-    with pytest.raises(tt.BadInput, match="pytorch_model.bin: expected the weights of MarianMT, got "):
-        checkpoint_in(folder).model()
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,14 @@ tests/marian holds one and its answers, made by tests/marian/make.py. Where tran
 """
 
 import importlib.util
-import math
 import sys
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import array
 from keras import ops
 
-import tf_transformer as tt
 from tf_transformer.families.marian.family import checkpoint_in
 from tf_transformer.masks import PAD_ID
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
@@ -74,15 +70,6 @@ def inputs(answers):
     return ours(answers["source"]), target
 
 
-def search(model, source, beam_size, n_best=1):
-    """At most as many symbols as the answers have; no length penalty."""
-    tokenizer = mock.create_autospec(tt.Tokenizer, instance=True, vocab_size=model.config.vocab_size, languages=())
-    tokenizer.start = lambda rows: tf.fill([rows, 1], BOS_ID)
-    translator = tt.Translator(model, tokenizer)
-    options = {"beam_size": beam_size, "length_penalty": 0.0, "max_length": make.LONGEST, "patience": math.inf}
-    return translator.search(source, tf.fill([len(source)], 50), n_best=n_best, **options)
-
-
 def test_ids_are_ours(model, rows):
     assert rows[:4] == [make.PAD, make.PAD, make.END, make.UNKNOWN]
     assert model.config.vocab_size == make.VOCABULARY + 1 == len(rows)
@@ -118,17 +105,6 @@ def test_epsilon_is_torch_s(model):
     assert {norm.epsilon for norm in norms} == {1e-5}
 
 
-def test_greedy_search(model, answers):
-    found = search(model, ours(answers["source"]), beam_size=1)
-    for ids, length, expected in zip(
-        found.ids[:, 0].numpy(), found.lengths[:, 0].numpy(), answers["greedy"], strict=True
-    ):
-        expected = expected[1:]  # without the start symbol
-        end = np.flatnonzero(expected == make.END)
-        expected = expected[: end[0] + 1] if len(end) else expected
-        assert ids[:length].tolist() == ours(expected).tolist()
-
-
 def test_a_search_cannot_choose_padding_or_start(model, answers):
     memory, mask, _ = model.encode(ours(answers["source"]))
     start = np.full((len(answers["source"]), 1), BOS_ID)
@@ -136,24 +112,3 @@ def test_a_search_cannot_choose_padding_or_start(model, answers):
     whole, *_ = model.decode(start, memory, mask)
     assert np.all(array(logits)[..., :EOS_ID] == -1e9)
     np.testing.assert_allclose(array(logits)[..., EOS_ID:], array(whole)[..., EOS_ID:], atol=1e-4)
-
-
-def test_beams_have_the_log_probability_that_the_model_gives_them(model, answers, beam_size=3):
-    source = ours(answers["source"])
-    found = search(model, source, beam_size, n_best=3)
-    greedy = search(model, source, beam_size=1)
-    finished = array(greedy.finished[:, 0])
-    assert np.all(array(found.log_probs[:, 0])[finished] >= array(greedy.log_probs[:, 0])[finished] - 1e-5)
-    for k in range(3):
-        ids, lengths = array(found.ids[:, k]), array(found.lengths[:, k])
-        real = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
-        assert np.all(ids[real] >= EOS_ID)
-        shifted = np.pad(ids, [(0, 0), (1, 0)], constant_values=BOS_ID)[:, :-1]
-        logits = array(model((source, shifted))).astype("float64")
-        logits[..., :EOS_ID] = -np.inf
-        log_probs = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-        chosen = np.take_along_axis(log_probs, ids[..., np.newaxis], axis=-1)[..., 0]
-        used = lengths > 0  # fewer than three outputs may have ended
-        assert k > 0 or np.all(used)
-        expected = np.where(real, chosen, 0).sum(axis=1)
-        np.testing.assert_allclose(array(found.log_probs[:, k])[used], expected[used], atol=1e-4)
