@@ -113,7 +113,7 @@ class Transformers:
         import torch
         import transformers
 
-        from tf_transformer.families.marian.files import read_vocabulary
+        from tf_transformer.families.marian.family import checkpoint_in
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -122,7 +122,7 @@ class Transformers:
         # A control symbol that is written in a text is text.
         self.tokenizer = transformers.MarianTokenizer.from_pretrained(args.checkpoint, split_special_tokens=True)
         self.model = transformers.MarianMTModel.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
-        self.rows = read_vocabulary(args.checkpoint).rows
+        self.rows = checkpoint_in(args.checkpoint).target.rows
         self.ours = {row: id for id, row in enumerate(self.rows) if id != 1}  # padding's is 0
 
     def ids(self, texts: list[str], target: bool) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Write a run as a checkpoint of MarianMT, which Hugging Face's `transformers` loads, and `Translator.from_pretrained`.
 
-A check of the reader in families/marian.py by a model that it did not come from. Marian's layers are those of the paper
+A check of the reader in families/marian/ by a model that it did not come from. Marian's layers are those of the paper
 but for this:
 
 - All sines come before all cosines, so that the axes of d_model change places, in every weight.

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from checkpoints import in_a_pickle, in_h5, in_several_files
 from hostile import TEXTS
 
 import tf_transformer as tt
@@ -277,55 +278,15 @@ def exported_m2m100(folder):
     return read
 
 
-def tensors_of(path):
-    from safetensors.numpy import load_file
+def marian_in(change):
+    """The maker of a checkpoint whose weights are in other files."""
 
-    tensors = load_file(path / "model.safetensors")
-    (path / "model.safetensors").unlink()
-    return tensors
+    def make(folder):
+        read = marian(folder)
+        change(folder / "marian")
+        return read
 
-
-def marian_of_several_files(folder):
-    from safetensors.numpy import save_file
-
-    read, path = marian(folder), folder / "marian"
-    names = {}
-    for number, (name, tensor) in enumerate(tensors_of(path).items()):
-        names.setdefault(f"model-{number % 2}.safetensors", {})[name] = tensor
-    for file, tensors in names.items():
-        save_file(tensors, path / file)
-    places = {name: file for file, tensors in names.items() for name in tensors}
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    return read
-
-
-def marian_in_h5(folder):
-    import h5py
-
-    read, path = marian(folder), folder / "marian"
-    with h5py.File(path / "tf_model.h5", "w") as file:
-        for name, value in tensors_of(path).items():
-            *place, last = name.split(".")
-            if place[-1:] == ["layers"] or name == "final_logits_bias":
-                where = "final_logits_bias/final_logits_bias"
-            elif name == "model.shared.weight":
-                where = "model/model.shared/model.shared/weight"
-            else:
-                side, _, number, *rest = place[1:]
-                norm = rest[-1].endswith("_norm")
-                last = {"weight": "gamma" if norm else "kernel", "bias": "beta" if norm else "bias"}[last]
-                value = value.T if last == "kernel" else value
-                where = "/".join(["model/tf_marian_mt_model/model", side, f"layers.{number}", *rest, last])
-            file[f"{where}:0"] = value
-    return read
-
-
-def marian_in_pickles(folder):
-    import torch
-
-    read, path = marian(folder), folder / "marian"
-    torch.save({name: torch.tensor(value) for name, value in tensors_of(path).items()}, path / "pytorch_model.bin")
-    return read
+    return make
 
 
 def marian_s_own(folder):
@@ -410,9 +371,9 @@ KINDS = {  # by name the maker, and the file
     "Marian's source pieces": (marian, "marian/source.spm"),
     "Marian's target pieces": (marian, "marian/target.spm"),
     "Marian's page": (marian, "marian/README.md"),
-    "Marian's index": (marian_of_several_files, "marian/model.safetensors.index.json"),
-    "Marian's h5": (marian_in_h5, "marian/tf_model.h5"),
-    "Marian's pickle": (marian_in_pickles, "marian/pytorch_model.bin"),
+    "Marian's index": (marian_in(in_several_files), "marian/model.safetensors.index.json"),
+    "Marian's h5": (marian_in(in_h5), "marian/tf_model.h5"),
+    "Marian's pickle": (marian_in(in_a_pickle), "marian/pytorch_model.bin"),
     "Marian's own decoder": (marian_s_own, "release/decoder.yml"),
     "Marian's own vocabulary": (marian_s_own, "release/*.yml"),
     "Marian's own weights": (marian_s_own, "release/*.npz"),

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+from checkpoints import M2M100, MAKERS, MARIAN, by_ctranslate2
+from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.families.registry import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
 
-TRAINED = Path(__file__).parent / "marian/trained"
 ROOT = Path(__file__).parents[1]
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
 
@@ -40,19 +44,64 @@ def test_fields_of_no_family():
 
 def test_tokenizers_and_folders_say_their_family(translator, tmp_path):
     assert type(tokenizer_of(translator.tokenizer.model)) is tt.Tokenizer
-    marian = tt.Translator.from_pretrained(TRAINED).tokenizer
+    marian = tt.Translator.from_pretrained(MARIAN).tokenizer
     assert type(tokenizer_of(marian.model)) is type(marian)
-    assert family_of_folder(TRAINED).name == "marian" and family_of_folder(tmp_path) is None
+    assert family_of_folder(MARIAN).name == "marian" and family_of_folder(tmp_path) is None
 
 
 def test_the_family_is_found_by_the_files(tmp_path):
     texts = ["Two doors."]
-    assert tt.Translator.from_pretrained(TRAINED)(texts) == tt.Translator.from_pretrained(TRAINED)(texts)
-    assert tt.load(TRAINED)(texts) == tt.Translator.from_pretrained(TRAINED)(texts)
+    named = tt.Translator.from_pretrained(MARIAN, family="marian")
+    assert tt.Translator.from_pretrained(MARIAN)(texts) == named(texts)
+    assert tt.load(MARIAN)(texts) == named(texts)
     with pytest.raises(tt.BadInput, match="expected a checkpoint of a family that loads here, got other files"):
         tt.Translator.from_pretrained(tmp_path)
     with pytest.raises(tt.BadInput, match="family: expected one of m2m100, marian, transformer; got 'mbart'"):
-        tt.Translator.from_pretrained(TRAINED, family="mbart")
+        tt.Translator.from_pretrained(MARIAN, family="mbart")
+
+
+KINDS = [
+    "marian",
+    pytest.param("separate", marks=pytest.mark.program),
+    pytest.param("m2m100", marks=pytest.mark.program),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_keras_holds_the_model(kind, tmp_path):
+    MAKERS[kind](folder := tmp_path / "checkpoint")
+    model = family_of_folder(folder).load(folder).model
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    ids = np.array([[5, 6, 249, 2], [7, 2, 0, 0]]), np.array([[1, 5, 250], [1, 8, 9]])
+    np.testing.assert_array_equal(array(again(ids)), array(model(ids)))
+    assert again.config == model.config and type(again) is type(model)
+
+
+def answers_in(file):
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind, quantization", [("marian", None), ("marian", "float16"), ("separate", None)])
+def test_ctranslate2_translates_alike(kind, quantization, tmp_path):
+    MAKERS[kind](folder := tmp_path / "checkpoint")
+    expected = answers = answers_in(MARIAN / "answers.json")
+    if kind == "separate":
+        expected = answers_in(MARIAN.parent / "separate.json")
+    tt.Translator.from_pretrained(folder).save(tmp_path / "model", format="ctranslate2", dtype=quantization)
+    texts, log_probs = by_ctranslate2(tmp_path / "model", tmp_path / "model", answers["sentences"], 4)
+    agree = [text == other for text, other in zip(texts, expected["beam"], strict=True)]
+    assert np.mean(agree) > (0.9 if quantization else 0.999)
+    if not quantization:
+        np.testing.assert_allclose(log_probs, expected["log_probs"], atol=1e-4)
+
+
+def test_ctranslate2_translates_alike_between_languages(tmp_path):
+    translator = tt.Translator.from_pretrained(M2M100, target_language="de", patience=math.inf)
+    translator.save(tmp_path / "model", format="ctranslate2")
+    for name, answers in answers_in(M2M100 / "answers.json").items():
+        found, _ = by_ctranslate2(tmp_path / "model", M2M100, answers["sentences"], 1, name.split("-"))
+        assert found == answers["greedy"]
 
 
 def test_nothing_but_its_folder_names_a_family():
@@ -62,7 +111,6 @@ def test_nothing_but_its_folder_names_a_family():
     kin = ("tf_transformer/families/marian/", "tf_transformer/families/m2m100/")  # the latter is made of its parts
     files = {file for file in files if not file.startswith(kin)}
     assert files <= {
-        "tf_transformer/__init__.py",  # load_marian
         "tf_transformer/families/registry.py",  # its line
         "tf_transformer/loading.py",  # an example
     }

@@ -100,7 +100,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     assert folders.saved_model_of(of("~/models")) == home / "models" / "1"
     assert hub.folder_of(of("~/models")) == home / "models"
     assert hub.origin_of(of("~/models"), home)["origin"] == "models"
-    for load in (tt.Translator.from_pretrained, tt.load_marian):
+    for load in (tt.Translator.from_pretrained, tt.load):
         with pytest.raises((tt.BadInput, FileNotFoundError), match="(~|home)/models"):
             load(of("~/models"))
     for save in (translator.save, tt.Parser.save, tt.ctranslate2.save):

@@ -28,6 +28,7 @@ from tf_transformer.engines import litert_client
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.exports import litert
+from tf_transformer.families.marian.family import checkpoint_in
 from tf_transformer.families.marian.tokenizer import MarianTokenizer
 from trainers import export, translate
 
@@ -162,7 +163,7 @@ def test_the_client_spells_as_the_model_s_tokenizer(translator, folder):
 
 @pytest.mark.parametrize("vocabularies", [1, 2])
 def test_the_client_spells_as_marian_s_tokenizer(vocabularies, tmp_path):
-    tokenizer = MarianTokenizer.from_checkpoint(checkpoint(vocabularies, tmp_path / "checkpoint"))
+    tokenizer = checkpoint_in(checkpoint(vocabularies, tmp_path / "checkpoint")).tokenizer()
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
     assert (tmp_path / "source_vocabulary.json").exists() == (vocabularies == 2)

@@ -4,7 +4,6 @@ tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/m2m10
 are installed (pip install torch "transformers<6"), others are made anew.
 """
 
-import contextlib
 import copy
 import importlib.util
 import itertools
@@ -12,7 +11,6 @@ import json
 import math
 import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -20,25 +18,25 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
+from checkpoints import M2M100 as TRAINED
+from checkpoints import MARIAN, copied
 from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
-from tf_transformer.families import checkpoint
-from tf_transformer.families.m2m100.files import load_model, read_vocabulary
+from tf_transformer.families.m2m100 import tokenizer as tokenizers
+from tf_transformer.families.m2m100.files import M2M100Checkpoint
 from tf_transformer.families.m2m100.languages import NLLB
-from tf_transformer.families.m2m100.model import M2M100Transformer
 from tf_transformer.families.m2m100.tokenizer import M2M100Tokenizer
+from tf_transformer.families.pieces import archive_of
 from tf_transformer.families.registry import load_tokenizer, tokenizer_of
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 from trainers import publishing
 
-numpy_files = pytest.importorskip("safetensors.numpy")
+pytest.importorskip("safetensors")
 pytestmark = pytest.mark.filterwarnings("error:You are using a softmax over axis")  # over the first slot of a cache
 
-HERE = Path(__file__).parent / "m2m100"
-TRAINED = HERE / "trained"
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(TRAINED.parent))
 import m2m100_make as make  # noqa: E402
 
 ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
@@ -60,17 +58,6 @@ def exact(translator):
     return translator.replace(beam_size=4, length_penalty=0.0, patience=math.inf)
 
 
-@pytest.mark.parametrize("devices", [None, ["CPU:0"]])
-def test_a_table_is_read_some_rows_at_a_time(translator, monkeypatch, devices):
-    monkeypatch.setattr(checkpoint, "ROWS_AT_ONCE", 97)
-    with tf.distribute.MirroredStrategy(devices).scope() if devices else contextlib.nullcontext():
-        model = load_model(TRAINED)
-    table = numpy_files.load_file(TRAINED / "model.safetensors")["model.shared.weight"]
-    table = table[read_vocabulary(TRAINED).rows].astype("float32")
-    np.testing.assert_array_equal(model.embedding.embeddings, table)
-    np.testing.assert_array_equal(translator.model.embedding.embeddings, table)
-
-
 def test_white_space_is_an_empty_text(translator):
     blanks = ["\n", "\r\n", "\t", " \u3000", "\u2028", ""]
     ids, length, _ = translator.source(tf.constant([*blanks, "The old woman.\n", "The old woman."]))
@@ -83,7 +70,7 @@ def languages(source, target):
 
 
 def of_checkpoint(folder, rows):
-    order = read_vocabulary(folder).rows
+    order = M2M100Checkpoint(folder).target.rows
     return [[order[id] for id in row] for row in rows]
 
 
@@ -101,7 +88,7 @@ def test_ids_and_texts(translator, source, target):
 
 def ours(folder, ids):
     """Ids of a target as the checkpoint has them, as ours."""
-    order = {row: id for id, row in enumerate(read_vocabulary(folder).rows)} | {make.END: EOS_ID}
+    order = {row: id for id, row in enumerate(M2M100Checkpoint(folder).target.rows)} | {make.END: EOS_ID}
     found = np.vectorize(order.get)(ids)
     found[:, 0] = BOS_ID
     return found
@@ -113,7 +100,7 @@ def test_logits(translator):
     text = ANSWERS[f"{source}-{target}"]["sentences"][:5]
     ids, *_ = translator.speaking(source, target).source(tf.constant(text))
     found = array(translator.model((ids, ours(TRAINED, answers["target"]))))
-    rows = read_vocabulary(TRAINED).rows
+    rows = M2M100Checkpoint(TRAINED).target.rows
     np.testing.assert_allclose(found[..., EOS_ID:], answers["logits"][..., rows[EOS_ID:]], atol=1e-5)
     assert found[..., :EOS_ID].max() < -15  # our own padding and start symbol
 
@@ -177,28 +164,28 @@ def test_languages_that_are_no_options(translator):
         tt.Translator.from_pretrained(TRAINED)(["A"])
     with pytest.raises(tt.BadInput, match="^source_language: expected one of 100"):
         translator.export(source_language="xx")
-    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained")
+    marian = tt.Translator.from_pretrained(MARIAN)
     with pytest.raises(tt.BadInput, match="^language: expected none, since .* one pair of languages, got 'en'$"):
         marian(["A"], source_language="en")
     assert marian.tokenizer.for_languages(None, None) is marian.tokenizer
-    with pytest.raises(tt.BadInput, match="expected a model of one pair of languages for LiteRT, got one of 100"):
-        translator.save("unused", format="litert")
 
 
-def test_a_tokenizer_keeps_its_languages(translator, tmp_path):
-    other = translator.replace(target_language="en", source_language="de").tokenizer
+def test_a_tokenizer_keeps_its_languages(translator, tmp_path, monkeypatch):
+    other, made = translator.replace(target_language="en", source_language="de").tokenizer, []
+    monkeypatch.setattr(tokenizers, "archive_of", lambda contents: made.append(1) or archive_of(contents))
     other.save(tmp_path / "tokenizer.model")
     again = load_tokenizer(tmp_path / "tokenizer.model")
     assert type(again) is M2M100Tokenizer is type(tokenizer_of(other.model))
     assert again.spoken() == ("de", "en") and again.fingerprint == other.fingerprint
+    assert len(made) == 1 and made.clear() is None
     assert translator.tokenizer.spoken() == ("en", "de") and translator.tokenizer.fingerprint != again.fingerprint
     assert again.start(2).numpy().tolist() == [[BOS_ID, again.tokenize_target(["x"]).to_list()[0][0]]] * 2
     assert again.shares_vocabulary(translator.tokenizer) and translator.tokenizer.shares_vocabulary(again)
-    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained").tokenizer
+    marian = tt.Translator.from_pretrained(MARIAN).tokenizer
     assert not again.shares_vocabulary(marian) and not marian.shares_vocabulary(again)
-    contents = json.loads(other._contents["vocabulary.json"])
+    contents = json.loads(other.contents["vocabulary.json"])
     swapped = copy.copy(other)
-    swapped._contents = other._contents | {"vocabulary.json": json.dumps(contents[:-2] + contents[:-3:-1]).encode()}
+    swapped.contents = other.contents | {"vocabulary.json": json.dumps(contents[:-2] + contents[:-3:-1]).encode()}
     assert not swapped.shares_vocabulary(again) and other.shares_vocabulary(again)
     (tmp_path / "broken").write_bytes(other.model[:-30])
     with pytest.raises(tt.BadInput, match="broken: vocabulary: expected a tokenizer of M2M100"):
@@ -214,7 +201,7 @@ def test_a_run_s_export_has_the_languages_that_it_learned(translator, tmp_path, 
     publishing.score_and_publish(trainer, translator, tmp_path)
     found = [exports[0].facts[name] for name in ("source_language", "target_language")]
     assert found == ["en", "de"]
-    marian = tt.Translator.from_pretrained(HERE.parent / "marian/trained")
+    marian = tt.Translator.from_pretrained(MARIAN)
     assert publishing.language_facts(marian, corpus.languages) == languages("english", "fr")
     assert publishing.language_facts(marian, None) == {}
 
@@ -232,90 +219,6 @@ def test_fit_learns_a_language_first(translator):
     model.compile(keras.optimizers.Adam(1e-3), loss=tt.SmoothedCrossEntropy(0.1))
     history = model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0).history
     assert history["loss"][1] < history["loss"][0] < 4
-
-
-@pytest.mark.program
-def test_saving_and_loading(translator, tmp_path):
-    model = translator.model
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    inputs = np.array([[5, 6, 7, EOS_ID]]), np.array([[BOS_ID, 8, 9]])
-    np.testing.assert_array_equal(array(again(inputs)), array(model(inputs)))
-    assert again.config == model.config and type(again) is M2M100Transformer
-
-
-@pytest.fixture
-def changed(tmp_path):
-    """Changes a copy of the checkpoint."""
-
-    def change(drop=(), tensors=None, **config):
-        for name in ("config.json", "vocab.json", "tokenizer_config.json", make.PIECES, "model.safetensors"):
-            shutil.copy(TRAINED / name, tmp_path)
-        said = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(said | config))
-        held = numpy_files.load_file(tmp_path / "model.safetensors") | (tensors or {})
-        numpy_files.save_file({k: v for k, v in held.items() if k not in drop}, tmp_path / "model.safetensors")
-        return tmp_path
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "message, change",
-    [
-        ("config.json: model_type: expected 'm2m_100', got 'nllb-moe'", {"model_type": "nllb-moe"}),
-        ("config.json: activation_function: expected 'swish' or .*, got 'tanh'", {"activation_function": "tanh"}),
-        ("config.json: tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
-        ("config.json: .*num_heads=5", {"encoder_attention_heads": 5}),
-        ("config.json: __\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),
-        ("config.json: pad_token_id: expected an id below vocab_size=.*, got 9999", {"pad_token_id": 9999}),
-        (
-            "expected a tensor model.decoder.layer_norm.weight, found none",
-            {"drop": ["model.decoder.layer_norm.weight"]},
-        ),
-        ("expected the tensors of M2M100, found also other", {"tensors": {"other": np.zeros(2)}}),
-        ("fc1.weight: expected shape", {"encoder_ffn_dim": 54}),
-    ],
-)
-def test_what_it_does_not_know_is_said(changed, message, change):
-    with pytest.raises(tt.BadInput, match=message):
-        tt.Translator.from_pretrained(changed(**change))
-
-
-def test_weights_of_other_dtypes_and_in_several_files(changed, translator):
-    import ml_dtypes
-
-    folder = changed()
-    tensors = numpy_files.load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    half = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
-    places = {name: f"model-{number % 3}-of-3.safetensors" for number, name in enumerate(half)}
-    for file in set(places.values()):
-        numpy_files.save_file({name: half[name] for name in half if places[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    found = tt.Translator.from_pretrained(folder).model.get_weights()
-    for value, other in zip(found, translator.model.get_weights(), strict=True):
-        np.testing.assert_allclose(value, other, rtol=2**-7)
-    (folder / make.PIECES).unlink()
-    with pytest.raises(tt.BadInput, match="expected a checkpoint of M2M100, found no sentencepiece.bpe.model in"):
-        M2M100Tokenizer.from_checkpoint(folder)
-    (folder / "vocab.json").unlink()
-    with pytest.raises(tt.BadInput, match="expected a checkpoint of M2M100, found no vocab.json in"):
-        M2M100Tokenizer.from_checkpoint(folder)
-
-
-@needs_transformers
-def test_weights_that_pytorch_saved(changed, translator):
-    import torch
-
-    folder = changed()
-    tensors = numpy_files.load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    tensors["lm_head.weight"] = tensors["model.encoder.embed_tokens.weight"] = tensors["model.shared.weight"]
-    tensors["model.encoder.embed_positions.weights"] = np.zeros((66, 24))
-    torch.save({name: torch.tensor(value) for name, value in tensors.items()}, folder / "pytorch_model.bin")
-    found = tt.Translator.from_pretrained(folder).model.get_weights()
-    assert all(map(np.array_equal, found, translator.model.get_weights()))
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +243,7 @@ NATURAL = ["The old woman opens the door.", "½ ﬁ é 東京", "Δελφοί 10
 def test_nllb_s_vocabulary(nllb):
     """Four control symbols, SentencePiece's pieces, 202 languages, the mask."""
     engine = sentencepiece.SentencePieceProcessor(model_file=str(nllb / make.PIECES))
-    tokenizer = M2M100Tokenizer.from_checkpoint(nllb)
+    tokenizer = M2M100Checkpoint(nllb).tokenizer()
     assert tokenizer.spoken() == ("eng_Latn", "fra_Latn") and list(tokenizer.languages) == NLLB.split()
     count = engine.vocab_size() + 1
 
@@ -362,7 +265,7 @@ def test_nllb_s_languages_may_be_listed(nllb, tmp_path):
     shutil.copytree(nllb, tmp_path / "listed")
     listed = {"additional_special_tokens": ["fra_Latn", {"content": "eng_Latn"}, "<mask>"]}
     (tmp_path / "listed/special_tokens_map.json").write_text(json.dumps(listed))
-    tokenizer = M2M100Tokenizer.from_checkpoint(tmp_path / "listed")
+    tokenizer = M2M100Checkpoint(tmp_path / "listed").tokenizer()
     assert list(tokenizer.languages) == ["fra_Latn", "eng_Latn"]
 
 
@@ -409,8 +312,8 @@ NEW = {"tyv_Cyrl": 203, "abc_Latn": 204}  # places after NLLB's mask
 )
 def test_languages_that_were_added_have_their_own_rows(extended, files):
     folder, first = extended(3, files)
-    tokenizer = M2M100Tokenizer.from_checkpoint(folder)
-    vocabulary = read_vocabulary(folder)
+    tokenizer = M2M100Checkpoint(folder).tokenizer()
+    vocabulary = M2M100Checkpoint(folder).target
     found = {code: vocabulary.rows[id] for code, id in vocabulary.languages.items()}
     assert found == stated(first, **NEW) and list(tokenizer.languages) == [*NLLB.split(), *NEW]
     ids = tokenizer.for_languages("tyv_Cyrl", "abc_Latn").tokenize(["a b"])
@@ -425,11 +328,9 @@ def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
         return {CONFIG: {"added_tokens_decoder": added({code: first + place for code, place in own.items()})}}
 
     folder, first = extended(-198, files)
-    languages = read_vocabulary(folder).languages
-    rows = read_vocabulary(folder).rows
-    assert {code: rows[id] - first for code, id in languages.items()} == {
-        code: place for code, place in own.items() if code[0] != "<"
-    }
+    vocabulary = M2M100Checkpoint(folder).target
+    found = {code: vocabulary.rows[id] - first for code, id in vocabulary.languages.items()}
+    assert found == {code: place for code, place in own.items() if code[0] != "<"}
 
 
 @pytest.mark.parametrize(
@@ -458,20 +359,20 @@ def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
 )
 def test_tokens_that_leave_an_id_open(extended, rows, files, message):
     with pytest.raises(tt.BadInput, match=message) as error:
-        M2M100Tokenizer.from_checkpoint(extended(rows, files)[0])
+        M2M100Checkpoint(extended(rows, files)[0]).tokenizer()
     assert "\n" not in str(error.value)
 
 
-def test_a_language_added_to_m2m100(changed):
-    folder = changed()
+def test_a_language_added_to_m2m100(tmp_path):
+    folder = copied(TRAINED, tmp_path)
     first = len(json.loads((folder / "vocab.json").read_text()))
     (folder / ADDED).write_text(json.dumps({"__tyv__": first + 101}))
-    vocabulary = read_vocabulary(folder)
+    vocabulary = M2M100Checkpoint(folder).target
     assert vocabulary.rows[vocabulary.languages["tyv"]] == first + 101
     assert vocabulary.rows[vocabulary.languages["zu"]] == first + 99
     (folder / ADDED).write_text(json.dumps({"__tyv__": first}))  # as transformers 5.24 numbers it, like Afrikaans
     with pytest.raises(tt.BadInput, match=f"expected an id for each symbol, got {first} for __af__ and __tyv__"):
-        read_vocabulary(folder)
+        M2M100Checkpoint(folder).tokenizer()
 
 
 @needs_transformers
@@ -481,7 +382,7 @@ def test_nllb_s_own_tokenizer(nllb, monkeypatch):
     monkeypatch.setenv("TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK", "true")
     theirs = NllbTokenizer.from_pretrained(nllb, extra_special_tokens=NLLB.split())
     names = {id: piece for piece, id in theirs.get_vocab().items()}
-    tokenizer = M2M100Tokenizer.from_checkpoint(nllb)
+    tokenizer = M2M100Checkpoint(nllb).tokenizer()
     texts = [text for text in NATURAL if "eng_Latn" not in text]
     found = [[piece.decode() for piece in row] for row in tokenizer.pieces(tokenizer.tokenize(texts)).to_list()]
     assert found == [[names[id] for id in row[:-1]] for row in theirs(texts)["input_ids"]]
@@ -501,10 +402,10 @@ def test_a_checkpoint_of_random_weights(nllb, tmp_path):
     translator = tt.Translator.from_pretrained(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
     model = translator.speaking("eng_Latn", "deu_Latn")
     source, length, _ = model.source(tf.constant(NATURAL))
-    ids = torch.tensor(np.where(source > 0, np.array(read_vocabulary(folder).rows)[source], make.PADDING))
-    code = read_vocabulary(folder).rows[model.tokenizer.start(1).numpy()[0, 1]]
+    ids = torch.tensor(np.where(source > 0, np.array(M2M100Checkpoint(folder).target.rows)[source], make.PADDING))
+    code = M2M100Checkpoint(folder).target.rows[model.tokenizer.start(1).numpy()[0, 1]]
     target = torch.tensor([[make.END, code, *range(20, 31)]] * len(NATURAL))
-    rows = read_vocabulary(folder).rows
+    rows = M2M100Checkpoint(folder).target.rows
     with torch.no_grad():
         given = {"input_ids": ids, "attention_mask": ids != make.PADDING}
         logits = theirs(**given, decoder_input_ids=target).logits.numpy()

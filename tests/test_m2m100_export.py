@@ -2,11 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
+from checkpoints import M2M100 as TRAINED
 from programs import fails
 from served import Served
 
@@ -16,7 +15,6 @@ from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")
 
-TRAINED = Path(__file__).parent / "m2m100" / "trained"
 ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
 
 
@@ -136,17 +134,3 @@ def test_litert_refuses_several_languages_before_anything_is_loaded(tmp_path, ca
     argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", "litert"]
     line = "error: a folder for LiteRT: expected none of several languages, which it cannot hold"
     assert fails(export, argv, capsys) == line and not list(tmp_path.iterdir())
-
-
-def test_ctranslate2_translates_alike(translator, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    translator.save(tmp_path / "many", format="ctranslate2")
-    engine = ctranslate2.Translator(str(tmp_path / "many"), inter_threads=1, intra_threads=1)
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "many/sentencepiece.bpe.model"))
-    for name, answers in ANSWERS.items():
-        source, target = (f"__{code}__" for code in name.split("-"))
-        sources = [[source, *row] for row in pieces.encode(answers["sentences"], out_type=str)]
-        options = {"beam_size": 1, "length_penalty": 0, "min_decoding_length": 0, "max_decoding_length": 64}
-        found = engine.translate_batch(sources, target_prefix=[[target]] * len(sources), **options)
-        texts = [pieces.decode(result.hypotheses[0][1:]) for result in found]
-        assert [text.replace(" \u2047 ", "") for text in texts] == answers["greedy"]  # SentencePiece's unknown symbol

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
+from checkpoints import by_ctranslate2
 from conftest import array
 
 import tf_transformer as tt
-from tf_transformer.families.marian.files import read_vocabulary, search_options
-from tf_transformer.families.marian.native import OPTIONS, read_ids
-from tf_transformer.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.marian.family import checkpoint_in
+from tf_transformer.families.marian.native import OPTIONS, NativeCheckpoint
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")
@@ -25,40 +24,28 @@ import separate  # noqa: E402
 TRAINED = separate.TRAINED
 SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
 WEIGHTS, VOCABULARY = "opus.spm-spm.transformer-align.model1.npz.best-perplexity.npz", "opus.spm-spm.vocab.yml"
-# As Marian writes them beside the weights, but for some that are for other kinds of models.
-MODEL_OPTIONS = """bert-train-type-embeddings: true
-dec-cell: gru
-dec-cell-base-depth: 2
-dec-cell-high-depth: 1
+# As Marian writes them beside the weights, with a few of those that are for other kinds of models.
+MODEL_OPTIONS = """dec-cell: gru
 dec-depth: 1
 dim-emb: 36
 dim-rnn: 1024
 dim-vocabs:
   - 385
   - 385
-enc-cell: gru
 enc-depth: 2
-enc-type: bidirectional
-factors-combine: sum
 factors-dim-emb: 0
 input-types:
   []
-layer-normalization: false
-lemma-dependency: ""
 lemma-dim-emb: 0
 output-omit-bias: false
 right-left: false
-skip: false
 tied-embeddings: false
 tied-embeddings-all: true
 tied-embeddings-src: false
 transformer-aan-activation: swish
-transformer-aan-depth: 2
-transformer-aan-nogate: false
 transformer-decoder-autoreg: self-attention
 transformer-decoder-dim-ffn: 108
 transformer-decoder-ffn-depth: 0
-transformer-dim-aan: 2048
 transformer-dim-ffn: 72
 transformer-ffn-activation: swish
 transformer-ffn-depth: 2
@@ -75,7 +62,6 @@ transformer-tied-layers:
 transformer-train-position-embeddings: false
 type: transformer
 ulr: false
-ulr-dim-emb: 0
 version: v1.9.0 bogus+1
 """
 DECODER = f"""relative-paths: true
@@ -184,13 +170,13 @@ def of_hugging_face(tmp_path_factory):
 
 
 def test_it_is_the_checkpoint_that_it_was_made_of(release, of_hugging_face):
-    found, expected = tt.load_marian(release), tt.load_marian(of_hugging_face)
-    assert found.config == expected.config
-    for one, other in zip(found.weights, expected.weights, strict=True):
-        np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
-    assert read_vocabulary(release) == read_vocabulary(of_hugging_face)
-    one, other = (MarianTokenizer.from_checkpoint(folder) for folder in (release, of_hugging_face))
-    assert one.fingerprint == other.fingerprint
+    one, other = checkpoint_in(release), checkpoint_in(of_hugging_face)
+    found, expected = one.model(), other.model()
+    assert found.config == expected.config and one.target == other.target
+    for weight, wanted in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(array(weight), array(wanted), err_msg=weight.path)
+    assert one.tokenizer().fingerprint == other.tokenizer().fingerprint
+    assert (one.options(), other.options()) == ({"beam_size": 6}, {"beam_size": 3, "max_length": 127})
 
 
 @pytest.mark.parametrize("write", [write_release, write_separate_release])
@@ -200,39 +186,29 @@ def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_
     release = write(tmp_path / "release")
     vocabularies = sorted(map(str, release.glob("*.vocab.yml")))  # source, target
     ctranslate2.converters.MarianConverter(str(release / WEIGHTS), vocabularies).convert(str(tmp_path / "model"))
-    engine = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1, compute_type="float32")
-    of_source, of_target = (
-        sentencepiece.SentencePieceProcessor(model_file=str(release / f"{side}.spm")) for side in ("source", "target")
-    )
-    sources = []
-    for sentence in SENTENCES:
-        code, text = sentence.split(" ", 1)
-        sources.append([code] * (code != "") + of_source.encode(text, out_type=str))
-    results = engine.translate_batch(sources, beam_size=4, length_penalty=0, min_decoding_length=0, return_scores=True)
+    texts, log_probs = by_ctranslate2(tmp_path / "model", release, SENTENCES, 4)
     translator = tt.Translator.from_pretrained(release, beam_size=4, length_penalty=0.0, patience=math.inf)
     found = [best[0] for best in translator.n_best(SENTENCES, 1)]
-    assert [best.text for best in found] == [of_target.decode(result.hypotheses[0]) for result in results]
-    np.testing.assert_allclose([best.log_prob for best in found], [result.scores[0] for result in results], atol=1e-4)
-    assert len({best.text for best in found}) > 40
+    assert [best.text for best in found] == texts and len(set(texts)) > 40
+    np.testing.assert_allclose([best.log_prob for best in found], log_probs, atol=1e-4)
 
 
 def test_embeddings_that_are_tied_by_two_options(release, tmp_path):
     options = MODEL_OPTIONS.replace("all: true", "all: false").replace("src: false", "src: true")
     folder = write_release(tmp_path / "tied", options.replace("\ntied-embeddings: false", "\ntied-embeddings: true"))
-    assert tt.load_marian(folder).config == tt.load_marian(release).config
+    assert checkpoint_in(folder).config() == checkpoint_in(release).config()
 
 
-def test_the_release_s_beam_size_is_the_default(release, tmp_path):
-    assert search_options(release) == {"beam_size": 6}
+def test_a_release_without_a_beam_size(tmp_path):
     silent = write_release(tmp_path / "silent", decoder=DECODER.replace("beam-size: 6", "beam-size:"))
-    assert search_options(silent) == {}
+    assert checkpoint_in(silent).options() == {}
 
 
 def test_of_hugging_face_s_files_in_the_same_folder_are_those_read(release, tmp_path):
     folder = tmp_path / "both"
     shutil.copytree(release, folder)
     shutil.copytree(TRAINED, folder, dirs_exist_ok=True)
-    assert tt.load_marian(folder).config.num_heads == 4
+    assert checkpoint_in(folder).config().num_heads == 4
 
 
 ODD = r""""</s>": 0
@@ -269,7 +245,7 @@ def test_pieces_are_what_ctranslate2_reads(release, tmp_path):
     shutil.copytree(release, folder)
     (folder / VOCABULARY).write_text(ODD, encoding="utf-8")
     expected = load_vocab(str(folder / VOCABULARY))
-    _, ids = read_ids(folder, "target")
+    _, ids = NativeCheckpoint(folder).ids("target")
     assert ids == {piece: id for id, piece in enumerate(expected)} | {"<pad>": 385} and len(expected) == 21
 
 
@@ -278,7 +254,7 @@ def test_a_vocabulary_of_lines(release, tmp_path):
     ids = json.loads((TRAINED / "vocab.json").read_text())
     (folder / "opus.spm-spm.vocab").write_text("\n".join(list(ids)[:-1]) + "\n", encoding="utf-8")
     (folder / VOCABULARY).unlink()
-    assert read_vocabulary(folder) == read_vocabulary(release)
+    assert checkpoint_in(folder).target == checkpoint_in(release).target
 
 
 def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
@@ -287,17 +263,17 @@ def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
     shutil.copytree(release, folder)
     with (folder / VOCABULARY).open("a", encoding="utf-8") as file:
         file.write("beyond: 385\nfar: 1000\n")
-    assert read_vocabulary(folder) == read_vocabulary(release)
+    assert checkpoint_in(folder).target == checkpoint_in(release).target
     text = (folder / VOCABULARY).read_text(encoding="utf-8").replace('"z": ', "<pad>: ")
     (folder / VOCABULARY).write_text(text, encoding="utf-8")
-    pieces = read_vocabulary(folder).pieces
+    pieces = checkpoint_in(folder).target.pieces
     assert pieces[0] == "<<pad>>" and "<pad>" in pieces[4:] and "beyond" not in pieces
 
 
 def fails(folder, message):
     """Loading raises, in one line."""
     with pytest.raises(tt.BadInput, match=message) as raised:
-        tt.Translator.from_pretrained(folder)
+        tt.Translator.from_pretrained(folder, family="marian")
     assert "\n" not in str(raised.value)
     return str(raised.value)
 

@@ -8,13 +8,13 @@ import random
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import hostile
 import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
+from checkpoints import MARIAN
 from conftest import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.engines import litert_client
-from tf_transformer.families.marian.files import read_vocabulary
-from tf_transformer.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.families.marian.family import checkpoint_in
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]
@@ -64,7 +63,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(folder):
-    return MarianTokenizer.from_checkpoint(folder)
+    return checkpoint_in(folder).tokenizer()
 
 
 class Oracle:
@@ -118,7 +117,7 @@ def hostile_texts():
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_ids_and_texts(folder, tokenizer, oracle, side):
-    rows, pairs = read_vocabulary(folder).rows, toy_corpus.corpus(train=0, dev=300, test=0)["dev"]
+    rows, pairs = checkpoint_in(folder).target.rows, toy_corpus.corpus(train=0, dev=300, test=0)["dev"]
     texts = [*hostile_texts(), *(text for pair in pairs for text in pair)]
     ids = tokenize(tokenizer, texts, side)
     expected = [oracle.encode(readable(text), side) for text in texts]
@@ -139,7 +138,7 @@ def test_ids_and_texts(folder, tokenizer, oracle, side):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text(folder, tokenizer, oracle, text):
-    rows = read_vocabulary(folder).rows
+    rows = checkpoint_in(folder).target.rows
     for side in ("source", "target"):
         ids = tokenize(tokenizer, [text], side)
         assert [rows[id] for id in ids.to_list()[0]] == oracle.encode(text.rstrip(), side)
@@ -150,7 +149,7 @@ SPACES = [chr(code) for code in range(sys.maxunicode) if chr(code).isspace()]
 
 def test_white_space_at_the_end_of_a_text_is_nothing(tmp_path):
     """Of a model that keeps all that a text has."""
-    tokenizer = MarianTokenizer.from_checkpoint(Path(__file__).parent / "marian/trained")
+    tokenizer = checkpoint_in(MARIAN).tokenizer()
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
     client = litert_client._Pieces(tmp_path)
@@ -162,7 +161,7 @@ def test_white_space_at_the_end_of_a_text_is_nothing(tmp_path):
 
 
 def test_any_ids_become_texts(folder, tokenizer, oracle):
-    rows, draw = read_vocabulary(folder).rows, np.random.default_rng(1)
+    rows, draw = checkpoint_in(folder).target.rows, np.random.default_rng(1)
     whole = [id for id in range(tokenizer.vocab_size) if not oracle.pieces[rows[id]].startswith("<0x")]  # no bytes
     ids = draw.choice(whole, (300, 11))
     expected = [oracle.decode([rows[id] for id in row]) for row in ids]
@@ -205,10 +204,10 @@ def test_symbols_that_were_added(tokenizer, folder, tmp_path, file):
         decoder = {str(id): {"content": symbol, "special": special} for symbol, id in ids.items()}
         content = ids if file == "added_tokens.json" else {"added_tokens_decoder": decoder}
         (extended / file).write_text(json.dumps(content))
-        return read_vocabulary(extended)
+        return checkpoint_in(extended).target
 
     vocabulary = add({"</s>": 0, ">>tyv<<": size + 3})
-    ids = MarianTokenizer.from_checkpoint(extended).tokenize([">>tyv<< a", "a"]).to_list()
+    ids = checkpoint_in(extended).tokenizer().tokenize([">>tyv<< a", "a"]).to_list()
     rows = [[vocabulary.rows[id] for id in row] for row in ids]
     assert rows == [[size + 3, *Oracle(folder).encode(" a", "source")], Oracle(folder).encode("a", "source")]
     for ids, rows, message in (

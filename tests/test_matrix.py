@@ -34,7 +34,7 @@ def test_the_table_has_what_the_registries_have():
     clients = {file.stem for file in (ROOT / "savedmodels/clients").glob("*.py")}
     assert clients == {"rest", "grpc_client", "litert_client"} and {"REST", "gRPC", "LiteRT client"} <= DOORS.keys()
     translators = {name for name in tt.__all__ if name.endswith("Translator") or name.startswith("load")}
-    assert translators == {"load", "Translator", "load_marian"}
+    assert translators == {"load", "Translator"}
 
 
 def mark(family, format, dtype, door):

@@ -32,7 +32,6 @@ _LAZY = {
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
     "load": ("loading", "load"),
-    "load_marian": ("families.marian.files", "load_marian"),
     "masks": ("masks", None),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
@@ -91,7 +90,6 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.evaluation import costs as costs
     from tf_transformer.evaluation import visualize as visualize
     from tf_transformer.exports import ctranslate2 as ctranslate2
-    from tf_transformer.families.marian.files import load_marian as load_marian
     from tf_transformer.fitting import callbacks as callbacks
     from tf_transformer.fitting.trainer import Trainer as Trainer
     from tf_transformer.loading import load as load

@@ -1,133 +1,57 @@
-"""The files of a pretrained checkpoint as Hugging Face's `transformers` writes them, whatever its family: settings and
-weights."""
+"""A pretrained checkpoint as Hugging Face's `transformers` writes it, whatever its family."""
 
+import dataclasses
 import functools
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
-from tf_transformer.base.extras import import_extra
-from tf_transformer.base.reading import check_archive, check_file, read_json, reading
-from tf_transformer.config import BadInput
-from tf_transformer.families.hub import INDEX
+from tf_transformer.base.files import user_path
+from tf_transformer.base.reading import check_file, made_of, read_bytes, read_json, reading
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.families.family import Pretrained
+from tf_transformer.families.hub import WEIGHTS
+from tf_transformer.families.pieces import PieceTokenizer, archive_of
+from tf_transformer.families.weights import NO_SHARE, Assignment, Readers, check_rows, read_weights
 from tf_transformer.model import Transformer
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.tokenizer import EOS_ID, engine_of
 
 MOST_SYMBOLS = 2**24  # of a vocabulary without weights
-ROWS_AT_ONCE = 4_096  # of a table
-NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
-SINUSOIDS = {
-    f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")
+SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")  # which a vocabulary has itself
+TABLES = [f"model.{place}.weight" for place in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+FIELDS = {  # of a configuration, and the settings that they come from
+    "num_layers": "encoder_layers",
+    "d_model": "d_model",
+    "d_ff": "encoder_ffn_dim",
+    "num_heads": "encoder_attention_heads",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "vocab_size": "vocab_size",
+    "num_decoder_layers": "decoder_layers",
+    "num_decoder_heads": "decoder_attention_heads",
+    "decoder_d_ff": "decoder_ffn_dim",
+    "activation": "activation_function",
+    "scale_embedding": "scale_embedding",
+}
+DEFAULTS: dict[str, Any] = {"d_model": 1024, "dropout": 0.1} | {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 12), ("ffn_dim", 4096), ("attention_heads", 16))
 }
 
 
-class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name, each read from its file when it is asked for: a large model is in memory once, not twice.
+class Vocabulary(NamedTuple):
+    """A checkpoint's vocabulary in the order of our ids: padding, start, end, unknown, then the checkpoint's other ids
+    in their order."""
 
-    Args:
-        readers: by name, what reads the tensor.
-    """
-
-    def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]) -> None:
-        self.readers = readers
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.readers[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.readers)
-
-    def __len__(self) -> int:
-        return len(self.readers)
-
-
-def read_tensors(
-    directory: Path, kind: str, readers: Mapping[str, Callable[[Path], Mapping[str, np.ndarray]]]
-) -> tuple[Path, Mapping[str, np.ndarray]]:
-    """The file of a checkpoint's weights, and the weights by PyTorch's names.
-
-    Args:
-        directory: the checkpoint's folder.
-        kind: of checkpoint, for messages.
-        readers: by the file's name, such as `READERS`; the first that is there is read.
-
-    Raises:
-        BadInput: there is none, or it holds something else.
-    """
-    for name, read in readers.items():
-        if (directory / name).is_file():
-            file = check_file(directory / name)
-            with reading(file, f"the weights of {kind}"):
-                return file, read(file)
-    raise BadInput(f"expected a checkpoint of {kind}, found none of {', '.join(readers)} in {directory}")
-
-
-def most_symbols(directory: Path) -> int:
-    """The most symbols that a vocabulary can have: each has a row in the files of weights, if these are there."""
-    return size_of_weights(directory) or MOST_SYMBOLS
-
-
-def size_of_weights(directory: Path) -> int:
-    """The bytes of a folder's files of weights."""
-    files = [file for pattern in ("*.safetensors", "*.h5", "*.bin", "*.npz") for file in directory.glob(pattern)]
-    return sum(check_file(file).stat().st_size for file in files)
-
-
-def _read_safetensors(path: Path) -> Tensors:
-    opened = import_extra("safetensors.numpy", "hub", f"{path}: reading it").safe_open(path, framework="numpy")
-    return Tensors({name: functools.partial(opened.get_tensor, name) for name in opened.keys()})  # noqa: SIM118
-
-
-def _read_several_safetensors(index: Path) -> Tensors:
-    places = read_json(index)["weight_map"]
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ValueError("expected files by the names of tensors as weight_map")
-    readers: dict[str, Callable[[], np.ndarray]] = {}
-    for name in sorted(set(places.values())):
-        if Path(name).name != name:
-            raise ValueError(f"expected names of files beside it, got {name}")
-        file = check_file(index.with_name(name))
-        with reading(file, "weights"):
-            readers |= _read_safetensors(file).readers
-    if missing := places.keys() - readers:
-        raise ValueError(
-            f"expected files with all tensors that it names, found none with {', '.join(sorted(missing)[:3])}"
-        )
-    return Tensors({name: readers[name] for name in places})
-
-
-def _read_torch(path: Path) -> Tensors:
-    without = "without a model.safetensors beside it, which `save_pretrained` writes"
-    torch = import_extra("torch", "torch", f"{path}: reading it {without},")
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # before, a file could run code (CVE-2025-32434)
-        raise BadInput(f"{path}: expected PyTorch 2.6 or later to read it safely, got {torch.__version__}")
-    is_archive = zipfile.is_zipfile(path)
-    if is_archive:
-        check_archive(path)
-    try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-    except (AttributeError, IndexError, TypeError) as error:  # of its unpickler, which damaged bytes lead astray
-        raise ValueError(str(error)) from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ValueError("expected tensors by their names, got something else")
-    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
-        raise ValueError("expected tensors that lie in the file, got one that is larger")
-
-    def read(name: str) -> np.ndarray:
-        return tensors[name].float().numpy()
-
-    return Tensors({name: functools.partial(read, name) for name in tensors})
-
-
-READERS: Mapping[str, Callable[[Path], Mapping[str, np.ndarray]]] = {
-    "model.safetensors": _read_safetensors,
-    INDEX: _read_several_safetensors,
-    "pytorch_model.bin": _read_torch,
-}
+    pieces: list[str]  # by our id; "" where the checkpoint's vocabulary has none
+    rows: list[int]  # by our id, the checkpoint's own
+    languages: Mapping[str, int] = {}  # our ids, by code
+    silent: Sequence[int] = ()  # our ids without a text
 
 
 class Added(NamedTuple):
@@ -137,71 +61,245 @@ class Added(NamedTuple):
     is_special: bool  # a control symbol, not a part of texts
 
 
-def added_tokens(directory: Path) -> dict[str, Added]:
-    """The symbols that a tokenizer's files number, by name: of tokenizer_config.json, tokenizer.json and
-    added_tokens.json, those that are there.
+class Checkpoint:
+    """A pretrained checkpoint in a folder. Each of its files is read once, when it is first asked for.
 
-    Raises:
-        BadInput: a file holds something else, two files differ, or two symbols have one id.
+    A family derives from it, and says what its vocabulary and its tokenizer's files are. Whatever is wrong with a file
+    is one line of `BadInput`.
+
+    Attributes:
+        config_kind, model_kind, tokenizer_kind: classes.
+        defaults: settings that its files leave out, beside `DEFAULTS`: they have only what differs.
+        allowed: settings that are not read, and their values here.
+        shared: whether source and target have one vocabulary.
+        folder: its path.
     """
-    said = read_if_there(directory / "tokenizer_config.json")
-    special, found = set(listed_tokens(directory)), dict[str, Added]()
-    for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
-        with reading(directory / name, "the added tokens of a tokenizer"):
-            values = said if name == "tokenizer_config.json" else read_if_there(directory / name)
-            listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
-            if name == "added_tokens.json":
-                entries = [(token, id, token in special) for token, id in values.items()]
-            elif not (isinstance(listed, list) and isinstance(decoder, dict)):
-                raise ValueError("expected a list or an object of symbols")
-            elif not all(isinstance(each, dict) for each in (*listed, *decoder.values())):
-                raise ValueError("expected an object for each symbol")
-            elif name == "tokenizer.json":
-                entries = [(each["content"], each["id"], each.get("special")) for each in listed]
-            else:
-                entries = [(each["content"], int(id), each.get("special")) for id, each in decoder.items()]
-            for token, id, is_special in entries:
-                if type(token) is not str or type(id) is not int:
-                    raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
-                before = found.setdefault(token, Added(id, is_special is True))
-                if before.id != id:
-                    raise BadInput(f"{token}: expected one id in all files of a tokenizer, got {before.id} and {id}")
-    check_ids_differ(directory, {token: added.id for token, added in found.items()})
-    return found
 
+    config_kind: type[TransformerConfig]
+    model_kind: type[Transformer]
+    tokenizer_kind: type[PieceTokenizer]
+    defaults: Mapping[str, Any]
+    allowed: Mapping[str, Sequence[Any]]
+    shared = True
 
-def listed_tokens(directory: Path) -> list[str]:
-    """The control symbols that tokenizer_config.json lists, or else special_tokens_map.json; [] if neither does."""
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        settings = read_if_there(directory / file)
-        for name in ("additional_special_tokens", "extra_special_tokens"):
-            symbols = settings.get(name)
-            if isinstance(symbols, list) and symbols:
-                symbols = [each.get("content") if isinstance(each, dict) else each for each in symbols]
-                return [each for each in symbols if isinstance(each, str)]
-    return []
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = user_path(folder)
+        self.kind = self.tokenizer_kind.kind  # for messages
+        self._contents: dict[str, Any] = {}
 
+    def load(self) -> Pretrained:
+        """All that it holds."""
+        model, tokenizer, options = self.model(), self.tokenizer(), self.options()
+        max_length = options.pop("max_length", None)
+        return Pretrained(model, tokenizer, options, max_length)
 
-def read_if_there(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is no such file."""
-    return read_json(file) if file.is_file() else {}
+    # Files.
 
+    def read(self, name: str, parse: Callable[[Path], Any] = read_json, named_by: str = "") -> Any:
+        """What a file holds.
 
-def check_ids_differ(where: Path, ids: Mapping[str, Any]) -> None:
-    """Check that each symbol has an id of its own.
+        Args:
+            name: the file's.
+            parse: reads it.
+            named_by: the file that names it, for messages.
+        """
+        if name not in self._contents:
+            if not (self.folder / name).is_file():
+                names = f", which {named_by} names," * bool(named_by)
+                raise BadInput(f"expected a checkpoint of {self.kind}, found no {name}{names} in {self.folder}")
+            self._contents[name] = parse(self.folder / name)
+        return self._contents[name]
 
-    Raises:
-        BadInput: two have one.
-    """
-    names = dict[Any, str]()
-    for name, id in ids.items():
-        if names.setdefault(id, name) != name:
-            raise BadInput(f"{where}: expected an id for each symbol, got {id!r} for {names[id]} and {name}")
+    def said(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file; {} if there is no such file."""
+        return self.read(name) if (self.folder / name).is_file() else {}
+
+    def sentencepiece(self, name: str) -> bytes:
+        """A SentencePiece model, serialized."""
+        model = self.read(name, read_bytes)
+        with reading(self.folder / name, "a SentencePiece model"):
+            engine_of(model)
+        return model
+
+    @functools.cached_property
+    def settings_file(self) -> Path:
+        """The file of the settings, for messages."""
+        return self.folder / "config.json"
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings, by their names in config.json."""
+        return {**DEFAULTS, **self.defaults, **self.read("config.json")}
+
+    @functools.cached_property
+    def stored(self) -> int:
+        """The bytes of the files of weights."""
+        patterns = ("*.safetensors", "*.h5", "*.bin", "*.npz")
+        files = [file for pattern in patterns for file in self.folder.glob(pattern)]
+        return sum(check_file(file).stat().st_size for file in files)
+
+    def weights(self) -> tuple[Path, Readers]:
+        """The file of the weights, the first of those that are there, and the weights by PyTorch's names."""
+        for name in WEIGHTS:
+            if (self.folder / name).is_file():
+                return self.folder / name, self.read(name, functools.partial(read_weights, kind=self.kind))
+        raise BadInput(f"expected a checkpoint of {self.kind}, found none of {', '.join(WEIGHTS)} in {self.folder}")
+
+    # What is made of them.
+
+    def config(self, **more: Any) -> TransformerConfig:
+        """The configuration of the model, without our own symbols; `more` are further fields."""
+        check_settings(self.settings, self.allowed)
+        return made_of(self.config_kind, {field: self.settings[name] for field, name in FIELDS.items()} | more)
+
+    def vocabulary(self, side: str) -> Vocabulary:
+        """The vocabulary of "source" or of "target"; the latter is that of both if it is `shared`."""
+        raise NotImplementedError
+
+    def archive(self) -> dict[str, Any]:
+        """The contents of the tokenizer's archive, as `archive_of` takes them."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def target(self) -> Vocabulary:
+        """The vocabulary of targets."""
+        return self.vocabulary("target")
+
+    @functools.cached_property
+    def source(self) -> Vocabulary:
+        """The vocabulary of sources."""
+        return self.target if self.shared else self.vocabulary("source")
+
+    def tokenizer(self) -> PieceTokenizer:
+        """The tokenizer."""
+        with reading(self.folder, f"the tokenizer of {self.kind}"):
+            return self.tokenizer_kind(archive_of(self.archive()))
+
+    def model(self) -> Transformer:
+        """The model, with its weights in our order of ids."""
+        file, tensors = self.weights()
+        with reading(self.settings_file, f"the settings of {self.kind}"):
+            config = self.config()
+            config.check_stored(self.stored)
+        sizes: dict[str, Any] = {"vocab_size": len(self.target.rows)}
+        if not self.shared:
+            sizes["source_vocab_size"] = len(self.source.rows)
+        model = self.model_kind(dataclasses.replace(config, **sizes))
+        model.build()
+        with reading(file, f"the weights of {self.kind}"):
+            weights = Assignment(tensors)
+            self.assign(weights, model)
+            weights.check_none_left(self.kind)
+        return model
+
+    def assign(self, weights: Assignment, model: Any) -> None:
+        """Assign all weights that the model has."""
+        weights.stacks(model)
+        names, rows = TABLES, self.target.rows  # one matrix: the file has it under one of these names, or several
+        if not self.shared:
+            weights.table(model.source_embedding.embeddings, names[1:2], self.source.rows)
+            names = names[2:]
+        weights.table(model.embedding.embeddings, [*names, "lm_head.weight"], rows)
+        bias = np.zeros(len(rows), "float32")
+        if "final_logits_bias" in weights.left:
+            biases = weights.take("final_logits_bias").ravel()
+            check_rows(biases, rows)
+            bias = biases[rows]
+        bias[:EOS_ID] = NO_SHARE  # of padding and start symbol
+        model.embedding.logits_bias.assign(bias)
+
+    def options(self) -> dict[str, Any]:
+        """The options of the search that mean the same here: beam_size, at most a request's, and max_length, which
+        there counts what begins a target, too."""
+        settings = self.settings | self.said("generation_config.json")
+        first = 1 + self.tokenizer_kind.codes
+        found = {"beam_size": (settings.get("num_beams"), 0), "max_length": (settings.get("max_length"), first)}
+        options = {name: value - less for name, (value, less) in found.items() if type(value) is int and value > less}
+        if "beam_size" in options:
+            options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
+        return options
+
+    # For the families.
+
+    def size(self, name: str) -> int:
+        """The setting of how many symbols a vocabulary has; each has a row in the weights, if their files are there."""
+        size, most = self.settings[name], self.stored or MOST_SYMBOLS
+        if type(size) is not int or not 0 < size <= most:
+            got = str(size)[:99]
+            raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {got!r}")
+        return size
+
+    def rows(
+        self, file: Path, ids: dict[str, Any], more: dict[str, Any], first: dict[str, Any], size: int, own: int
+    ) -> list[int]:
+        """The checkpoint's ids by ours.
+
+        Args:
+            file: of the vocabulary.
+            ids: by symbol, in the file.
+            more: further ones, by symbol.
+            first: the ids of padding, start, end and unknown symbol, by what says them.
+            size: of the vocabulary.
+            own: how many of `first` are symbols of the checkpoint beside ours.
+
+        Raises:
+            BadInput: an id does not lie in the vocabulary, or two symbols have one.
+        """
+        names, before = ids | more, dict[int, str]()
+        for name, id in (names | first).items():
+            if type(id) is not int or not 0 <= id < size:
+                where = file if name in ids or name in SYMBOLS else self.settings_file
+                raise BadInput(f"{where}: {name}: expected an id below vocab_size={size}, got {id!r}")
+        for name, id in names.items():
+            if before.setdefault(id, name) != name:
+                wanted = "expected an id for each symbol"
+                raise BadInput(f"{self.folder}: {wanted}, got {id!r} for {before[id]} and {name}")
+        controls = list(first.values())
+        placed = {*controls[own:]}
+        return controls + [id for id in range(size) if id not in placed]
+
+    @functools.cached_property
+    def added(self) -> dict[str, Added]:
+        """The symbols that a tokenizer's files number, by name: of tokenizer_config.json, tokenizer.json and
+        added_tokens.json, those that are there."""
+        special, found = set(self.listed), dict[str, Added]()
+        for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
+            with reading(self.folder / name, "the added tokens of a tokenizer"):
+                values = self.said(name)
+                listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
+                if name == "added_tokens.json":
+                    entries = [(token, id, token in special) for token, id in values.items()]
+                elif not (isinstance(listed, list) and isinstance(decoder, dict)):
+                    raise ValueError("expected a list or an object of symbols")
+                elif not all(isinstance(each, dict) for each in (*listed, *decoder.values())):
+                    raise ValueError("expected an object for each symbol")
+                elif name == "tokenizer.json":
+                    entries = [(each["content"], each["id"], each.get("special")) for each in listed]
+                else:
+                    entries = [(each["content"], int(id), each.get("special")) for id, each in decoder.items()]
+                for token, id, is_special in entries:
+                    if type(token) is not str or type(id) is not int:
+                        raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
+                    before = found.setdefault(token, Added(id, is_special is True))
+                    if before.id != id:
+                        one = "expected one id in all files of a tokenizer"
+                        raise BadInput(f"{token}: {one}, got {before.id} and {id}")
+        return found
+
+    @property
+    def listed(self) -> list[str]:
+        """The control symbols that tokenizer_config.json lists, or else special_tokens_map.json; [] if neither does."""
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            for name in ("additional_special_tokens", "extra_special_tokens"):
+                symbols = self.said(file).get(name)
+                if isinstance(symbols, list) and symbols:
+                    symbols = [each.get("content") if isinstance(each, dict) else each for each in symbols]
+                    return [each for each in symbols if isinstance(each, str)]
+        return []
 
 
 def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> None:
-    """Check settings of config.json; one that is missing has the first of its allowed values, except for the model's
-    type.
+    """Check settings; one that is missing has the first of its allowed values, except for the model's type.
 
     Raises:
         BadInput: one has another value.
@@ -211,160 +309,8 @@ def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, Sequence[A
             raise BadInput(f"{name}: expected {' or '.join(map(repr, values))}, got {settings.get(name)!r}")
 
 
-def sizes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of encoder and decoder, by field of a configuration. Missing ones are `transformers`' defaults."""
-    return {
-        "num_layers": settings.get("encoder_layers", 12),
-        "d_model": settings.get("d_model", 1024),
-        "d_ff": settings.get("encoder_ffn_dim", 4096),
-        "num_heads": settings.get("encoder_attention_heads", 16),
-        "dropout": settings.get("dropout", 0.1),
-        "num_decoder_layers": settings.get("decoder_layers", 12),
-        "num_decoder_heads": settings.get("decoder_attention_heads", 16),
-        "decoder_d_ff": settings.get("decoder_ffn_dim", 4096),
-    }
-
-
-def search_options(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's options of the search that mean the same here: beam_size, at most a request's, and max_length,
-    which there counts the start symbol, too.
-
-    Args:
-        directory: the checkpoint's folder; its generation_config.json is read if it is there.
-        settings: of its config.json.
-    """
-    if (directory / "generation_config.json").is_file():
-        settings = {**settings, **read_json(directory / "generation_config.json")}
-    found = {"beam_size": settings.get("num_beams"), "max_length": settings.get("max_length")}
-    options = {name: value for name, value in found.items() if type(value) is int and value > 0}
-    if "beam_size" in options:
-        options["beam_size"] = min(options["beam_size"], SEARCH_OPTIONS["beam_size"].highest)
-    if "max_length" in options:
-        options["max_length"] -= 1
-    return {name: value for name, value in options.items() if value}
-
-
-def check_rows(x: np.ndarray, rows: list[int]) -> None:
-    """Check that x has these rows, and no others.
-
-    Raises:
-        BadInput: it has more or fewer.
-    """
-    size = max(rows) + 1
-    if len(x) != size:
-        raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
-
-
-def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:
-    """Write blocks of rows over a variable, so that a table needs no further copies. Whether this backend can."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    if isinstance(variable.value, tf.distribute.DistributedValues):
-        return False
-    start = 0
-    for block in blocks:
-        stop = start + len(block)
-        # As `variable.value[start:stop].assign(block)`, which reads the variable before, and so has it copied.
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=variable.value.handle, begin=[start], end=[stop], strides=[1], value=block
-        )
-        start = stop
-    return True
-
-
-class Assignment:
-    """Tensors on their way into a model's variables, by the names of BART and its kin.
-
-    Args:
-        tensors: by name.
-    """
-
-    def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
-        self.tensors = tensors
-        self.left = set(tensors)
-
-    def take(self, name: str) -> np.ndarray:
-        """A tensor, once.
-
-        Raises:
-            BadInput: there is none.
-        """
-        if name not in self.left:
-            raise BadInput(f"expected a tensor {name}, found none")
-        self.left.remove(name)
-        return self.tensors[name]
-
-    def assign(
-        self, variable: keras.Variable, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    ) -> None:
-        """Assign a tensor, changed, to a variable.
-
-        Raises:
-            BadInput: there is no such tensor, or it has another shape.
-        """
-        value = change(self.take(name))
-        if value.shape != variable.shape:
-            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
-        variable.assign(np.asarray(value, "float32"))
-
-    def table(self, variable: keras.Variable, names: list[str], rows: list[int]) -> None:
-        """Assign these rows of a table that the file has under one of these names, or under several.
-
-        Raises:
-            BadInput: there is none, it has other rows than these or another width, or several differ.
-        """
-        first, *others = [name for name in names if name in self.left] or names[:1]
-        table = self.take(first)
-        check_rows(table, rows)
-        if table.shape[1:] != variable.shape[1:]:
-            raise BadInput(f"{first}: expected {variable.shape[1]} numbers a row, got shape {table.shape}")
-        for name in others:
-            if not np.array_equal(self.take(name), table):
-                raise BadInput(f"{name}: expected the values of {first}, got others")
-        places = range(0, len(rows), ROWS_AT_ONCE)
-        blocks = (np.asarray(table[rows[place : place + ROWS_AT_ONCE]], "float32") for place in places)
-        if not _assign_in_place(variable, blocks):
-            variable.assign(np.concatenate(list(blocks)))
-
-    def linear(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign a dense layer, whose kernel [in, out] PyTorch has as [out, in]."""
-        self.assign(layer.kernel, f"{name}.weight", np.transpose)
-        self.assign(layer.bias, f"{name}.bias")
-
-    def norm(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign a layer normalization."""
-        self.assign(layer.gamma, f"{name}.weight")
-        self.assign(layer.beta, f"{name}.bias")
-
-    def attention(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign the four projections of an attention."""
-        self.linear(layer.query_projection, f"{name}.q_proj")
-        self.linear(layer.key_projection, f"{name}.k_proj")
-        self.linear(layer.value_projection, f"{name}.v_proj")
-        self.linear(layer.output_projection, f"{name}.out_proj")
-
-    def stacks(self, model: Transformer) -> None:
-        """Assign the layers of encoder and decoder."""
-        sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-        for side, layers in sides.items():
-            for i, layer in enumerate(layers):
-                name = f"model.{side}.layers.{i}"
-                self.attention(layer.self_attention, f"{name}.self_attn")
-                self.norm(layer.self_attention_norm.norm, f"{name}.self_attn_layer_norm")
-                if side == "decoder":
-                    self.attention(layer.cross_attention, f"{name}.encoder_attn")
-                    self.norm(layer.cross_attention_norm.norm, f"{name}.encoder_attn_layer_norm")
-                self.linear(layer.feed_forward.hidden, f"{name}.fc1")
-                self.linear(layer.feed_forward.output_projection, f"{name}.fc2")
-                self.norm(layer.feed_forward_norm.norm, f"{name}.final_layer_norm")
-
-    def check_none_left(self, kind: str) -> None:
-        """Check that each tensor has become a variable; sinusoids, with nothing learned, are left.
-
-        Raises:
-            BadInput: one has not.
-        """
-        if left := self.left.difference(SINUSOIDS):
-            raise BadInput(f"expected the tensors of {kind}, found also {', '.join(sorted(left)[:3])}")
+def unused(name: str, names: Mapping[str, Any]) -> str:
+    """A name for a symbol that is ours alone: this one, or with brackets."""
+    while name in names:
+        name = f"<{name}>"
+    return name

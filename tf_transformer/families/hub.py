@@ -89,14 +89,13 @@ def _front_matter(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     with open(file, "rb") as readme:
-        first, *lines = readme.read(HEAD_BYTES).split(b"\n")
-    ends = [number for number, line in enumerate(lines) if line.rstrip() == b"---"]
-    if first.rstrip() != b"---" or not ends:
+        head = re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme.read(HEAD_BYTES), re.DOTALL | re.MULTILINE)
+    if not head:
         return {}
-    text = b"\n".join(lines[: ends[0]]).decode(errors="replace")
     try:
         yaml = import_extra("yaml", "hub", f"{file}: reading it")
-        settings = parse_yaml(yaml, text.encode())  # strings alone: "no" is Norwegian, not False
+        text = head[1].decode(errors="replace").encode()
+        settings = parse_yaml(yaml, text)  # strings alone: "no" is Norwegian, not False
     except BadInput:
         raise
     except ValueError:

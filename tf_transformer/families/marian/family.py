@@ -1,23 +1,27 @@
 """The family of MarianMT, for the registry."""
 
-from pathlib import Path
+import os
 
-from tf_transformer.families.family import Family, Pretrained
-from tf_transformer.families.marian.files import load_marian, search_options
+from tf_transformer.base.files import user_path
+from tf_transformer.config import BadInput
+from tf_transformer.families.family import Family
+from tf_transformer.families.marian.files import MarianCheckpoint
 from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.families.marian.native import DECODER, NativeCheckpoint
 from tf_transformer.families.marian.tokenizer import SOURCE, MarianTokenizer
 
 
-def load(folder: Path) -> Pretrained:
-    """Read a checkpoint with its tokenizer.
+def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
+    """The checkpoint in a folder, in the format of Hugging Face, or else in Marian's own.
 
     Raises:
-        BadInput: the folder holds something else, or a kind of MarianMT that is not supported.
+        BadInput: there is none.
     """
-    model, tokenizer = load_marian(folder), MarianTokenizer.from_checkpoint(folder)
-    options = search_options(folder)
-    max_length = options.pop("max_length", None)
-    return Pretrained(model, tokenizer, options, max_length)
+    folder = user_path(folder)
+    for name, kind in (("config.json", MarianCheckpoint), (DECODER, NativeCheckpoint)):
+        if (folder / name).is_file():
+            return kind(folder)
+    raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor {DECODER} in {folder}")
 
 
 FAMILY = Family(
@@ -26,6 +30,6 @@ FAMILY = Family(
     MarianTransformer,
     MarianTokenizer,
     recognizes=lambda folder: (folder / SOURCE).is_file(),
-    load=load,
+    load=lambda folder: checkpoint_in(folder).load(),
     owner="Helsinki-NLP",  # of OPUS-MT's models
 )

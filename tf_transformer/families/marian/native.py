@@ -1,28 +1,33 @@
 """Reads models as Marian itself (https://marian-nmt.github.io) writes them. Needs PyYAML.
 
 OPUS-MT and the Tatoeba Challenge publish this format: decoder.yml, which names the other files; the weights, which
-include the model's options; vocabularies; source.spm and target.spm. The functions return what Hugging Face's files of
-the same model contain, so one loader serves both.
+include the model's options; vocabularies; source.spm and target.spm.
 
 As in `transformers` and CTranslate2, positions are the paper's. Marian's own frequencies are
 10000^(-2i / (d_model - 2)), not 10000^(-2i / d_model), and its layer normalization has another epsilon.
 """
 
+import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tf_transformer.base.extras import import_extra
-from tf_transformer.base.reading import check_file, parse_yaml, read_bytes, read_npz, reading
+from tf_transformer.base.reading import parse_yaml, read_bytes, read_npz, reading
 from tf_transformer.config import BadInput
+from tf_transformer.families.checkpoint import DEFAULTS, check_settings, unused
+from tf_transformer.families.marian.files import MarianCheckpoint
+from tf_transformer.families.weights import Readers
 
 DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
-# The values that each option may have; the first is the default. Options that are not listed, such as the options of
-# recurrent or average attention, have no effect in these models.
+# The values that each option may have; the first is the default, but for the type. Options that are not listed, such
+# as those of recurrent or average attention, have no effect in these models.
 EXPECTED: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-preprocess": ("",),
     "transformer-postprocess": ("dan",),
@@ -67,75 +72,82 @@ LAYER |= {
 }
 
 
-def is_native(directory: Path) -> bool:
-    """Whether a folder is in Marian's format, and not converted to Hugging Face's."""
-    return (directory / DECODER).is_file() and not (directory / "config.json").is_file()
+class NativeCheckpoint(MarianCheckpoint):
+    """What Marian wrote, as the files of Hugging Face would have it."""
 
+    @property
+    def decoder(self) -> dict[str, Any]:
+        """The contents of decoder.yml."""
+        return self.read(DECODER, _read_yaml)
 
-def read_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that holds the options, and the options as a config.json of Hugging Face would have them.
+    def named(self, key: str) -> list[str]:
+        """The names of files in decoder.yml, without the folders of the training machine."""
+        names = self.decoder.get(key)
+        return [str(name).rsplit("/", 1)[-1] for name in (names if isinstance(names, list) else [names])]
 
-    Raises:
-        BadInput: a file is missing or damaged, or an option has a value that is not supported.
-    """
-    file, decoder = weights_file(directory), _read_yaml(directory / DECODER)
-    with reading(file, f"the options of a model of Marian in {OPTIONS}"):
-        options = _parsed(read_npz(file, [OPTIONS])[OPTIONS].tobytes().rstrip(b"\0"))
-    try:
-        settings = _settings_of(options)
-    except BadInput as error:
-        raise BadInput(f"{file}: {error}") from error
-    if NUMBER.fullmatch(str(decoder.get("beam-size"))):
-        settings["num_beams"] = int(decoder["beam-size"])
-    return file, settings
-
-
-def read_ids(directory: Path, side: str) -> tuple[Path, dict[str, Any]]:
-    """The file of a side's vocabulary, and its ids by piece, with an id for padding, which Marian lacks.
-
-    Raises:
-        BadInput: it is missing or damaged, or there are two for one matrix of embeddings.
-    """
-    _, settings = read_settings(directory)
-    names = _names(_read_yaml(directory / DECODER), "vocabs")
-    if len(names) != 2:
-        raise BadInput(f"{directory / DECODER}: vocabs: expected two, for source and target, got {', '.join(names)}")
-    if settings["share_encoder_decoder_embeddings"] and len(set(names)) != 1:
-        raise BadInput(
-            f"{directory / DECODER}: vocabs: expected one for source and target, since their embeddings are one, got "
-            f"{', '.join(names)}"
-        )
-    source = side == "source"
-    file = _existing(directory, names[0] if source else names[1])
-    size = settings["vocab_size" if source else "decoder_vocab_size"] - 1
-    ids = {piece: id for piece, id in _read_vocabulary(file).items() if not isinstance(id, int) or id < size}
-    padding = "<pad>"
-    while padding in ids:
-        padding = f"<{padding}>"
-    return file, ids | {padding: size}
-
-
-def read_tensors(directory: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """The file of the weights, and the weights by the names of `transformers.MarianMTModel`; padding has zeros.
-
-    Raises:
-        BadInput: it is missing or damaged, or holds no floating-point numbers.
-    """
-    file = weights_file(directory)
-    arrays, tensors = read_npz(file), {}
-    del arrays[OPTIONS]
-    for name, array in arrays.items():
-        if array.dtype.kind != "f":
+    @functools.cached_property
+    def settings_file(self) -> Path:
+        """The file of the weights, which has the options, too."""
+        names = self.named("models")
+        if len(names) != 1 or not names[0].endswith(".npz"):
             raise BadInput(
-                f"{file}: {name}: expected floating-point weights, since others are not read, got {array.dtype}"
+                f"{self.folder / DECODER}: models: expected one file .npz, since neither ensembles nor quantised "
+                f"weights (.bin) are read, got {', '.join(names)}"
             )
-        if name in EMBEDDINGS:
-            tensors[EMBEDDINGS[name]] = np.pad(np.atleast_2d(array), [(0, 1), (0, 0)])
-        elif name == "decoder_ff_logit_out_b":
-            tensors["final_logits_bias"] = np.pad(array.ravel(), (0, 1))
-        else:  # [in, out], or a vector [1, d]
-            tensors[_name_of(name)] = array.T if re.search(r"_W[qkvo12]$", name) else array.ravel()
-    return file, tensors
+        return self.folder / names[0]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The contents of that file."""
+        return self.read(self.settings_file.name, read_npz, named_by=DECODER)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The options, by the names of Hugging Face's settings."""
+        arrays = self.arrays
+        with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
+            settings = DEFAULTS | self.defaults | _settings_of(_parsed(arrays[OPTIONS].tobytes().rstrip(b"\0")))
+        if NUMBER.fullmatch(str(self.decoder.get("beam-size"))):
+            settings["num_beams"] = int(self.decoder["beam-size"])
+        return settings
+
+    def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
+        """As there, with an id for padding, which Marian lacks."""
+        names, where = self.named("vocabs"), f"{self.folder / DECODER}: vocabs"
+        if len(names) != 2:
+            raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
+        if self.shared and names[0] != names[1]:
+            raise BadInput(
+                f"{where}: expected one for source and target, since their embeddings are one, got {', '.join(names)}"
+            )
+        name, size = (names[0], "vocab_size") if side == "source" else (names[1], "decoder_vocab_size")
+        padding = self.settings[size] - 1
+        ids = self.read(name, _read_vocabulary, named_by=DECODER).items()
+        known = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
+        return self.folder / name, known | {unused("<pad>", known): padding}
+
+    def symbols(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+        return {}
+
+    def weights(self) -> tuple[Path, Readers]:
+        """As there; padding has zeros."""
+        tensors = Readers()
+        for name, array in self.arrays.items():
+            if name == OPTIONS:
+                continue
+            if array.dtype.kind != "f":
+                raise BadInput(
+                    f"{self.settings_file}: {name}: expected floating-point weights, since others are not read, got "
+                    f"{array.dtype}"
+                )
+            if name in EMBEDDINGS:
+                tensors[EMBEDDINGS[name]] = functools.partial(np.pad, np.atleast_2d(array), [(0, 1), (0, 0)])
+            elif name == "decoder_ff_logit_out_b":
+                tensors["final_logits_bias"] = functools.partial(np.pad, array.ravel(), (0, 1))
+            else:  # [in, out], or a vector [1, d]
+                is_matrix = re.search(r"_W[qkvo12]$", name)
+                tensors[_name_of(name)] = functools.partial(np.transpose if is_matrix else np.ravel, array)
+        return self.settings_file, tensors
 
 
 def _name_of(name: str) -> str:
@@ -147,22 +159,16 @@ def _name_of(name: str) -> str:
 
 
 def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    def check(name: str, expected: Any, got: Any) -> Any:
-        if got not in expected:
-            raise BadInput(f"{name}: expected {' or '.join(map(repr, expected))}, got {got!r}")
-
     def number(name: str, got: Any = None) -> Any:
         got = options.get(name) if got is None else got
         if not NUMBER.fullmatch(str(got)):
             raise BadInput(f"{name}: expected a number, got {got!r}")
         return int(got)
 
-    check("type", ("transformer",), options.get("type"))
-    for name, expected in EXPECTED.items():
-        check(name, expected, options.get(name, expected[0]))
+    check_settings({"type": None, **options}, EXPECTED)
     shared = options.get("tied-embeddings-all") == "true"
     if not shared:
-        check("tied-embeddings", ("true",), options.get("tied-embeddings"))
+        check_settings({"tied-embeddings": None, **options}, {"tied-embeddings": ("true",)})
         shared = options.get("tied-embeddings-src") == "true"
     sizes = options.get("dim-vocabs")
     if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
@@ -186,30 +192,6 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
         "activation_function": options.get("transformer-ffn-activation", "swish"),
         "scale_embedding": True,
     }
-
-
-def _names(decoder: dict[str, Any], key: str) -> list[str]:
-    """The names of files in decoder.yml, without the folders of the training machine."""
-    names = decoder.get(key)
-    names = names if isinstance(names, list) else [names]
-    return [str(name).rsplit("/", 1)[-1] for name in names]
-
-
-def weights_file(directory: Path) -> Path:
-    """The file of the weights, which decoder.yml names."""
-    names = _names(_read_yaml(directory / DECODER), "models")
-    if len(names) != 1 or not names[0].endswith(".npz"):
-        raise BadInput(
-            f"{directory / DECODER}: models: expected one file .npz, since neither ensembles nor quantised weights "
-            f"(.bin) are read, got {', '.join(names)}"
-        )
-    return check_file(_existing(directory, names[0]))
-
-
-def _existing(directory: Path, name: str) -> Path:
-    if not (directory / name).is_file():
-        raise BadInput(f"expected a model of Marian, found no {name}, which decoder.yml names, in {directory}")
-    return directory / name
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:

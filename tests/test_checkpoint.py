@@ -1,0 +1,253 @@
+"""The files of a checkpoint, whatever its family: each is read once, and weights may lie in several kinds of them."""
+
+import collections
+import contextlib
+import functools
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoints import M2M100, MAKERS, MARIAN, copied, in_a_pickle, in_h5, in_several_files
+from test_reading import refused
+
+import tf_transformer as tt
+from tf_transformer.families import weights
+from tf_transformer.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.families.marian import native
+from tf_transformer.families.marian.family import checkpoint_in
+from tf_transformer.families.registry import family_of_folder
+
+numpy_files = pytest.importorskip("safetensors.numpy")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
+    MAKERS[kind](folder := tmp_path / "checkpoint")
+    read = collections.Counter()
+
+    def counted(function):
+        def reader(path, *more):
+            read[Path(path).name] += 1
+            return function(path, *more)
+
+        return reader
+
+    monkeypatch.setattr(Path, "read_bytes", counted(Path.read_bytes))
+    monkeypatch.setattr(native, "read_npz", counted(native.read_npz))
+    monkeypatch.setitem(weights.READERS, "model.safetensors", counted(weights.READERS["model.safetensors"]))
+    family_of_folder(folder).load(folder)
+    names = {file.name for file in folder.iterdir()} - {"preprocess.sh"}  # which Marian's own releases have, too
+    assert read == dict.fromkeys(names, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vocab_size": 10**12, "decoder_vocab_size": 10**12},
+        {"vocab_size": 1e12},
+        {"vocab_size": "386"},
+        {"d_model": 2**40},
+        {"encoder_layers": 10**9},
+        {"decoder_ffn_dim": 10**12},
+        {"encoder_layers": "6"},
+        {"encoder_attention_heads": None},
+    ],
+)
+def test_sizes_are_checked_before_they_take_memory(values, tmp_path):
+    folder, (name, *_) = copied(MARIAN, tmp_path, **values), values
+    names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_ffn_dim": "d_ff"}
+    refused(checkpoint_in(folder).load, f"config.json: .*{names.get(name, name)}")
+
+
+def test_a_vocabulary_without_weights_has_a_size_that_can_be(tmp_path):
+    folder = copied(MARIAN, tmp_path, vocab_size=10**12)
+    (folder / "model.safetensors").unlink()
+    most = "config.json: vocab_size: expected a number up to 16,777,216, got '1000000000000'"
+    refused(checkpoint_in(folder).tokenizer, most)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    folder = copied(MARIAN, tmp_path)
+    for name in ("source.spm", "model.safetensors"):
+        (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
+        refused(checkpoint_in(folder).load, f"{name}: expected the file itself, .* Git LFS")
+
+
+def test_an_index_of_weights_that_is_wrong(tmp_path):
+    in_several_files(copied(MARIAN, tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    for wrong, message in (
+        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files beside it"),
+        (places | {"model.shared.bias": min(places.values())}, "expected files with all tensors .* model.shared.bias"),
+        ({name: 7 for name in places}, "index.json: expected the weights of MarianMT"),
+        ({"a": "nothing.safetensors"}, "found none at .*nothing.safetensors"),
+    ):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        refused(checkpoint_in(tmp_path).model, message)
+
+
+def test_pickles_are_read_by_a_pytorch_that_is_safe(tmp_path, monkeypatch):
+    """Before 2.6, `weights_only` could run code (CVE-2025-32434)."""
+    (copied(MARIAN, tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cu124"))
+    refused(checkpoint_in(tmp_path).model, "pytorch_model.bin: expected PyTorch 2.6 or later .*, got 2.5.1")
+
+
+def some_bfloat16(folder):
+    import ml_dtypes
+
+    in_several_files(folder, ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "source, change, precision",
+    [
+        (MARIAN, in_several_files, 0),
+        (M2M100, some_bfloat16, 2**-7),
+        (MARIAN, in_h5, 0),
+        (MARIAN, functools.partial(in_h5, leaf="embeddings"), 0),  # of newer files
+        (MARIAN, in_a_pickle, 0),
+        (M2M100, in_a_pickle, 0),
+    ],
+)
+def test_weights_in_other_files(source, change, precision, tmp_path):
+    if change is in_a_pickle:
+        pytest.importorskip("torch")
+    change(copied(source, tmp_path))
+    found, expected = (family_of_folder(source).load(folder).model.get_weights() for folder in (tmp_path, source))
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=precision)
+
+
+@pytest.mark.parametrize("devices", [None, ["CPU:0"]])
+def test_a_table_is_read_some_rows_at_a_time(monkeypatch, devices):
+    monkeypatch.setattr(weights, "ROWS_AT_ONCE", 97)
+    checkpoint = M2M100Checkpoint(M2M100)
+    with tf.distribute.MirroredStrategy(devices).scope() if devices else contextlib.nullcontext():
+        model = checkpoint.model()
+    table = numpy_files.load_file(M2M100 / "model.safetensors")["model.shared.weight"]
+    np.testing.assert_array_equal(model.embedding.embeddings, table[checkpoint.target.rows].astype("float32"))
+
+
+FILES = [(MARIAN, "source.spm"), (MARIAN, "target.spm"), (MARIAN, "vocab.json")]
+FILES += [(M2M100, "config.json"), (M2M100, "sentencepiece.bpe.model"), (M2M100, "vocab.json")]
+
+
+@pytest.mark.parametrize("source, name", FILES)
+def test_what_is_not_there_or_damaged_is_said(source, name, tmp_path):
+    folder, family = copied(source, tmp_path), family_of_folder(source)
+    (folder / name).unlink()
+    with pytest.raises(tt.BadInput, match=f"expected a checkpoint of M.*, found no {name} in"):
+        family.load(folder)
+    kind, hostile = "SentencePiece model", (b"", b"# no model\n")
+    if name.endswith("json"):
+        kind, hostile = "JSON object", (b"{", b"[]")
+    for content in hostile:
+        (folder / name).write_bytes(content)
+        with pytest.raises(tt.BadInput, match=f"{name}: expected a {kind}, got"):
+            family.load(folder)
+
+
+def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
+    folder, family = copied(M2M100, tmp_path), family_of_folder(M2M100)
+    (folder / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(tt.BadInput, match="model.safetensors: expected the weights of M2M100, got something else: "):
+        family.load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(tt.BadInput, match="found none of model.safetensors, .*, tf_model.h5, pytorch_model.bin in"):
+        family.load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"broken")
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "torch", None)
+        said = r"pytorch_model.bin: reading it without a model.safetensors .* takes torch: pip install"
+        with pytest.raises(tt.BadInput, match=said):
+            family.load(folder)
+    with pytest.raises(tt.BadInput, match="pytorch_model.bin: expected the weights of M2M100, got |takes torch: pip"):
+        family.load(folder)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(tt.BadInput, match=r'takes safetensors: pip install "tf-transformer\[hub\]"'):
+        family.load(M2M100)
+
+
+@pytest.mark.parametrize(
+    "source, message, change",
+    [
+        (MARIAN, "model_type: expected 'marian', got 'bart'", {"model_type": "bart"}),
+        (M2M100, "model_type: expected 'm2m_100', got 'nllb-moe'", {"model_type": "nllb-moe"}),
+        (MARIAN, "activation_function: expected 'swish' or .*, got 'tanh'", {"activation_function": "tanh"}),
+        (MARIAN, "normalize_embedding: expected False, got True", {"normalize_embedding": True}),
+        (M2M100, "tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
+        (MARIAN, "num_heads=5", {"encoder_attention_heads": 5}),
+        (MARIAN, "num_decoder_heads: expected a divisor of d_model=36, got 5", {"decoder_attention_heads": 5}),
+        (M2M100, "pad_token_id: expected int, got '.'", {"pad_token_id": "x"}),
+        (M2M100, "pad_token_id: expected an id below vocab_size=.*, got 9999", {"pad_token_id": 9999}),
+        (MARIAN, "pad_token_id: expected an id below vocab_size=386, got 386", {"pad_token_id": 386}),
+        (M2M100, "__\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),
+    ],
+)
+def test_settings_that_are_not_read_are_said(source, message, change, tmp_path):
+    folder = copied(source, tmp_path, **change)
+    with pytest.raises(tt.BadInput, match=f"config.json: .*{message}") as error:
+        family_of_folder(folder).load(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "source, message, change",
+    [
+        (MARIAN, "expected a tensor model.encoder.embed_tokens", {"share_encoder_decoder_embeddings": False}),
+        (
+            MARIAN,
+            "vocab.json: ▁.*: expected an id below vocab_size=290, got 290",
+            {"vocab_size": 290, "pad_token_id": 1},
+        ),
+        (MARIAN, "expected a row for each of vocab_size=388 symbols, got 386", {"vocab_size": 388}),
+        (MARIAN, "expected a tensor model.encoder.layers.2.self_attn.q_proj.weight", {"encoder_layers": 3}),
+        (MARIAN, "found also model.encoder.layers.1.fc1.bias, ", {"encoder_layers": 1}),
+        (MARIAN, "fc1.weight: expected shape \\(36, 109\\) .*, got \\(36, 72\\)", {"encoder_ffn_dim": 109}),
+        (
+            MARIAN,
+            "lm_head.weight: expected the values",
+            {"tensors": {"lm_head.weight": np.zeros((386, 36), "float32")}},
+        ),
+        (MARIAN, "expected a tensor model.shared.weight", {"drop": ["model.shared.weight"]}),
+        (
+            M2M100,
+            "expected a tensor model.decoder.layer_norm.weight, found none",
+            {"drop": ["model.decoder.layer_norm.weight"]},
+        ),
+        (M2M100, "expected the tensors of M2M100, found also other", {"tensors": {"other": np.zeros(2)}}),
+    ],
+)
+def test_weights_that_do_not_fit_are_said(source, message, change, tmp_path):
+    folder = copied(source, tmp_path, **change)
+    with pytest.raises(tt.BadInput, match=message):
+        family_of_folder(folder).load(folder)
+
+
+def test_a_table_under_each_of_its_names(tmp_path):
+    table = numpy_files.load_file(MARIAN / "model.safetensors")["model.shared.weight"]
+    names = ["model.encoder.embed_tokens.weight", "lm_head.weight"]
+    folder = copied(MARIAN, tmp_path, drop=["model.shared.weight"], tensors=dict.fromkeys(names, table))
+    found, expected = (checkpoint_in(each).model().get_weights() for each in (folder, MARIAN))
+    assert all(map(np.array_equal, found, expected))
+
+
+def test_settings_of_the_search(tmp_path):
+    """Those that mean the same; what there counts the start symbol and the language is less here."""
+    for source, first in ((MARIAN, 1), (M2M100, 2)):
+        for said, expected in (
+            ({"num_beams": 10**9, "max_length": "512"}, {"beam_size": 16}),
+            ({"num_beams": None, "max_length": first}, {}),
+            ({"num_beams": True, "max_length": first + 1}, {"max_length": 1}),
+        ):
+            folder = copied(source, tmp_path / source.parent.name)
+            (folder / "generation_config.json").write_text(json.dumps(said))
+            kind = checkpoint_in if source is MARIAN else M2M100Checkpoint
+            assert kind(folder).options() == expected
