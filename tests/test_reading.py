@@ -19,7 +19,8 @@ import pytest
 import sentencepiece
 
 import tf_transformer as tt
-from tf_transformer import loading, reading
+from tf_transformer import loading
+from tf_transformer.base import reading
 from tf_transformer.config import TransformerConfig
 from tf_transformer.families.hub import origin_of
 from tf_transformer.families.marian.files import search_options

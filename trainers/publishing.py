@@ -22,7 +22,7 @@ from tf_transformer.loading import load
 from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.text.tokenizer import LANGUAGES
 
 from .command import chosen
@@ -143,9 +143,7 @@ def answers(saved: Path, texts: list[str]) -> list[str]:
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(search, {"beam_size": SEARCH_OPTIONS["beam_size"].python}):
-        raise BadInput(wrong)
-    return search
+    return of_request(search, {"beam_size": MOST_BEAMS})
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:

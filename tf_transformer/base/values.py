@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -50,6 +51,16 @@ class Kind:
     words: str
     holds: Callable[[Any], bool] = lambda number: True
     convert: Callable[[Any], Any] = lambda number: number
+
+
+class Span(Kind):
+    """A range, of which the words say the ends alone. One without a highest number has infinity in it."""
+
+
+def span(lowest: float, highest: float = math.inf, most: float = math.inf) -> Span:
+    """A number in a range. One above `most` means "no limit", and becomes `most`."""
+    words = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+    return Span(words, lambda number: lowest <= number <= highest, lambda number: min(number, most))
 
 
 def between(lowest: int, highest: int) -> Kind:
@@ -127,8 +138,9 @@ def _as(kind: Any, value: Any) -> Any:
     """The value as this kind has it, or `NO_VALUE`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        found = _as(parts[0], value)
-        return parts[1].convert(found) if found is not NO_VALUE and parts[1].holds(found) else NO_VALUE
+        base, rule = parts[:2]
+        found = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
+        return rule.convert(found) if found not in (None, NO_VALUE) and rule.holds(found) else NO_VALUE
     if origin in (Union, types.UnionType):
         return next((found for part in parts if (found := _as(part, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
@@ -203,7 +215,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     """
     found = _as(kind, value)
     if found is NO_VALUE:
-        *words, last = _words(kind)
+        *words, last = ["a whole number"] if _is_a_part(kind, value) else _words(kind)
         raise BadInput(f"{name}: expected {', '.join(words)}{' or ' * bool(words)}{last}, got {shown(value)}")
     return found
 
@@ -216,6 +228,18 @@ def check_fields(value: Any) -> None:
     """
     for field in fields(value):
         object.__setattr__(value, field.name, convert(field.name, getattr(value, field.name), field.type))
+
+
+def _is_a_part(kind: Any, value: Any) -> bool:
+    """Whether a number in the range of whole numbers is none itself."""
+    base, rule, *_ = *get_args(kind), None, None
+    return base is int and isinstance(rule, Span) and number(value) is not None and rule.holds(number(value))
+
+
+def documentation(kind: type) -> dict[str, str]:
+    """What a dataclass says of its own fields in its docstring: the first sentences, each in one line."""
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", kind.__doc__ or "", re.MULTILINE)
+    return {name: re.split(r"\.(?= [A-Z`]|$)", " ".join(text.split()))[0] for name, text in found}
 
 
 def checked(function: F) -> F:
