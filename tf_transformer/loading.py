@@ -125,7 +125,6 @@ def from_saved_model(path: str | os.PathLike[str], **options: Any) -> Translator
     with reading(path, expected):
         check_kinds(facts, dict.fromkeys(LIMITS, int))
         own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in facts]
-        check_kinds(facts, dict.fromkeys(own, (int, float, str)))
         stored = {name: SEARCH_OPTIONS[name].cast(facts[name]) for name in own}
         check_kinds(facts, {"config": dict, "dtype": str})
         config = config_of(facts["config"])

@@ -59,7 +59,13 @@ def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
-    """Print an estimate of the cost (--dry-run)."""
+    """Print an estimate of the cost (--dry-run).
+
+    Raises:
+        BadInput: the recipe counts epochs, or the devices cannot be read.
+    """
+    if recipe.epochs:
+        raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
     steps = recipe.steps or PAPER_STEPS
     training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
     print(json.dumps(config.to_dict()))
@@ -183,6 +189,6 @@ def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     if known != (step, parameters, True):
         return {}
     with reading(file, "the scores of a run"):
-        check_kinds(metrics, {f"test_{names[0]}": (int, float), f"test_{names[1]}": str})
+        metrics = check_kinds(metrics, {f"test_{names[0]}": float, f"test_{names[1]}": str})
     print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

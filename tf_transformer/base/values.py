@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 MOST = 2**31 - 1  # of a count: TensorFlow's and NumPy's sizes are often int32
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # of a positive float32
-LISTS = (Sequence, Iterable, list)  # no text, whose parts would be characters
+LISTS = (Sequence, Iterable, list)  # no text, whose parts would be characters, and no dictionary
 NO_VALUE = object()  # that a kind does not have
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -140,7 +140,8 @@ def _as(kind: Any, value: Any) -> Any:
     if origin is Annotated:
         base, rule = parts[:2]
         found = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
-        return rule.convert(found) if found not in (None, NO_VALUE) and rule.holds(found) else NO_VALUE
+        is_one = found is not None and found is not NO_VALUE and rule.holds(found)
+        return rule.convert(found) if is_one else NO_VALUE
     if origin in (Union, types.UnionType):
         return next((found for part in parts if (found := _as(part, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
@@ -152,7 +153,7 @@ def _as(kind: Any, value: Any) -> Any:
         return _tuple_as(parts, value)
     kind = origin or kind
     if kind in LISTS:  # arrays, too; what is in it shows in the work
-        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), str | bytes)
+        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), str | bytes | Mapping)
         return value if is_list else NO_VALUE
     is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
     return value if not is_class or isinstance(value, kind) else NO_VALUE
@@ -234,6 +235,12 @@ def _is_a_part(kind: Any, value: Any) -> bool:
     """Whether a number in the range of whole numbers is none itself."""
     base, rule, *_ = *get_args(kind), None, None
     return base is int and isinstance(rule, Span) and number(value) is not None and rule.holds(number(value))
+
+
+def plain_type(kind: Any) -> Any:
+    """The type that an option of this kind has on a command line: int, float or str."""
+    origin, parts = get_origin(kind), get_args(kind)
+    return str if origin is Literal else plain_type(parts[0]) if parts else kind
 
 
 def documentation(kind: type) -> dict[str, str]:

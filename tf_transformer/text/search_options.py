@@ -17,7 +17,7 @@ Length = Annotated[int, between(1, LONGEST)]
 LANGUAGES = ("source_language", "target_language")  # options of a model of several
 
 
-def option(default: float, lowest: float, highest: float = math.inf, **more: bool) -> Any:
+def _option(default: float, lowest: float, highest: float = math.inf, **more: bool) -> Any:
     """A field of `SearchOptions`: its default, its range in a request, and what else `SearchOption` says of it."""
     return field(default=default, metadata={"lowest": lowest, "highest": highest, **more})
 
@@ -41,15 +41,15 @@ class SearchOptions:
         BadInput: a value is out of range.
     """
 
-    beam_size: Annotated[int, span(1, MOST_BEAMS)] = option(4, 1, 16)
-    length_penalty: Annotated[float, span(0, 10)] = option(0.6, 0, 5)
-    min_length: Annotated[int, span(0, most=2**30)] = option(0, 0, 256, parser=False)
-    no_repeat_ngram_size: Annotated[int, span(0, most=2**30)] = option(0, 0, 16, parser=False)
-    max_length: Annotated[int, span(1, LONGEST)] = option(256, 1, 256, translator=False, search=False)
-    patience: Annotated[float, span(0)] = option(2.0, 0, request=False)
-    n_best: Annotated[int, span(1, MOST_BEAMS)] = option(4, 1, 16, translator=False, request=False, search=False)
-    extra_length: Annotated[int, span(1, most=LONGEST)] = option(50, 1, request=False, search=False)
-    max_source_length: Annotated[int, span(1, most=2**30)] = option(256, 1, request=False, search=False)
+    beam_size: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16)
+    length_penalty: Annotated[float, span(0, 10)] = _option(0.6, 0, 5)
+    min_length: Annotated[int, span(0, most=2**30)] = _option(0, 0, 256, parser=False)
+    no_repeat_ngram_size: Annotated[int, span(0, most=2**30)] = _option(0, 0, 16, parser=False)
+    max_length: Annotated[int, span(1, LONGEST)] = _option(256, 1, 256, translator=False, search=False)
+    patience: Annotated[float, span(0)] = _option(2.0, 0, request=False)
+    n_best: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16, translator=False, request=False, search=False)
+    extra_length: Annotated[int, span(1, most=LONGEST)] = _option(50, 1, request=False, search=False)
+    max_source_length: Annotated[int, span(1, most=2**30)] = _option(256, 1, request=False, search=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
