@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--source", help="the text to translate, with --model")
     add_languages(add)
     add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
-    add("--samples", type=positive, default=1_000, metavar="N", help="bootstrap samples for confidence intervals (1000)")
+    add("--samples", type=positive, default=1_000, metavar="N", help="samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
     if not (args.model or args.translations):
         parser.error("expected --translations or --model")
