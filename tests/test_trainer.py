@@ -607,29 +607,9 @@ def _terminate(batch, asked):
         signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"steps": 0}, "steps: expected a positive whole number below 2..31 or None, got 0"),
-        ({"factor": float("nan")}, "factor: expected a positive number that float32 holds, got nan"),
-        ({"clip_norm": float("inf")}, "clip_norm: expected a positive number that float32 holds or None, got inf"),
-        ({"cooldown_steps": -1}, "cooldown_steps: expected a whole number from 0 to below 2..31, got -1"),
-        ({"tokenizer": "words"}, "tokenizer: expected 'bpe' or 'unigram', got 'words'"),
-        ({"mixed_precision": "int8"}, "mixed_precision: expected 'bfloat16', 'float16' or None, got 'int8'"),
-        ({"on_nan": "cry"}, "on_nan: expected 'stop' or 'skip', got 'cry'"),
-        ({"jit_compile": True}, "jit_compile: expected 'auto', 'on' or 'off', got True"),
-        ({"seed": 0.5}, "seed: expected a whole number, got 0.5"),
-        ({"steps": 1_000, "epochs": 2}, "expected steps or epochs, got 1,000 steps and 2 epochs"),
-    ],
-)
-def test_a_recipe_is_checked_when_it_is_made(wrong, message):
-    with pytest.raises(tt.BadInput, match=message):
-        tt.Recipe(**wrong)
-
-
-def test_every_field_of_a_recipe_is_documented():
-    for field in dataclasses.fields(tt.Recipe):
-        assert f"\n        {field.name}: " in tt.Recipe.__doc__
+def test_a_recipe_has_steps_or_epochs():
+    with pytest.raises(tt.BadInput, match="expected steps or epochs, got 1,000 steps and 2 epochs"):
+        tt.Recipe(steps=1_000, epochs=2)
 
 
 @pytest.mark.parametrize(

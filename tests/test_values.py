@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, folded
+from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.exports.contract import Export
 from tf_transformer.exports.savedmodel import publish
@@ -136,6 +136,7 @@ def outcome(option, act):
         (np.float32(0.5), Fact, 0.5),
         (np.str_("bpe"), typing.Literal["bpe", "unigram"], "bpe"),
         (np.bool_(False), bool, False),
+        (np.True_, typing.Literal[True, "auto"], True),
         (["en", "de"], tuple[str, str], ("en", "de")),
         (7, int | Sequence[int] | None, 7),
         ((1, 2), int | Sequence[int] | None, (1, 2)),
@@ -155,6 +156,8 @@ def test_what_a_value_becomes(value, kind, expected):
         ("16", Count | None, "a positive whole number below 2**31 or None, got '16'"),
         (True, int | None, "a whole number or None, got True"),
         (1, bool, "True or False, got 1"),
+        (1, typing.Literal[True], "True, got 1"),
+        ({"a": 1}, list, "a list, got {'a': 1}"),
         (1e-300, Positive, "a positive number that float32 holds, got 1e-300"),
         ("words", typing.Literal["bpe", "unigram"] | None, "'bpe', 'unigram' or None, got 'words'"),
         ("a.en", Sequence[str], "a list, got 'a.en'"),
@@ -231,8 +234,9 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
 
 @pytest.mark.parametrize("kind", RANGES)
 def test_ranges(kind):
-    """The ends hold and stay as they are; what is beyond them is one line that says so."""
-    assert RANGES[kind].keys() == {field.name for field in dataclasses.fields(kind)}
+    """The ends hold and stay as they are; what is beyond them is one line that says so. The docstring has every field,
+    since programs take their help from it."""
+    assert RANGES[kind].keys() == {field.name for field in dataclasses.fields(kind)} <= documentation(kind).keys()
     widths = {"d_k": 5, "d_v": 3} if kind is tt.TransformerConfig else {}  # else d_model is a multiple of num_heads
     for name, (valid, wrong) in RANGES[kind].items():
         for value in valid:

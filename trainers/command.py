@@ -74,14 +74,8 @@ def add_tfds_options(add: Callable[..., Any]) -> None:
 
 
 def add_fields(add: Callable[..., Any], kind: type, names: Iterable[str], presets: Iterable[Any]) -> None:
-    """Add an option for each of these fields of a dataclass: annotation and docstring say what it is.
-
-    Args:
-        add: the parser's add_argument.
-        kind: the dataclass.
-        names: of its fields.
-        presets: what the fields are by default; where these differ, it is the preset that says.
-    """
+    """Add an option for each of these fields of a dataclass. Annotation and docstring say what it is, and presets its
+    default, if they agree."""
     types, docs = {field.name: plain_type(field.type) for field in dataclasses.fields(kind)}, documentation(kind)
     for name in names:
         first, *others = {getattr(preset, name) for preset in presets}

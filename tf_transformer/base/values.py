@@ -145,7 +145,8 @@ def _as(kind: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return next((found for part in parts if (found := _as(part, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
-        return parts[parts.index(value)] if isinstance(value, str) and value in parts else NO_VALUE
+        value = plain(value)
+        return next((part for part in parts if isinstance(value, type(part)) and value == part), NO_VALUE)
     if kind in _SCALARS:
         found = _SCALARS[kind][0](value)
         return NO_VALUE if found is None else found

@@ -9,16 +9,8 @@ from tf_transformer.config import PRESETS, BadInput
 
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)
-CHANGEABLE = (
-    "steps",
-    "epochs",
-    "eval_every",
-    "average_last",
-    "dev_sentences",
-    "parts",
-    "on_nan",
-    "jit_compile",
-)  # may change as a run goes on
+# What may change as a run goes on:
+CHANGEABLE = ("steps", "epochs", "eval_every", "average_last", "dev_sentences", "parts", "on_nan", "jit_compile")
 
 
 @dataclasses.dataclass(frozen=True)
