@@ -54,7 +54,6 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
         (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
         (["--vocab-size", "7"], "vocab_size: expected at least 261"),
-        (["--dropout", "1.5"], "dropout: expected a rate in [0, 1), got 1.5"),
         (["--batch-tokens", "5"], "batch_tokens: expected at least max_length=256, got 5"),
         (["--steps", "0"], "steps: expected a positive whole number below 2**31 or None, got 0"),
         (
@@ -67,12 +66,11 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--export", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
-        (["--cooldown-steps", "-1"], "cooldown_steps: expected a whole number from 0 to below 2**31, got -1"),
-        (["--clip-norm", "0"], "clip_norm: expected a positive number that float32 holds or None, got 0"),
         (["--factor", "nan"], "factor: expected a positive number that float32 holds, got nan"),
         (["--length-penalty", "5.1"], "length_penalty: expected 0 to 5, got 5.1"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
         (["--seed", "0.5"], "--seed: invalid int value: '0.5'"),
+        (["--warmup", "7"], "unrecognized arguments: --warmup 7"),
     ],
 )
 def test_bad_options(text, tmp_path, capsys, change, message):

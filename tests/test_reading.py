@@ -52,26 +52,18 @@ def test_a_file_that_is_read_as_a_whole_is_not_large(tmp_path):
     refused(lambda: reading.read_json(tmp_path / "a.json"), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        (TransformerConfig, "d_model", "512"),
-        (TransformerConfig, "num_layers", True),
-        (TransformerConfig, "dropout", None),
-        (TransformerConfig, "d_k", 1.5),
-        (TransformerConfig, "positions", 7),
-        (MarianConfig, "vocab_size", [10**12]),
-        (MarianConfig, "scale_embedding", 1),
-        (Recipe, "average_last", {}),
-        (Recipe, "learning_rate", float("nan")),
-    ],
-)
-def test_values_of_another_type(kind, name, value):
-    refused(lambda: reading.made_of(kind, {name: value}), f"^{name}: expected .*, got {re.escape(repr(value))}$")
-
-
-def test_values_of_the_right_type():
+def test_values_of_json_become_those_of_their_kinds():
     assert reading.made_of(Recipe, {"factor": 2, "steps": None, "of another version": 3}) == Recipe(factor=2)
+    values, kinds = {"step": 3.0, "seconds": 2.5, "more": None}, {"step": int, "seconds": int | float, "seeds": list}
+    found = reading.check_kinds(values, kinds)
+    assert found == values and type(found["step"]) is int
+    for value in (True, None, "3", 2.5, [3]):
+        refused(
+            lambda value=value: reading.check_kinds({"step": value}, kinds),
+            rf"^step: expected a whole number, got {re.escape(repr(value))}$",
+        )
+    refused(lambda: reading.check_kinds({"seeds": {"a": 1}}, kinds), "^seeds: expected a list, got {'a': 1}$")
+    refused(lambda: reading.made_of(MarianConfig, {"vocab_size": [10**12]}), "^vocab_size: expected a positive")
 
 
 @pytest.mark.parametrize("config", [TransformerConfig(2, 14, 23, 2, d_k=5, d_v=3, vocab_size=29, positions="learned")])

@@ -143,23 +143,6 @@ def test_wrong_arguments(translator):
         tt.Translator(small, translator.tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"beam_size": 0}, "beam_size: expected 1 to 1024, got 0"),
-        ({"beam_size": 2.5}, "beam_size: expected a whole number, got 2.5"),
-        ({"length_penalty": -0.1}, "length_penalty: expected 0 to 10, got -0.1"),
-        ({"length_penalty": float("nan")}, "length_penalty: expected 0 to 10, got nan"),
-        ({"extra_length": 0}, "extra_length: expected at least 1, got 0"),
-        ({"max_source_length": 0}, "max_source_length: expected at least 1, got 0"),
-        ({"max_source_length": "9"}, "max_source_length: expected at least 1, got '9'"),
-    ],
-)
-def test_wrong_options(translator, wrong, message):
-    with pytest.raises(tt.BadInput, match=f"^{message}$"):
-        tt.Translator(translator.model, translator.tokenizer, **wrong)
-
-
 @pytest.mark.parametrize("name", ["beam_size", "model", "batch_size", "tokenizer", "options"])
 def test_a_translator_does_not_change(translator, name):
     """A traced function would go on with the former value."""
@@ -371,7 +354,7 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     written = json.loads((tmp_path / "litert/model.json").read_text())
     assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_best": "2"}))
-    with pytest.raises(tt.BadInput, match="n_best: expected int, got '2'"):
+    with pytest.raises(tt.BadInput, match="n_best: expected a whole number, got '2'"):
         tt.Translator.from_pretrained(tmp_path / "1")
 
 

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.base.values import Count, Fact, Positive, Seed, checked, convert, folded
+from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.exports.contract import Export
 from tf_transformer.exports.savedmodel import publish
 from tf_transformer.parsing.corpus import mixed
 from tf_transformer.runs.recipe import recipe_of
+from tf_transformer.text.search_options import SearchOptions
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -34,23 +35,10 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-RESULTS = {  # dataclasses that the package makes, and users read
-    *(
-        "Family",
-        "Format",
-        "Score",
-        "Summary",
-        "Shard",
-        "ShardResult",
-        "SearchOption",
-        "Kind",
-    ),
-}
-INSIDE = re.compile(  # called by Keras, in graphs, or by the package itself with what was checked before
-    r"\.(call|encode|decode|decode_step|init_cache|quantize|train_on_batch|export|make_\w+|on_\w+)$"
-    r"|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
-    r"|corpora\.corpus\.Corpus\.|pairs\.Source\.(parts|place)|TextSource\.place|Preparation\.hashes|filters\.hashed"
-    r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\.|litert_client\."
+RESULTS = {"Score", "SearchOption", "Summary"}  # dataclasses that the package makes, and users read
+INSIDE = re.compile(  # in graphs, to be overridden, what checks, and what runs without the package
+    r"\.(encode|decode|decode_step|init_cache|make_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
+    r"|pairs\.Source\.(parts|place)|TextSource\.place|base\.values\.|litert_client\."
 )
 
 
@@ -111,6 +99,9 @@ def functions():
             made = part == "__init__" and dataclasses.is_dataclass(each)
             if not inspect.isfunction(function) or made or (part.startswith("_") and part != "__init__"):
                 continue
+            bases = each.__mro__[:-1] if inspect.isclass(each) and part != "__init__" else ()
+            if any(part in vars(base) for base in bases if not base.__module__.startswith("tf_transformer")):
+                continue  # Keras calls it
             parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
             options = {p.name: p.annotation for p in parameters if is_option(p.annotation)}
             full = f"{name}.{part}".rstrip(".")
@@ -119,7 +110,10 @@ def functions():
 
 
 def dataclasses_of_users():
-    return [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in RESULTS]
+    """Those that check themselves, or have options."""
+    kinds = [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in RESULTS]
+    types = {kind: [field.type for field in dataclasses.fields(kind)] for kind in kinds}
+    return [kind for kind in kinds if hasattr(kind, "__post_init__") or any(map(is_option, types[kind]))]
 
 
 def outcome(option, act):
@@ -142,6 +136,7 @@ def outcome(option, act):
         (np.float32(0.5), Fact, 0.5),
         (np.str_("bpe"), typing.Literal["bpe", "unigram"], "bpe"),
         (np.bool_(False), bool, False),
+        (np.True_, typing.Literal[True, "auto"], True),
         (["en", "de"], tuple[str, str], ("en", "de")),
         (7, int | Sequence[int] | None, 7),
         ((1, 2), int | Sequence[int] | None, (1, 2)),
@@ -161,6 +156,8 @@ def test_what_a_value_becomes(value, kind, expected):
         ("16", Count | None, "a positive whole number below 2**31 or None, got '16'"),
         (True, int | None, "a whole number or None, got True"),
         (1, bool, "True or False, got 1"),
+        (1, typing.Literal[True], "True, got 1"),
+        ({"a": 1}, list, "a list, got {'a': 1}"),
         (1e-300, Positive, "a positive number that float32 holds, got 1e-300"),
         ("words", typing.Literal["bpe", "unigram"] | None, "'bpe', 'unigram' or None, got 'words'"),
         ("a.en", Sequence[str], "a list, got 'a.en'"),
@@ -197,6 +194,56 @@ def test_every_whole_number_is_a_seed():
     assert all(0 <= folded(seed) < 2**32 for seed in seeds)
     assert len({folded(seed) for seed in seeds}) == len(seeds)
     assert tt.Recipe(seed=2**40).seed == folded(2**40) == 1_273_766_196  # also tomorrow
+
+
+COUNTS, POSITIVES = ([1, MOST], [0, MOST + 1, 2.5, "7"]), ([2e-38, 3e38], [0, -0.1, 1e-38, math.inf, math.nan])
+NATURALS, RATES, PARTS = ([0, MOST], [-1, MOST + 1]), ([0, 0.999], [-0.1, 1, 1.5, None]), ([1, 1_024], [0, 1_025, True])
+RANGES = {  # of every field of what a user chooses: values that hold, and the nearest that do not
+    tt.TransformerConfig: {
+        "num_layers": ([1, 10_000], [0, 10_001, True]),
+        **dict.fromkeys(("d_model", "d_ff", "num_heads", "max_length", "vocab_size"), COUNTS),
+        **dict.fromkeys(("d_k", "d_v", "attention_window"), COUNTS),
+        **dict.fromkeys(("dropout", "attention_dropout", "label_smoothing"), RATES),
+        "positions": (["learned", "sinusoidal"], ["relative", 7]),
+    },
+    tt.Recipe: {
+        **dict.fromkeys(("steps", "epochs", "eval_every"), (COUNTS[0] + [None], COUNTS[1])),
+        **dict.fromkeys(("batch_tokens", "warmup_steps", "average_last", "dev_sentences"), COUNTS),
+        "cooldown_steps": NATURALS,
+        "factor": POSITIVES,
+        **dict.fromkeys(("learning_rate", "clip_norm"), (POSITIVES[0] + [None], POSITIVES[1])),
+        "tokenizer": (["bpe", "unigram"], ["words", None]),
+        "mixed_precision": (["bfloat16", "float16", None], ["float32", 16]),
+        "parts": PARTS,
+        "on_nan": (["stop", "skip"], ["go on", None]),
+        "jit_compile": (["auto", "on", "off"], [True, "yes"]),
+        "seed": ([0, 2**32 - 1], [0.5, "1", None]),
+    },
+    SearchOptions: {
+        "beam_size": PARTS,
+        "length_penalty": ([0, 10], [-0.1, 10.1, math.nan, None]),
+        **dict.fromkeys(("min_length", "no_repeat_ngram_size"), ([0, 2**30], [-1, 2.5, math.inf, "9"])),
+        "max_length": ([1, 10_000], [0, 10_001]),
+        "patience": ([0, 0.5, math.inf], [-0.1, math.nan, "inf"]),
+        "n_best": PARTS,
+        "extra_length": ([1, 10_000], [0, 1.5, math.inf]),
+        "max_source_length": ([1, 2**30], [0, 1.5, "9"]),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_ranges(kind):
+    """The ends hold and stay as they are; what is beyond them is one line that says so. The docstring has every field,
+    since programs take their help from it."""
+    assert RANGES[kind].keys() == {field.name for field in dataclasses.fields(kind)} <= documentation(kind).keys()
+    widths = {"d_k": 5, "d_v": 3} if kind is tt.TransformerConfig else {}  # else d_model is a multiple of num_heads
+    for name, (valid, wrong) in RANGES[kind].items():
+        for value in valid:
+            assert getattr(kind(**widths | {name: value}), name) == value
+        for value in wrong:
+            with pytest.raises(tt.BadInput, match=f"^{name}: expected .*, got {re.escape(repr(value))}$"):
+                kind(**{name: value})
 
 
 def test_every_option_of_a_function_is_checked():
@@ -288,7 +335,7 @@ def cheap_calls(folder, translator):
         "recipe.recipe_of": (recipe_of, {"preset": "parsing_small"}),
         "Recipe.interval": (tt.Recipe().interval, {}),
         "DevText.thinned": (tt.callbacks.DevText("a", max, ["b"], ["c"]).thinned, {}),
-        "publish.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
+        "savedmodel.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
         "Translator.astype": (translator.astype, {}),
         "Export.__init__": (Export, {"translator": translator}),
         "Trainer.fit": (tt.Trainer(folder / "run", tiny, tt.ToyCorpus()).fit, {}),

@@ -26,14 +26,14 @@ class TransformerConfig:
         num_heads: h, attention heads.
         d_k: width of a head's keys and queries; `None` means d_model / num_heads.
         d_v: width of a head's values; `None` means d_model / num_heads.
-        dropout: P_drop, on every sub-layer's output and on embedding + position.
+        dropout: P_drop, the dropout rate. It is on every sub-layer's output and on embedding + position.
         attention_dropout: on attention weights; the paper has none.
         label_smoothing: epsilon_ls of section 5.4.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: rows of the table of learned positions; unused when sinusoidal.
         attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
             away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
-        vocab_size: V, shared by source and target, control symbols included.
+        vocab_size: V, symbols that source and target share, control symbols included.
         num_decoder_layers: layers in the decoder, if not N; a shallow one translates faster.
         norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
             paper it comes after each sub-layer.

@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_transformer.base.files import lines_in
 
-from .command import as_path, load_tensorflow, options, run_program
+from .command import as_path, load_tensorflow, options, positive, run_program
 
 PAGE = Path("attention.html")
 
@@ -37,13 +37,9 @@ def main(argv: list[str] | None = None) -> None:
         choices=["encoder", "decoder", "cross"],
         help="kind of attention in the figure (cross)",
     )
-    add("--layer", type=int, metavar="N", help="layer in the figure (the last one)")
-    add("--head", type=int, nargs="+", metavar="N", help="heads in the figure (all)")
+    add("--layer", type=positive, metavar="N", help="layer in the figure (the last one)")
+    add("--head", type=positive, nargs="+", metavar="N", help="heads in the figure (all)")
     args = parser.parse_args(argv)
-    for name, numbers in (("layer", [args.layer]), ("head", args.head or [])):
-        for number in numbers:
-            if number is not None and number < 1:
-                parser.error(f"--{name}: expected a positive number, got {number}")
     if not args.png and (args.layer or args.head or args.kind != "cross"):
         parser.error(
             "--kind, --layer and --head: expected --png FILE with them; the page shows all kinds, layers and heads"

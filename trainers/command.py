@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -16,10 +17,14 @@ from typing import Any
 
 from tf_transformer.base.files import user_path
 from tf_transformer.base.terminal import Stopped
-from tf_transformer.config import BadInput
+from tf_transformer.base.values import documentation, plain_type
+from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.engines.engine import Engine, Reply, warn_of_truncated
+from tf_transformer.runs.recipe import RECIPES, Recipe
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
+
+METAVARS = {int: "N", float: "X", str: "WORD"}
 
 
 def options(
@@ -32,7 +37,8 @@ def options(
 
     called = sys.argv[0].endswith(f" {program}")  # by __main__.py
     prog, text = sys.argv[0] if called else f"python -m {package}.{program}", (description or "").strip()
-    return argparse.ArgumentParser(prog, f"{prog} [options]", text, epilog, formatter_class=formatter)
+    usage = f"{prog} [options]"
+    return argparse.ArgumentParser(prog, usage, text, epilog, formatter_class=formatter, allow_abbrev=False)
 
 
 def as_path(text: str) -> Path:
@@ -41,6 +47,17 @@ def as_path(text: str) -> Path:
         return user_path(text)
     except BadInput as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive(text: str) -> int:
+    """The type of an option that is a positive whole number."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return number
 
 
 def model_name(text: str) -> str:
@@ -57,60 +74,35 @@ def add_tfds_options(add: Callable[..., Any]) -> None:
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
 
 
+def add_fields(add: Callable[..., Any], kind: type, names: Iterable[str], presets: Iterable[Any]) -> None:
+    """Add an option for each of these fields of a dataclass. Annotation and docstring say what it is, and presets its
+    default, if they agree."""
+    types, docs = {field.name: plain_type(field.type) for field in dataclasses.fields(kind)}, documentation(kind)
+    for name in names:
+        first, *others = {getattr(preset, name) for preset in presets}
+        default = " (the preset's)" if others else "" if first is None else f" ({first})"
+        words = {"metavar": METAVARS[types[name]], "help": docs.get(name, "").replace("`", "") + default}
+        add(f"--{name.replace('_', '-')}", type=types[name], **words)
+
+
 def add_training_options(add: Callable[..., Any]) -> None:
     """Add the options of every program that trains: a `Recipe`'s fields under their names, and some more."""
     add("--run", type=as_path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
-    add("--steps", type=int, metavar="N", help="training steps (the preset's)")
-    add("--epochs", type=int, metavar="N", help="passes over the training text, instead of --steps")
-    add(
-        "--batch-tokens",
-        type=int,
-        metavar="N",
-        help="source tokens in a batch, and as many target tokens (the preset's)",
-    )
-    add("--vocab-size", type=int, metavar="N", help="size of the shared vocabulary (the preset's)")
-    add("--tokenizer", metavar="KIND", help="kind of vocabulary, bpe or unigram (bpe)")
-    add("--warmup-steps", type=int, metavar="N", help="first steps, in which the learning rate rises (the preset's)")
-    add("--cooldown-steps", type=int, metavar="N", help="last steps, in which the rate falls to 0 (the preset's)")
-    add("--factor", type=float, metavar="X", help="factor of equation (3)'s learning rate (the preset's)")
-    add("--learning-rate", type=float, metavar="X", help="constant rate after the warm-up, instead of equation (3)")
-    add("--dropout", type=float, metavar="P", help="dropout rate P_drop (the preset's)")
-    add("--eval-every", type=int, metavar="N", help="steps between checkpoints, each with a dev score (the preset's)")
-    add("--average-last", type=int, metavar="N", help="checkpoints to keep, and to average at the end (5)")
-    add("--mixed-precision", metavar="DTYPE", help="compute in bfloat16 or float16, with weights in float32 (float32)")
+    recipe = [field.name for field in dataclasses.fields(Recipe) if field.name != "dev_sentences"]
+    add_fields(add, Recipe, recipe, RECIPES.values())
+    add_fields(add, TransformerConfig, ["vocab_size", "dropout"], PRESETS.values())
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
-    add("--parts", type=int, metavar="N", help="compute a batch in N parts: same update, less memory (1)")
-    add("--clip-norm", type=float, metavar="NORM", help="largest norm of a gradient (no limit)")
-    add("--on-nan", metavar="DO", help="if a loss or gradient is not finite: stop, or skip the update (stop)")
-    add("--jit-compile", metavar="WHEN", help="compile steps by XLA: on, off, or auto, which is on with one GPU (auto)")
-    add("--seed", type=int, metavar="N", help="seed of weights, dropout and the order of the text: any number (1)")
-    add(
-        "--dry-run",
-        nargs="?",
-        const="8x9.5",
-        metavar="NxTFLOPS",
-        help="estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)",
-    )
-    add(
-        "--export",
-        type=as_path,
-        metavar="DIR",
-        help="folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)",
-    )
+    cost = "estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)"
+    add("--dry-run", nargs="?", const="8x9.5", metavar="NxTFLOPS", help=cost)
+    versions = "folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)"
+    add("--export", type=as_path, metavar="DIR", help=versions)
 
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-    """Add the options of a `Translator`, and `more` of a search, from their table.
-
-    Returns:
-        their names.
-    """
-    names = []
-    for option in SEARCH_OPTIONS.values():
-        if (option.translator or option.name in more) and option.name not in without:
-            kind, name = float if option.dtype == "float32" else int, option.name.replace("_", "-")
-            add(f"--{name}", type=kind, metavar="X", help=f"{option.doc} ({option.default})")
-            names.append(option.name)
+    """Add the options of a `Translator`, and `more` of a search; returns their names."""
+    known = [name for name, option in SEARCH_OPTIONS.items() if option.translator or name in more]
+    names = [name for name in known if name not in without]
+    add_fields(add, SearchOptions, names, [SearchOptions()])
     return names
 
 

@@ -14,6 +14,7 @@ from .command import (
     in_chunks,
     load_tensorflow,
     options,
+    positive,
     run_program,
 )
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--source", help="the text to translate, with --model")
     add_languages(add)
     add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
-    add("--samples", type=int, default=1_000, metavar="N", help="bootstrap samples for the confidence intervals (1000)")
+    add("--samples", type=positive, default=1_000, metavar="N", help="samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
     if not (args.model or args.translations):
         parser.error("expected --translations or --model")
@@ -45,8 +46,6 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not args.output.parent.is_dir():
         parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
-    if args.samples <= 0:
-        parser.error(f"--samples: expected a positive number, got {args.samples}")
 
     load_tensorflow()
     import tf_transformer as tt

@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_transformer.exports.formats import FORMATS
 
-from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, run_program
+from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, positive, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -24,21 +24,18 @@ def main(argv: list[str] | None = None) -> None:
     add("--revision", metavar="REV", help="a commit, tag or branch of the hub's model (its main branch)")
     add("--name", type=model_name, required=True, help="the model's name on the server")
     add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
-    add("--version", type=int, metavar="N", help="version number (the next one)")
-    add("--average-last", type=int, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
+    add("--version", type=positive, metavar="N", help="version number (the next one)")
+    add("--average-last", type=positive, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
     formats = ", ".join(f"{name}, {format.title}" for name, format in FORMATS.items())
     add("--format", default=next(iter(FORMATS)), choices=FORMATS, help=f"{formats} ({next(iter(FORMATS))})")
     dtypes = "; ".join(f"{name}: {', '.join(format.dtypes)}" for name, format in FORMATS.items())
     add("--dtype", default="float32", metavar="DTYPE", help=f"dtype of the weights, of {dtypes} (float32)")
     add_search_options(add, more=("max_length", "n_best"))
-    add("--max-beam-size", type=int, metavar="K", help="greatest beam size that a request may ask for (16)")
+    add("--max-beam-size", type=positive, metavar="K", help="greatest beam size that a request may ask for (16)")
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
     suffixes = "source and target language (the training files' suffixes; of a model of several, its own)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
     args = parser.parse_args(argv)
-    for name in ("version", "average_last"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
     if args.pretrained and args.average_last:
         parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
     if args.revision and not args.pretrained:

@@ -16,14 +16,14 @@ from tf_transformer.base.files import remove_unfinished
 from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
 
-from .command import quiet_stderr
+from .command import positive, quiet_stderr
 
 SECONDS = 30  # between lines of progress
 
 
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Add the options of the runner; `add` is the parser's add_argument."""
-    add("--workers", type=int, metavar="N", help="processes on this machine (1)")
+    add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
     add("--runner", metavar="NAME", help="a runner of Beam, e.g. FlinkRunner; its options follow -- (this machine)")
 
 
@@ -68,9 +68,8 @@ class Pipelines:
         self, workers: int | None, runner: str | None = None, options: Sequence[str] = (), log: Path | None = None
     ) -> None:
         load_beam()
-        if workers is not None and (workers < 1 or runner):
-            expected = "none with --runner, which has an option of its own" if runner else "a positive number"
-            raise BadInput(f"--workers: expected {expected}, got {workers}")
+        if workers and runner:
+            raise BadInput(f"--workers: expected none with --runner, which has an option of its own, got {workers}")
         self.workers = workers or 1
         self.runner = runner
         self.options = list(options)

@@ -7,9 +7,11 @@ What is there already is kept: a program that was stopped goes on when started a
 import argparse
 import sys
 import time
-from typing import Any
+from typing import Any, get_args
 
-from .command import add_tfds_options, as_path, load_tensorflow, options, run_program
+from tf_transformer.base.type_names import VocabularyKind
+
+from .command import add_tfds_options, as_path, load_tensorflow, options, positive, run_program
 from .pipelines import Pipelines, add_pipeline_options, split_options
 
 
@@ -21,10 +23,10 @@ def main(argv: list[str] | None = None) -> None:
     add("--parquet", metavar="GLOB", help="Parquet files instead, e.g. 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="their columns (source target)")
     add("--to", type=as_path, required=True, metavar="DIR", help="where the records go")
-    add("--vocab-size", type=int, metavar="N", help="of the shared vocabulary (37,000)")
-    add("--tokenizer", default="bpe", choices=["bpe", "unigram"], metavar="KIND", help="bpe or unigram (bpe)")
+    add("--vocab-size", type=positive, metavar="N", help="of the shared vocabulary (37,000)")
+    add("--tokenizer", default="bpe", choices=get_args(VocabularyKind), metavar="KIND", help="bpe or unigram (bpe)")
     sample = "sentences to learn the vocabulary from (1,000,000)"
-    add("--sample", type=int, default=1_000_000, metavar="N", help=sample)
+    add("--sample", type=positive, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
     filters = "leave out pairs, e.g. duplicates identical max-ratio=3 languages=en,de"
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help=filters)

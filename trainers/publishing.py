@@ -23,7 +23,7 @@ from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 
 from .command import chosen
 
@@ -59,7 +59,13 @@ def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
-    """Print an estimate of the cost (--dry-run)."""
+    """Print an estimate of the cost (--dry-run).
+
+    Raises:
+        BadInput: the recipe counts epochs, or the devices cannot be read.
+    """
+    if recipe.epochs:
+        raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
     steps = recipe.steps or PAPER_STEPS
     training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
     print(json.dumps(config.to_dict()))
@@ -143,9 +149,7 @@ def answers(saved: Path, texts: list[str]) -> list[str]:
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """The given options of a search, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
-    if wrong := problem(search, {"beam_size": SEARCH_OPTIONS["beam_size"].python}):
-        raise BadInput(wrong)
-    return search
+    return of_request(search, {"beam_size": MOST_BEAMS})
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
@@ -185,6 +189,6 @@ def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     if known != (step, parameters, True):
         return {}
     with reading(file, "the scores of a run"):
-        check_kinds(metrics, {f"test_{names[0]}": (int, float), f"test_{names[1]}": str})
+        metrics = check_kinds(metrics, {f"test_{names[0]}": float, f"test_{names[1]}": str})
     print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

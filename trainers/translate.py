@@ -18,6 +18,7 @@ from .command import (
     engine,
     in_chunks,
     options,
+    positive,
     run_program,
 )
 from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="sentences a batch (32)")
+    parser.add_argument("--batch-size", type=positive, default=32, help="sentences a batch (32)")
     add_languages(parser.add_argument)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
@@ -46,8 +47,6 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(own)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
-    if args.batch_size < 1:
-        parser.error(f"--batch-size: expected a positive number, got {args.batch_size}")
     if args.input is None:
         bulk_only = ("workers", "runner", "lines", "batch_bytes", "gzip", "json", *search)
         if given := [*chosen(vars(args), bulk_only), *beams]:

@@ -45,8 +45,6 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --train SOURCE TARGET with --dev and --test")
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("--prepared: expected no --vocab-size or --skip-bad-lines; give them to tf-transformer prepare")
-    if args.dry_run and args.epochs:
-        parser.error("--dry-run: expected --steps, got --epochs, which depend on the text")
     began = time.perf_counter()
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_transformer.base.values import BadInput
+from tf_transformer.base.values import BadInput, convert
 
 MOST_BYTES = 2**26  # of a file that is read as a whole before it is parsed: JSON, YAML, tokenizers
 MOST_NESTED = 50  # of YAML's collections, one in the other
@@ -181,18 +181,14 @@ def made_of(kind: type[Made], values: dict[str, Any]) -> Made:
     return kind(**{name: values[name] for name in names if name in values})
 
 
-def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:
-    """Check the types of those values from a JSON file that are there.
+def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    """Values from a JSON file, of which those that have a kind are converted by it.
 
     Args:
         values: by name.
-        kinds: by name a type, or several.
+        kinds: by name an annotation, as for `values.convert`; a value need not be there.
 
     Raises:
-        BadInput: one has another type.
+        BadInput: a value is of another kind.
     """
-    for name, kind in kinds.items():
-        value = values.get(name)
-        if name in values and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            expected = " or ".join(part.__name__ for part in (kind if isinstance(kind, tuple) else (kind,)))
-            raise BadInput(f"{name}: expected {expected}, got {str(value)[:99]!r}")
+    return values | {name: convert(name, values[name], kind) for name, kind in kinds.items() if name in values}

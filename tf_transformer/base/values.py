@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +29,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 MOST = 2**31 - 1  # of a count: TensorFlow's and NumPy's sizes are often int32
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # of a positive float32
-LISTS = (Sequence, Iterable, list)  # no text, whose parts would be characters
+LISTS = (Sequence, Iterable, list)  # no text, whose parts would be characters, and no dictionary
 NO_VALUE = object()  # that a kind does not have
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +51,16 @@ class Kind:
     words: str
     holds: Callable[[Any], bool] = lambda number: True
     convert: Callable[[Any], Any] = lambda number: number
+
+
+class Span(Kind):
+    """A range, of which the words say the ends alone. One without a highest number has infinity in it."""
+
+
+def span(lowest: float, highest: float = math.inf, most: float = math.inf) -> Span:
+    """A number in a range. One above `most` means "no limit", and becomes `most`."""
+    words = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+    return Span(words, lambda number: lowest <= number <= highest, lambda number: min(number, most))
 
 
 def between(lowest: int, highest: int) -> Kind:
@@ -127,12 +138,15 @@ def _as(kind: Any, value: Any) -> Any:
     """The value as this kind has it, or `NO_VALUE`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        found = _as(parts[0], value)
-        return parts[1].convert(found) if found is not NO_VALUE and parts[1].holds(found) else NO_VALUE
+        base, rule = parts[:2]
+        found = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
+        is_one = found is not None and found is not NO_VALUE and rule.holds(found)
+        return rule.convert(found) if is_one else NO_VALUE
     if origin in (Union, types.UnionType):
         return next((found for part in parts if (found := _as(part, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
-        return parts[parts.index(value)] if isinstance(value, str) and value in parts else NO_VALUE
+        value = plain(value)
+        return next((part for part in parts if isinstance(value, type(part)) and value == part), NO_VALUE)
     if kind in _SCALARS:
         found = _SCALARS[kind][0](value)
         return NO_VALUE if found is None else found
@@ -140,7 +154,7 @@ def _as(kind: Any, value: Any) -> Any:
         return _tuple_as(parts, value)
     kind = origin or kind
     if kind in LISTS:  # arrays, too; what is in it shows in the work
-        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), str | bytes)
+        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), str | bytes | Mapping)
         return value if is_list else NO_VALUE
     is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
     return value if not is_class or isinstance(value, kind) else NO_VALUE
@@ -203,7 +217,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     """
     found = _as(kind, value)
     if found is NO_VALUE:
-        *words, last = _words(kind)
+        *words, last = ["a whole number"] if _is_a_part(kind, value) else _words(kind)
         raise BadInput(f"{name}: expected {', '.join(words)}{' or ' * bool(words)}{last}, got {shown(value)}")
     return found
 
@@ -216,6 +230,24 @@ def check_fields(value: Any) -> None:
     """
     for field in fields(value):
         object.__setattr__(value, field.name, convert(field.name, getattr(value, field.name), field.type))
+
+
+def _is_a_part(kind: Any, value: Any) -> bool:
+    """Whether a number in the range of whole numbers is none itself."""
+    base, rule, *_ = *get_args(kind), None, None
+    return base is int and isinstance(rule, Span) and number(value) is not None and rule.holds(number(value))
+
+
+def plain_type(kind: Any) -> Any:
+    """The type that an option of this kind has on a command line: int, float or str."""
+    origin, parts = get_origin(kind), get_args(kind)
+    return str if origin is Literal else plain_type(parts[0]) if parts else kind
+
+
+def documentation(kind: type) -> dict[str, str]:
+    """What a dataclass says of its own fields in its docstring: the first sentences, each in one line."""
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", kind.__doc__ or "", re.MULTILINE)
+    return {name: re.split(r"\.(?= [A-Z`]|$)", " ".join(text.split()))[0] for name, text in found}
 
 
 def checked(function: F) -> F:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_transformer.base.files import encoded
 from tf_transformer.base.terminal import say
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import Count, Seed, checked
+from tf_transformer.base.values import Count, Natural, Seed, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.ids import Batch, Batches, Ids, Order, batch_sizes, collected
 from tf_transformer.corpora.pairs import Row, Text
@@ -211,7 +211,8 @@ def summary_of(ids: Ids, order: Order) -> Summary:
     return Summary(len(order), len(ids), ids.skipped, source, target, shapes=len(order.shapes()))
 
 
-def summarize(batches: tf.data.Dataset, pairs: int) -> Summary:
+@checked
+def summarize(batches: tf.data.Dataset, pairs: Natural) -> Summary:
     """Count a finite dataset of batches; `pairs` is the number of pairs that went in."""
 
     def count(total: Tensor, inputs: Tensor, target_out: Tensor) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from tf_transformer.base.extras import import_extra
-from tf_transformer.base.values import Kind, check_fields
+from tf_transformer.base.values import Count, Kind, Natural, check_fields, checked
 from tf_transformer.config import BadInput
 
 Ratio = Annotated[float, Kind("a number of at least 1", lambda number: number >= 1)]
@@ -100,7 +100,8 @@ def _py3langid() -> Any:
     return import_extra("py3langid", "filters", "the filter languages")
 
 
-def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) -> list[tuple[int, bytes]]:
+@checked
+def hashed(shard: Natural, pairs: Iterable[tuple[int, bytes, bytes]], buckets: Count) -> list[tuple[int, bytes]]:
     """Hashes of a shard's pairs, by bucket: equal pairs of all shards meet in one bucket.
 
     Args:

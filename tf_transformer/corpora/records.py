@@ -46,11 +46,10 @@ class Records:
             raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")
         manifest = read_json(file)
         with reading(file, "records of tf-transformer prepare"):
-            check_kinds(manifest, MANIFEST)
+            manifest = check_kinds(manifest, MANIFEST)
             if not manifest["complete"]:
                 raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
-            for shard in manifest["shards"]:
-                check_shard(shard, manifest["max_length"])
+            manifest["shards"] = [check_shard(shard, manifest["max_length"]) for shard in manifest["shards"]]
         self.tokenizer = Tokenizer.load(self.folder / "tokenizer.model")
         if self.tokenizer.fingerprint != manifest["tokenizer"]:
             raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")
@@ -168,15 +167,15 @@ class RecordBatches:
 
 
 @checked
-def check_shard(shard: dict[str, Any], max_length: Count) -> None:
-    """Check the types of what records.json says of a shard.
+def check_shard(shard: dict[str, Any], max_length: Count) -> dict[str, Any]:
+    """What records.json says of a shard, checked.
 
     Raises:
         BadInput: one is another.
     """
     if not isinstance(shard, dict) or not shard.keys() >= SHARD.keys():
         raise BadInput(f"expected {', '.join(SHARD)} of every shard, got others")
-    check_kinds(shard, SHARD)
+    shard = check_kinds(shard, SHARD)
     if Path(shard["file"]).name != shard["file"]:
         raise BadInput(f"expected the name of a file beside it, got {shard['file']!r}")
     counts = [*shard["lengths"], *shard["tokens"], *shard["filtered"].values()]
@@ -185,6 +184,7 @@ def check_shard(shard: dict[str, Any], max_length: Count) -> None:
         raise BadInput(f"expected counts of pairs and tokens, those of lengths up to {max_length}, got others")
     if (pairs := sum(shard["lengths"])) > shard["bytes"]:
         raise BadInput(f"{shard['file']}: expected at most a pair a byte, {shard['bytes']:,}, got {pairs:,} pairs")
+    return shard
 
 
 def _parsed(examples: tf.Tensor) -> tuple[tf.Tensor, ...]:

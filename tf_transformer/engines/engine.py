@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 from tf_transformer.base.files import encoded, one_line
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.text.languages import LANGUAGES, check_language
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
 UNUSED = -1e9  # in a graph, the score of a place without an output
@@ -156,15 +156,15 @@ class Engine(ABC):
         for name, value in search.items():
             if name not in self.changeable:
                 raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
-        if wrong := problem({**search, **({} if n is None else {"n_best": n})}, self.highest):
-            raise BadInput(wrong)
+        search = of_request({**search, **({} if n is None else {"n_best": n})}, self.highest)
+        search.pop("n_best", None)
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
                 got = shown(language)
                 raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {got}")
             check_language(name, language, self.languages)
-        return Request(n, {name: SEARCH_OPTIONS[name].cast(value) for name, value in search.items()}, languages)
+        return Request(n, search, languages)
 
     def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
         """Options of a server's request, which never fails: those out of range are clipped, NaN is the default."""

@@ -125,7 +125,6 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     with reading(path, expected):
         check_kinds(stored, dict.fromkeys(LIMITS, int))
         own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
-        check_kinds(stored, dict.fromkeys(own, (int, float, str)))
         options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in own}
         check_kinds(stored, {"config": dict, "dtype": str})
         config = config_of(stored["config"])

@@ -24,10 +24,12 @@ from tf_transformer.exports.contract import Export
 from tf_transformer.exports.formats import format_of
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.sampling import seeds_of
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import Tokenizer, text_tensor
+
+NO_LIMIT = 2**30  # symbols of an output
 
 
 class Translator(TextModel, Engine):
@@ -58,8 +60,9 @@ class Translator(TextModel, Engine):
     """
 
     highest: Mapping[str, float] = {
-        **{name: SEARCH_OPTIONS[name].python for name in REQUEST_OPTIONS},
-        "n_best": math.inf,
+        **dict.fromkeys((*REQUEST_OPTIONS, "n_best"), math.inf),
+        "beam_size": MOST_BEAMS,
+        "length_penalty": 10,
     }
 
     @checked
@@ -171,7 +174,7 @@ class Translator(TextModel, Engine):
     ) -> Iterator[Reply]:
         options, places = {}, self.beam_size
         if request.options:
-            own = {name: self.options.get(name, SEARCH_OPTIONS[name].limit) for name in REQUEST_OPTIONS}
+            own = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS}
             own |= request.options
             options = {name: tf.constant(value, SEARCH_OPTIONS[name].dtype) for name, value in own.items()}
             places = 1 << (own["beam_size"] - 1).bit_length()  # few functions for all sizes

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import BadInput, Fact, checked, convert, number
+from tf_transformer.base.values import Fact, checked, convert, number
 from tf_transformer.base.version import __version__
 from tf_transformer.layers.int8 import is_scale
 from tf_transformer.model import check_finite
 from tf_transformer.text.beams import penalty
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, problem
+from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
@@ -154,8 +154,7 @@ class Export(Root):
     ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
-        if wrong := problem(values, highest | {"max_length": math.inf}):
-            raise BadInput(wrong)
+        of_request(values, highest | {"max_length": math.inf})
         if translator.tokenizer.languages:
             translator = translator.speaking(*(facts.get(name) for name in LANGUAGES))
             facts |= dict(zip(LANGUAGES, translator.tokenizer.spoken(), strict=True))

@@ -34,7 +34,7 @@ from tf_transformer.model import check_finite
 from tf_transformer.text.decoding import SearchKeyValue, decoder_of
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
@@ -99,8 +99,7 @@ def save(
         import_extra("ai_edge_litert", "litert", "the check of this format")
     max_length = min(max_length, translator.max_source_length + translator.extra_length)
     options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
-    if wrong := problem(options, dict.fromkeys(options, math.inf)):
-        raise BadInput(wrong)
+    of_request(options, dict.fromkeys(options, math.inf))
     check_finite(translator.model.weights)
     tokenizer = translator.tokenizer
     description = {

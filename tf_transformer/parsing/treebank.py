@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import lines_of, user_path
-from tf_transformer.base.values import shown
+from tf_transformer.base.values import Natural, checked, shown
 from tf_transformer.config import BadInput
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ def _without_escapes(word: str) -> str:
     return re.sub(r"\\([/*])", r"\1", word)
 
 
+@checked
 def linearised(tree: "Tree", tags: bool = True) -> list[str]:
     """A tree in the normal form as symbols: "(NP", ")NP", and a tag or XX for each word. The root is left out.
 
@@ -225,7 +226,8 @@ def linearised(tree: "Tree", tags: bool = True) -> list[str]:
     return [symbol for child in tree for symbol in symbols(child)]
 
 
-def is_well_formed(symbols: list[str], count: int) -> bool:
+@checked
+def is_well_formed(symbols: list[str], count: Natural) -> bool:
     """Whether symbols, unchanged, are a tree over `count` words, without empty constituents."""
     stack, words, before = [], 0, ""
     for symbol in symbols:

@@ -9,16 +9,8 @@ from tf_transformer.config import PRESETS, BadInput
 
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)
-CHANGEABLE = (
-    "steps",
-    "epochs",
-    "eval_every",
-    "average_last",
-    "dev_sentences",
-    "parts",
-    "on_nan",
-    "jit_compile",
-)  # may change as a run goes on
+# What may change as a run goes on:
+CHANGEABLE = ("steps", "epochs", "eval_every", "average_last", "dev_sentences", "parts", "on_nan", "jit_compile")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,24 +18,25 @@ class Recipe:
     """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
 
     Attributes:
-        steps: updates to make; `None` means the paper's 100,000 for `base`, unless `epochs` is set.
+        steps: updates to make. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
         epochs: passes over the training text to make, instead of `steps`.
-        batch_tokens: source tokens, and target tokens, in a batch, padding included (section 5.1).
+        batch_tokens: source tokens in a batch, and as many target tokens. Padding is included (section 5.1).
         warmup_steps: steps in which the learning rate grows, equation (3).
         factor: multiplies equation (3)'s learning rate.
-        learning_rate: a constant rate after the warm-up, as for fine-tuning; `None` means equation (3).
-        cooldown_steps: last steps, in which the learning rate falls to 0 (Zhai et al. 2022); the paper has none.
-        eval_every: steps between checkpoints; `None` means a twentieth of all steps, and at most 1,500.
+        learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
+        cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
+            none.
+        eval_every: steps between checkpoints. `None` means a twentieth of all steps, and at most 1,500.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
-        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1), which reads texts in a normal form
+        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
             (docs/reference/vocabulary.md).
-        mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32; `None` means float32.
-        parts: compute a batch in this many parts, one after the other: the same update, less memory.
-        clip_norm: the largest norm of a gradient; larger ones are scaled down to it; `None` means no limit.
-        on_nan: what to do when a loss or a gradient is not finite: "stop", or "skip" the update.
-        jit_compile: whether XLA compiles the training step, once for each shape of batches: "on", "off", or "auto" for
-            Keras's choice, which is on with one GPU.
+        mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
+        parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
+        clip_norm: the largest norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
+        on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
+        jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It does so once for each shape of
+            batches; "auto" is Keras's choice, which is on with one GPU.
         seed: of weights, dropout and the order of the text: any whole number. One below 0, or beyond 32 bits,
             becomes one of 32 bits.
 

@@ -29,7 +29,7 @@ LOCK = ".lock"
 START = "start.weights.h5"
 IDS = "ids"  # the training text, tokenized
 SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
-NUMBER = (int, float)
+NUMBER = int | float
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
 STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
 
@@ -110,7 +110,7 @@ class Run:
         if settings["version"] != VERSION:
             raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
         with reading(file, "a run's configuration"):
-            check_kinds(settings, SETTINGS | {"start": dict, "frozen": list, "keras": dict})
+            settings = check_kinds(settings, SETTINGS | {"start": dict, "frozen": list, "keras": dict})
             made_of(Recipe, settings["recipe"])
         return settings
 
@@ -268,7 +268,7 @@ def _whole(folder: Path) -> dict[str, Any]:
     """The contents of a checkpoint's state.json, if the checkpoint is undamaged."""
     try:
         state = read_json(folder / "state.json")
-        check_kinds({"step": None} | state, STATE)
+        state = check_kinds({"step": None} | state, STATE)
         if half_done := state.get("half_done"):
             check_kinds({"seconds": None, "metrics": None} | half_done, {"seconds": NUMBER, "metrics": list})
         if state["sha256"] != checksum(check_file(folder / "model.weights.h5")):
