@@ -7,12 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tf_transformer.config import BadInput
 from tf_transformer.exports.contract import CONTRACT
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.search import OPTIONS
-from tf_transformer.text.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request, problem
+from tf_transformer.text.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
 
 ROOT = Path(__file__).parents[1]
+
+
+def error_of(values, highest=None):
+    """The line that refuses them; "" if all are valid."""
+    try:
+        of_request(values, highest)
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
@@ -34,13 +44,13 @@ ROOT = Path(__file__).parents[1]
 def test_ranges_of_a_request(name, value, highest, expected):
     """Those of Python are in `test_values.py`."""
     values = {"n_best": 4, name: value, "extra_length": 3}
-    assert problem(values, None if highest is None else {name: highest}) == expected
+    assert error_of(values, None if highest is None else {name: highest}) == expected
 
 
 def test_the_least_length_is_at_most_the_greatest():
-    assert problem({"min_length": 5, "max_length": 5}) == ""
-    assert problem({"max_length": 5, "min_length": 9}) == "min_length: expected 0 to 5, got 9"
-    assert problem({"min_length": "9", "max_length": 5}) == "min_length: expected 0 to 256, got '9'"
+    assert error_of({"min_length": 5, "max_length": 5}) == ""
+    assert error_of({"max_length": 5, "min_length": 9}) == "min_length: expected 0 to 5, got 9"
+    assert error_of({"min_length": "9", "max_length": 5}) == "min_length: expected 0 to 256, got '9'"
 
 
 def test_the_contracts_tables_are_this_one():

@@ -16,7 +16,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.engines.engine import REQUEST_OPTIONS, Reply, batches
 from tf_transformer.loading import load
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS, problem
+from tf_transformer.text.search_options import of_request
 
 CHUNK = 1_024  # elements that are sorted by length together
 LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
@@ -32,7 +32,7 @@ class TranslationSettings:
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
             TensorFlow has done nothing before.
-        options: of the search, those that a request may give (`SEARCH_OPTIONS`); and source_language and
+        options: of the search, those that a request may give (`SearchOptions`); and source_language and
             target_language, of a model of several. The others are the export's.
 
     Raises:
@@ -49,18 +49,13 @@ class TranslationSettings:
         check_fields(self)
         if unknown := [name for name in self.options if name not in (*REQUEST_OPTIONS, *LANGUAGES)]:
             raise BadInput(f"options: expected {', '.join((*REQUEST_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
-        if wrong := problem({**self.search, "n_best": self.n_best}):
-            raise BadInput(wrong)
+        search = {name: value for name, value in self.options.items() if name not in LANGUAGES}
+        search = of_request({**search, "n_best": self.n_best})
+        del search["n_best"]
         languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
         if "://" not in os.fspath(self.path):  # of another file system it stays as it is
             object.__setattr__(self, "path", str(user_path(self.path, "path")))
-        own = {name: SEARCH_OPTIONS[name].cast(value) for name, value in self.search.items()}
-        object.__setattr__(self, "options", own | languages)
-
-    @property
-    def search(self) -> dict[str, Any]:
-        """The options without languages."""
-        return {name: value for name, value in self.options.items() if name not in LANGUAGES}
+        object.__setattr__(self, "options", search | languages)
 
 
 class Translate(beam.PTransform[Any, Any]):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from tf_transformer.base.values import BadInput, between, check_fields, convert, documentation, span
+from tf_transformer.base.values import between, check_fields, convert, documentation, span
 
 MOST_BEAMS = 1_024  # in Python; arrays grow with them
 LONGEST = 10_000  # symbols of an output; beyond that, no limit would be a search without an end
@@ -120,15 +120,6 @@ def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = 
     if {"min_length", "max_length"} <= found.keys():
         convert("min_length", found["min_length"], Annotated[int, span(0, found["max_length"])])
     return found
-
-
-def problem(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> str:
-    """The error message of `of_request`; "" if all are valid."""
-    try:
-        of_request(values, highest)
-    except BadInput as error:
-        return str(error)
-    return ""
 
 
 def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
