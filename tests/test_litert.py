@@ -288,7 +288,7 @@ def test_an_error_of_another_kind_is_no_fault_of_the_folder(folder, monkeypatch)
 
 
 def test_an_export_has_no_languages(folder, capsys):
-    expected = "error: --target-language: expected none with a LiteRT export, got one"
+    expected = "error: target_language: expected none, since this model has one pair of languages, got 'de'"
     assert fails(translate, [folder.parent, "--target-language", "de"], capsys) == expected
 
 

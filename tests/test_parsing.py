@@ -133,16 +133,16 @@ def test_a_row_of_opening_brackets_has_an_end(extra):
 
 
 def test_every_text_gives_a_tree_over_its_words(parser):
-    for text, parsed in zip(TEXTS, parser.parses(TEXTS), strict=True):
+    for text, parsed in zip(TEXTS, parser.replies(TEXTS), strict=True):
         words = words_in(text)
         assert parsed.truncated == (len(words) > 41)
         assert np.isfinite(parsed.score)
         if not words:
-            assert (parsed.tree, parsed.score) == ("", 0.0)
+            assert (parsed.text, parsed.score) == ("", 0.0)
             continue
-        tree = Tree.fromstring(parsed.tree)
-        assert as_line(tree) == parsed.tree
-        assert linearised(tree) == linearised(read_tree(parsed.tree))  # it is in the normal form
+        tree = Tree.fromstring(parsed.text)
+        assert as_line(tree) == parsed.text
+        assert linearised(tree) == linearised(read_tree(parsed.text))  # it is in the normal form
         assert tree.leaves() == [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in words]
         assert tree.label() == "TOP"
     assert parser([b"\xff\xfe broken \xc3"])[0].count("broken") == 1
@@ -168,20 +168,20 @@ def test_half_an_emoji_separates_words(parser):
 
 def test_words_that_do_not_fit_stand_under_the_root(parser):
     """Without these words the tree is the same."""
-    (long,) = parser.parses(["cat " * 50])
+    (long,) = parser.replies(["cat " * 50])
     pieces = len(parser.tokenizer.tokenize(["cat"])[0])
     fit = 41 // pieces
-    (short,) = parser.parses(["cat " * fit])
+    (short,) = parser.replies(["cat " * fit])
     assert long.truncated and not short.truncated
-    assert long.tree == short.tree[:-1] + " (XX cat)" * (50 - fit) + ")"
+    assert long.text == short.text[:-1] + " (XX cat)" * (50 - fit) + ")"
     assert long.score == pytest.approx(short.score, abs=1e-4)
 
 
 def test_the_score_is_the_lines_own(parser):
     """Log-probability of the whole line of symbols, forced, over the length penalty."""
     text = TEXTS[0]
-    (parsed,) = parser.parses([text])
-    line = " ".join(linearised(read_tree(parsed.tree)))
+    (parsed,) = parser.replies([text])
+    line = " ".join(linearised(read_tree(parsed.text)))
     target = tf.concat([pair_ids(parser.tokenizer)([text], [line])[1], [[EOS_ID]]], axis=1).to_tensor()
     log_probs = parser.translator.force(parser.source([text]).ids, target)
     expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
@@ -236,10 +236,10 @@ def test_with_learned_positions_no_output_is_longer(parser):
     keras.utils.set_random_seed(5)
     model = tt.Transformer(config)
     model.build()
-    (parsed,) = Parser(tt.Translator(model, parser.tokenizer, beam_size=2, extra_length=300)).parses(["a " * 40])
+    (parsed,) = Parser(tt.Translator(model, parser.tokenizer, beam_size=2, extra_length=300)).replies(["a " * 40])
     pieces = len(parser.tokenizer.tokenize(["a"])[0])
-    assert parsed.truncated and parsed.tree.count("(XX ") == 40 - 15 // pieces
-    assert Tree.fromstring(parsed.tree).leaves() == ["a"] * 40
+    assert parsed.truncated and parsed.text.count("(XX ") == 40 - 15 // pieces
+    assert Tree.fromstring(parsed.text).leaves() == ["a"] * 40
 
 
 def test_without_the_grammar_anything_comes_and_is_repaired(parser):
