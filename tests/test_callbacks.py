@@ -1,6 +1,7 @@
 """A training that is told to stop goes on as if it never had been, and one whose numbers go wrong says where."""
 
 import csv
+import functools
 import signal
 import types
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 import keras
 import numpy as np
 import pytest
+import test_run
 from test_run import batches, new_model, train
 
 import tf_transformer as tt
@@ -28,6 +30,34 @@ class Signals(keras.callbacks.Callback):
         if self.step == 0:
             for number in self.numbers:
                 signal.raise_signal(number)
+
+
+@functools.cache
+def prepared(skip=None):
+    """A model, compiled once for all tests, since TensorFlow prepares its step for seconds; and its first values."""
+    model = new_model()
+    if skip is not None:
+        model.skip_not_finite = skip
+        metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
+        model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=metrics)
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    variables = [*model.variables, *model.optimizer.variables]
+    variables += [model.steps_made, model.not_finite, model.not_finite_steps]
+    return model, [(variable, np.array(variable)) for variable in variables]
+
+
+def fresh(skip=None):
+    model, values = prepared(skip)
+    for variable, value in values:
+        variable.assign(value)
+    return model
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+    """`train` has one model, which begins anew each time."""
+    monkeypatch.setattr(test_run, "new_model", fresh)
 
 
 @pytest.fixture
@@ -79,7 +109,7 @@ def test_stopped_in_an_epoch_s_last_step(tmp_path):
         assert row["loss"] == other["loss"]
 
 
-def test_a_shorter_last_epoch(tmp_path):
+def test_a_shorter_last_epoch(one_model, tmp_path):
     """The last step is its end, also where it is told to stop in it."""
     run = Run(tmp_path / "run")
     with pytest.raises(Stopped, match="stopped after saving step 8"):
@@ -89,7 +119,7 @@ def test_a_shorter_last_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, tmp_path):
+def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, one_model, tmp_path):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
     run = Run(tmp_path / "run")
     handler = signal.getsignal(number)
@@ -102,7 +132,7 @@ def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, tmp_path):
 
 def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, tmp_path, capfd):
     """The epoch's own checkpoint is the last; its row has what its steps gave, and no score of a part of the text."""
-    model, last = new_model(), None
+    model, last = fresh(), None
     fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
     for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
         seen, checkpoints, told = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
@@ -125,7 +155,7 @@ def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, t
         assert capfd.readouterr().err.count("saving") == 1
 
 
-def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, tmp_path, capfd):
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, one_model, tmp_path, capfd):
     run = Run(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
@@ -149,7 +179,7 @@ def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_
         raise Stopped("as at the end of a step")
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path):
+def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         train(Run(tmp_path / "run"), 1, Signals(2, signal.SIGINT))
@@ -169,10 +199,7 @@ def watched(skip, wrong, steps=5, first=2):
     def numbers(first, lines):
         return tf.data.Dataset.range(first, 999).map(lambda batch: (0, 0, [batch * 100 + 7, batch * 100 + 3]))
 
-    model = new_model()
-    model.skip_not_finite = skip
-    metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
-    model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=metrics)
+    model = fresh(skip)
     data = tf.data.Dataset.range(first, first + steps)
     data = data.map(lambda batch: tf.fill((5, 7), tf.where(tf.reduce_any(batch == wrong), 18, 5)))
     watch = StopOnNonFinite(numbers, first=first, skip=skip)

@@ -177,14 +177,14 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
         return tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(*files), RECIPE)
 
     shutil.copytree(text, tmp_path / "here")
-    trainer("here").fit(until=3)
+    trainer("here").fit(until=2)
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.MonkeyPatch.context() as patch:
         ids_of = data.ids_of
         patch.setattr(data, "ids_of", lambda pairs, *more: ids_of(of_dev(pairs), *more))
-        trainer("there").fit(until=5)
+        trainer("there").fit(until=3)
     whole = tt.Trainer(tmp_path / "whole", CONFIG, trainer("there").corpus, RECIPE)
-    whole.fit(until=5)
+    whole.fit(until=3)
     same_weights(tmp_path / "run", tmp_path / "whole")
     with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
         trainer("there", ("de", "en")).fit()
@@ -218,7 +218,8 @@ def test_a_run_knows_what_it_is(corpus, text, tmp_path):
     assert set(scores) == {"BLEU", "chrF"} and scores["BLEU"].signature.startswith("nrefs:1|case:mixed")
     translator = trainer.translator(beam_size=2)
     assert isinstance(translator, tt.Translator) and translator.beam_size == 2
-    assert tt.load(tmp_path)("A door.") == trainer.translator()("A door.")
+    for weight, other in zip(tt.load(tmp_path).model.weights, translator.model.weights, strict=True):
+        np.testing.assert_array_equal(weight, other)
     assert isinstance(tt.load([tmp_path, tmp_path]).model, tt.Ensemble)
     settings = json.loads((tmp_path / "config.json").read_text())
     assert settings["kind"] == "translation"
