@@ -177,24 +177,8 @@ def test_what_an_export_cannot_do(saved, tmp_path):
 
 @pytest.mark.parametrize(("element", "field"), [(7, None), (("a", "b", "c"), None), ({"texts": "a"}, "text")])
 def test_bad_elements(saved, loaded, element, field):
-    with pytest.raises(tt.BadInput) as error:
+    with pytest.raises(tt.BadInput, match="elements: expected a string.*, got "):
         run([element], tt.beam.Translate(saved, text=field))
-    plain = pipelines._plain(error.value)
-    assert isinstance(plain, tt.BadInput)
-    assert re.fullmatch(r"elements: expected a string.*, got [^\[\]]*", str(plain))
-
-
-def test_errors_of_a_worker_process():
-    """Beam gives them as the text of a traceback."""
-    text = "Traceback (most recent call last):\n  File x\n\nRuntimeError: {} [while running 'a/b']\n\n"
-
-    def plain(line):
-        return pipelines._plain(RuntimeError(text.format(line)))
-
-    assert repr(plain("tf_transformer.config.BadInput: a: b [c]")) == repr(tt.BadInput("a: b [c]"))
-    assert repr(plain("OSError: [Errno 28] No space")) == repr(OSError("[Errno 28] No space"))
-    assert isinstance(plain("FileNotFoundError: [Errno 2]"), OSError)
-    assert type(plain("KeyError: 'OSError: a'")) is RuntimeError
 
 
 def write(folder, name, lines):
@@ -231,7 +215,7 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
         expected = plain([*LINES, *strange])
     expected = [text.replace("\n", " ") for text in expected]
     assert read(tmp_path / "out/part") == expected
-    assert sorted(path.name for path in (tmp_path / "out/part.work").iterdir()) == ["lock", "log", "settings.json"]
+    assert sorted(path.name for path in (tmp_path / "out/part.work").iterdir()) == ["lock", "settings.json"]
     assert re.fullmatch(rf"7 files, {len(expected)} lines in \d+ s, \d+ a second\n", capsys.readouterr().out)
 
     paths = sorted((tmp_path / "out").glob("part-*"))
@@ -323,6 +307,9 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
     assert "--workers: expected a positive number, got 0" in said("--input", source, "--workers", 0)
     assert "--workers: expected none with --runner" in said("--input", source, "--workers", 2, "--runner", "A")
     assert "--runner: expected one of Beam's, with its options; Unexpected" in said("--input", source, "--runner", "A")
+    assert "--: expected --runner before Beam's options" in fails(
+        translate, [saved, "--input", source, "--output", tmp_path / "part", "--", "--a"], capsys
+    )
     assert "--n-best: expected --json with it" in said("--input", source, "--n-best", 2)
     assert "json: expected --input with it" in said("--json")
     assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)
@@ -369,8 +356,8 @@ def test_a_parser(tmp_path, tree_parser):
 
 def workers_of(process):
     """The worker processes of a program."""
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    return [int(pid) for pid in found]
+    of = ["pgrep", "-P", str(process.pid), "-f", "spawn_main"]
+    return [int(pid) for pid in subprocess.run(of, capture_output=True, text=True).stdout.split()]
 
 
 def running(pid):
@@ -379,21 +366,25 @@ def running(pid):
     return bool(state) and not state.startswith("Z")
 
 
+KILLED = "error: a worker process was killed by signal 9; start again to go on\n"
+STOPPED = "\nstopped; start it again with the same options to go on\n"
+
+
 @pytest.mark.slow
-def test_a_killed_worker(tmp_path, saved):
-    """The program ends at once with one line; started again it makes what is missing, and only that."""
+@pytest.mark.parametrize(
+    ("number", "whom", "status", "said"),
+    [
+        (signal.SIGKILL, "a worker", 3, KILLED),
+        (signal.SIGINT, "all", 130, STOPPED),  # as a terminal sends Ctrl-C
+        (signal.SIGTERM, "the program", 143, ""),
+        (signal.SIGKILL, "the program", -9, ""),
+    ],
+)
+def test_a_killed_worker_or_program(tmp_path, saved, number, whom, status, said):
+    """It ends at once with one line, and its workers with it; started again it makes what is missing, and only that."""
     source = write(tmp_path, "a", [b"The old woman opens the red door %d." % i for i in range(3_001)])
-    argv = [
-        sys.executable,
-        "-m",
-        "trainers.translate",
-        str(saved),
-        "--input",
-        source,
-        "--output",
-        str(tmp_path / "part"),
-    ]
-    argv += ["--lines", "97", "--workers", "2"]
+    argv = [sys.executable, "-m", "trainers.translate", str(saved), "--input", source]
+    argv += ["--output", str(tmp_path / "part"), "--lines", "97", "--workers", "2"]
 
     def done():
         return {path: path.stat().st_ino for path in tmp_path.glob("part-*-of-*.txt")}
@@ -405,19 +396,21 @@ def test_a_killed_worker(tmp_path, saved):
             assert process.poll() is None
         workers = workers_of(process)
         assert len(workers) == 2
-        os.kill(workers[1], signal.SIGKILL)
-        assert process.wait(20) == 3
-        assert process.stderr.read() == "error: a worker process was killed by signal 9; start again to go on\n"
+        for pid in {"a worker": workers[1:], "all": [process.pid, *workers], "the program": [process.pid]}[whom]:
+            os.kill(pid, number)
+        assert process.wait(20) == status
+        errors = process.stderr.read()
+        assert errors.endswith(said) and "Traceback" not in errors
     finally:
         process.kill()
-    before = done()
-    assert 0 < len(before) < 31
     for _ in range(100):
         if not any(running(pid) for pid in workers):
             break
         time.sleep(0.1)
     else:
         pytest.fail("a worker outlives its program")
+    before = done()
+    assert 0 < len(before) < 31 and not list(tmp_path.glob(".*"))
     subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
     assert len(done()) == 31
     assert before.items() <= done().items()

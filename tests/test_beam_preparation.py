@@ -80,7 +80,7 @@ def large(tmp_path_factory):
 
 def workers_of(pid):
     """Process ids of the workers that a program has started."""
-    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "trainers.pipelines"], capture_output=True, text=True)
+    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "spawn_main"], capture_output=True, text=True)
     return [int(line) for line in found.stdout.split()]
 
 
@@ -112,7 +112,9 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "beam"])
+@pytest.mark.parametrize(
+    "workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "workers"]
+)
 def test_a_full_disk_costs_nothing(large, tmp_path, workers):
     argv, expected = large
     argv = command(*argv, "--to", tmp_path / "records", *workers)

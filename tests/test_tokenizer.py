@@ -117,7 +117,7 @@ def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy_corpus.write_corpus(".", train=300, dev=3, test=0)
     names = pages.run_blocks("docs/reference/vocabulary.md", {"vocab_size=8_000": "vocab_size=400"})
-    own = names["corpus"].learn_tokenizer(400, "bpe")
+    own = names["trainer"].tokenizer
     assert own.fingerprint == tt.Tokenizer.load("records/tokenizer.model").fingerprint
     for text in (
         "10\u00b2 m H\u2082O \u00bd \ufb01 \u2460 \u2103 \u2026",

@@ -453,10 +453,35 @@ def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path, mon
     with pytest.raises(tt.BadInput, match="expected sentences of at most 3 tokens to train on, got none"):
         tt.Trainer(tmp_path / "3", dataclasses.replace(config, max_length=3), corpus, RECIPE).fit()
     prepared = tt.PreparedCorpus.__new__(tt.PreparedCorpus)
-    prepared.records = mock.Mock(max_length=29)
+    prepared.max_length = 29
     with pytest.raises(tt.BadInput, match="config: expected max_length=29 or more, that of the records, got 23"):
         tt.Trainer(tmp_path / "records", config, prepared, RECIPE)
     tt.Trainer(tmp_path / "records", dataclasses.replace(config, max_length=29), prepared, RECIPE)
+    with pytest.raises(tt.BadInput, match="^max_length: expected 29, that of the records, got 31"):
+        tt.Trainer(tmp_path / "records", CONFIG, prepared, RECIPE, max_length=31)
+
+
+def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path, monkeypatch):
+    """The run keeps both; it goes on without the tokenizer, and with no other."""
+    own, other = (tt.Tokenizer.learn([text / "train.en"], size, normalization="identity") for size in (350, 353))
+    seen, given = [], {"tokenizer": own, "max_length": 23}
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append((self.corpus, batching)))
+    tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
+    tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, max_length=23).fit()
+    assert [batching.tokenizer.fingerprint for _, batching in seen] == [own.fingerprint] * 2
+    shorter, batching = seen[0]
+    every = data.ids_of(corpus.rows(), own)
+    assert len(shorter.ids(batching)) == np.sum(np.maximum(every.source.lengths(), every.target.lengths()) <= 23) > 0
+    assert max(x.shape[1] for (x, _), _ in shorter.dev_batches(batching)) <= 23 and corpus.max_length == 256
+    with pytest.raises(tt.BadInput, match="configuration: max_length was 23, now null; give another"):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
+    with pytest.raises(tt.BadInput, match="^tokenizer: expected one of the config's vocab_size=350, got 353$"):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, tokenizer=other)
+    given["tokenizer"] = corpus.learn_tokenizer(350, "bpe")
+    with pytest.raises(
+        tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another; give"
+    ):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
 
 
 def test_scores_of_lists(corpus, tmp_path):
@@ -504,9 +529,8 @@ def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
 def test_nothing_to_learn(tmp_path):
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=3, test=3)
     corpus = tt.TextCorpus(*((tmp_path / f"{split}.en", tmp_path / f"{split}.de") for split in ("train", "dev")))
-    corpus.max_length = 2  # the end symbol included
     with pytest.raises(tt.BadInput, match="expected sentences of at most 2 tokens to train on, got none"):
-        tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE).fit()
+        tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, max_length=2).fit()  # the end symbol included
     assert not (tmp_path / "run").exists()
 
 

@@ -1,14 +1,16 @@
-"""Code that the programs on Apache Beam share: their options, and a pipeline's run and errors."""
+"""How the programs share work: among processes of this machine, or in a pipeline on a runner of Apache Beam."""
 
-import builtins
+import concurrent.futures
 import contextlib
+import functools
+import multiprocessing
 import os
-import re
-import shlex
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ from tf_transformer.config import BadInput
 from .command import positive, quiet_stderr
 
 SECONDS = 30  # between lines of progress
+STOPPED = 128 + signal.SIGTERM  # the status of a process that this program stopped
 
 
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Add the options of the runner; `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
-    add("--runner", metavar="NAME", help="a runner of Beam, e.g. FlinkRunner; its options follow -- (this machine)")
+    what = "a runner of Apache Beam, e.g. FlinkRunner; its options follow -- (this machine, without one)"
+    add("--runner", metavar="NAME", help=what)
 
 
 def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -32,6 +36,19 @@ def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     argv = list(argv)
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], argv[place + 1 :]
+
+
+def check_options(workers: int | None, runner: str | None, beams: Sequence[str]) -> None:
+    """Check the options of the runner.
+
+    Raises:
+        BadInput: they do not go together.
+    """
+    if workers is not None and (workers < 1 or runner):
+        expected = "none with --runner, which has an option of its own" if runner else "a positive number"
+        raise BadInput(f"--workers: expected {expected}, got {workers}")
+    if beams and not runner:
+        raise BadInput("--: expected --runner before Beam's options")
 
 
 def load_beam() -> None:
@@ -51,177 +68,106 @@ def threads_of_a_worker(workers: int | None) -> int | None:
     return max(1, (os.cpu_count() or 1) // (workers or 1))
 
 
-class Pipelines:
-    """Runs pipelines on a runner.
+def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], object]) -> None:
+    """Build a pipeline, and run it to its end.
 
     Args:
-        workers: processes on this machine, `None` for one, which is this process itself.
-        runner: the name of another runner.
+        runner: the name of one of Beam's.
         options: Beam's, as on a command line.
-        log: a file for what Beam writes; `None` leaves it on standard error.
+        build: adds transforms to the pipeline.
 
     Raises:
-        BadInput: apache_beam is not installed, or options do not go together.
+        BadInput: there is no such runner, or it has no such options.
     """
+    load_beam()
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-    def __init__(
-        self, workers: int | None, runner: str | None = None, options: Sequence[str] = (), log: Path | None = None
-    ) -> None:
-        load_beam()
-        if workers and runner:
-            raise BadInput(f"--workers: expected none with --runner, which has an option of its own, got {workers}")
-        self.workers = workers or 1
-        self.runner = runner
-        self.options = list(options)
-        self.log = log
-
-    def run(self, build: Callable[[Any], object], progress: Callable[[], str] = str) -> None:
-        """Build a pipeline and run it to its end.
-
-        Args:
-            build: adds transforms to the pipeline.
-            progress: a line for standard error every 30 seconds; none if it is "".
-
-        Raises:
-            BadInput, OSError: what a worker raised of these.
-            SystemExit: 3, after one line, if a worker process was killed.
-        """
-        pipeline, finished = self._pipeline(), threading.Event()
-        killed: list[int] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                with pipeline:
-                    build(pipeline)
-            except BaseException as error:  # handed over to the thread that waits
-                failed.append(error)
-            finished.set()
-
-        def hook(arguments: Any) -> None:
-            """Beam notices a dead worker in a thread of its own, and waits for it for ever."""
-            if found := re.search(r"Worker subprocess exited with return code (-?\d+)", str(arguments.exc_value)):
-                if not finished.is_set():
-                    killed.append(int(found[1]))
-                finished.set()
-            else:
-                threading.__excepthook__(arguments)
-
-        with _stderr_to(self.log) as say:
-            before, threading.excepthook = threading.excepthook, hook
-            try:
-                thread = threading.Thread(target=work, daemon=True)
-                thread.start()
-                last = time.monotonic()
-                while not finished.wait(1):
-                    if time.monotonic() - last > SECONDS and (line := progress()):
-                        say(line)
-                        last = time.monotonic()
-                if killed:
-                    number = killed[0] - 128 if killed[0] > 128 else -killed[0]
-                    how = f"was killed by signal {number}" if number > 0 else f"ended with status {killed[0]}"
-                    self._end(f"error: a worker process {how}; start again to go on", 3, say)
-            except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C, or another signal
-                status = stopped.code if isinstance(stopped, SystemExit) else 130
-                self._end("\nstopped; start it again with the same options to go on", status, say)
-            finally:
-                threading.excepthook = before
-        if failed:
-            raise _plain(failed[0]) from failed[0]
-
-    def _pipeline(self) -> Any:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-
-        if self.runner:
-            try:
-                return beam.Pipeline(self.runner, PipelineOptions(self.options))
-            except (ImportError, ValueError) as error:
-                raise BadInput(f"--runner: expected one of Beam's, with its options; {_line(error)}") from error
-        from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
-        from apache_beam.transforms.environments import SubprocessSDKEnvironment
-
-        # The local runner for batches itself: the DirectRunner would first look for one that it downloads.
-        options = PipelineOptions([*self.options, f"--direct_num_workers={self.workers}"])
-        if self.workers == 1:
-            return beam.Pipeline(FnApiRunner(), options)
-        command = f"exec {shlex.quote(sys.executable)} -m {__package__}.pipelines {os.getpid()}"
-        return beam.Pipeline(FnApiRunner(SubprocessSDKEnvironment.from_command_string(command)), options)
-
-    def _end(self, line: str, status: Any, say: Callable[[str], None]) -> None:
-        """End at once: a normal exit waits for threads of Beam that do not end. The workers notice."""
-        say(line)
-        sys.stdout.flush()
-        remove_unfinished()
-        os._exit(status)
+    try:
+        pipeline = beam.Pipeline(runner, PipelineOptions(list(options)))
+    except (ImportError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        raise BadInput(f"--runner: expected one of Beam's, with its options; {reason}") from error
+    with pipeline:
+        build(pipeline)
 
 
 @contextlib.contextmanager
-def _stderr_to(log: Path | None) -> Iterator[Callable[[str], None]]:
-    """Send standard error, that of child processes too, to a file; gives a function that still says a line there.
+def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[Callable[..., list[Any]]]:
+    """Processes of this machine, as a function like `map` that returns when all is done.
 
-    It goes through a pipe: a worker that cannot write its error, because the disk is full, would never report it.
+    Args:
+        workers: how many; one is this process itself.
+        log: a file for what they write to standard error.
+        progress: a line for standard error every 30 seconds.
+
+    Raises:
+        Exception: what a worker raised.
+        SystemExit: 3, after one line, if a worker was killed.
     """
-    if log is None:
-        yield lambda line: print(line, file=sys.stderr, flush=True)
+    if workers == 1:
+        yield functools.partial(_one_by_one, progress)
         return
-    file = open(log, "ab", 0)  # noqa: SIM115  (the thread closes it)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    end, begin = os.pipe()
-    os.dup2(begin, 2)
-    os.close(begin)
+    pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (log,))
+    children = dict[int | None, multiprocessing.process.BaseProcess]()
 
-    def say(line: str) -> None:
-        os.write(kept, f"{line}\n".encode())
+    def each(function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as workers begin: Ctrl-C is this process's business
+        try:
+            futures = [pool.submit(function, *item) for item in zip(*items, strict=True)]
+        finally:
+            signal.signal(signal.SIGINT, before)
+        children.update((child.pid, child) for child in multiprocessing.active_children())
+        left = set(futures)
+        while left:
+            done, left = concurrent.futures.wait(left, SECONDS, concurrent.futures.FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if left:
+                print(progress(), file=sys.stderr, flush=True)
+        return [future.result() for future in futures]
 
-    def copy() -> None:
-        with open(end, "rb", 0) as pipe, file:
-            while text := pipe.read(65_536):
-                with contextlib.suppress(OSError):
-                    file.write(text)
-
-    threading.Thread(target=copy, daemon=True).start()
     try:
-        yield say
+        yield each
+    except BrokenProcessPool:  # which stops the other workers
+        pool.shutdown()
+        statuses = sorted((child.exitcode or 0 for child in children.values()), key=lambda status: status == STOPPED)
+        status = next(filter(None, statuses), 1)
+        number = status - 128 if status > 128 else -status
+        how = f"was killed by signal {number}" if number > 0 else f"ended with status {status}"
+        print(f"error: a worker process {how}; start again to go on", file=sys.stderr)
+        sys.exit(3)
+    except BaseException:
+        for child in children.values():
+            child.terminate()
+        raise
     finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        pool.shutdown(cancel_futures=True)
 
 
-def _line(error: BaseException) -> str:
-    """The last line of an error's text."""
-    return (str(error).strip().splitlines() or [""])[-1]
+def _one_by_one(progress: Callable[[], str], function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
+    results, said = [], time.monotonic()
+    for item in zip(*items, strict=True):
+        results.append(function(*item))
+        if time.monotonic() - said > SECONDS:
+            print(progress(), file=sys.stderr, flush=True)
+            said = time.monotonic()
+    return results
 
 
-def _plain(error: BaseException) -> BaseException:
-    """What a worker raised, if it was bad input or an error of the operating system: Beam gives its text."""
-    line = re.sub(r" \[while running '[^']*'\]$", "", _line(error))
-    if isinstance(error, BadInput):  # this process was the worker
-        return BadInput(line)
-    if found := re.fullmatch(r"(?:RuntimeError: )*([\w.]+): (.*)", line):
-        kind = getattr(builtins, found[1], None)
-        if found[1].endswith("BadInput"):
-            return BadInput(found[2])
-        if isinstance(kind, type) and issubclass(kind, OSError):
-            return OSError(found[2])
-    return error
+def _begin(log: Path) -> None:
+    """Begin a worker. It ends when the program says so, or when that has gone, and leaves no half-written file."""
 
-
-def _work_for(parent: int) -> None:
-    """A worker process: Beam's own, which ends when the program that started it has gone."""
-    from apache_beam.runners.worker import sdk_worker_main
+    def end(*_: object) -> None:
+        remove_unfinished()
+        os._exit(STOPPED)
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        remove_unfinished()
-        os._exit(1)
+        parent = multiprocessing.parent_process()
+        assert parent
+        parent.join()
+        end()
 
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), 2)
+    signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
-    sdk_worker_main.main(sys.argv[:1])
-
-
-if __name__ == "__main__":
-    _work_for(int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Tokenize a large corpus once, into shards of TFRecords that tf-transformer translation --prepared reads.
 
 What is there already is kept: a program that was stopped goes on when started again with the same options. With
---workers or --runner, many workers share the work, on Apache Beam; the files are the same.
+--workers many processes share the work, with --runner many machines, on Apache Beam; the files are the same.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any, get_args
 from tf_transformer.base.type_names import VocabularyKind
 
 from .command import add_tfds_options, as_path, load_tensorflow, options, positive, run_program
-from .pipelines import Pipelines, add_pipeline_options, split_options
+from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,9 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
     filters = "leave out pairs, e.g. duplicates identical max-ratio=3 languages=en,de"
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help=filters)
-    add_pipeline_options(
-        parser.add_argument_group('with Apache Beam (pip install "tf-transformer[beam]")').add_argument
-    )
+    add_pipeline_options(parser.add_argument_group("many workers").add_argument)
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(own)
     if [args.train, args.tfds, args.parquet].count(None) != 2:
@@ -41,21 +39,20 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--skip-bad-lines: expected --train beside it")
     if args.columns and not args.parquet:
         parser.error("--columns: expected --parquet beside it")
-    if beams and args.workers is None and not args.runner:
-        parser.error("--: expected --runner or --workers before Beam's options")
+    check_options(args.workers, args.runner, beams)
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
 
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
-    spread = args.workers is not None or args.runner
-    pipelines = Pipelines(args.workers, args.runner, beams, work.folder / "log") if spread else None
+    if args.runner:
+        load_beam()
     with work.locked():
-        prepare(args, work, pipelines)
+        prepare(args, work, beams)
 
 
-def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) -> None:
-    """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, or in this process."""
+def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
+    """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, in processes or in this one."""
     import tf_transformer as tt
 
     folder = work.folder
@@ -71,16 +68,16 @@ def prepare(args: argparse.Namespace, work: Any, pipelines: Pipelines | None) ->
         texts = work.source.sample(parts, args.sample // 2)
         tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample, symbols=work.source.symbols)
     began = time.monotonic()
-    if pipelines:
 
-        def progress() -> str:
-            done = sum(1 for _ in folder.glob("shard-*.json"))
-            return f"  {done:,} of {len(parts):,} shards, {time.monotonic() - began:,.0f} s"
+    def progress() -> str:
+        done = sum(1 for _ in folder.glob("shard-*.json"))
+        return f"  {done:,} of {len(parts):,} shards, {time.monotonic() - began:,.0f} s"
 
-        def build(pipeline: Any) -> None:
-            _ = pipeline | tt.beam.Prepare(work, parts, tokenizer)
-
-        pipelines.run(build, progress)
+    if args.runner:
+        run_pipeline(args.runner, beams, lambda pipeline: pipeline | tt.beam.Prepare(work, parts, tokenizer))
+    elif (args.workers or 1) > 1:
+        with processes(args.workers, folder / "log", progress) as each:
+            list(work.run(parts, tokenizer, each))
     else:
         for shard in work.run(parts, tokenizer):
             print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.base.files import encoded, lines_in, one_line, write_json
 from tf_transformer.base.reading import check_kinds, read_json, reading
-from tf_transformer.corpora.corpus import Corpus, Texts, ToyCorpus
+from tf_transformer.corpora.corpus import PairCorpus, Texts, ToyCorpus
 from tf_transformer.engines.translator import Translator
 from tf_transformer.evaluation import costs
 from tf_transformer.exports import savedmodel as serving
@@ -27,10 +27,10 @@ from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_re
 
 from .command import chosen
 
-CORPORA: dict[str, Any] = {"translation": Corpus, "parsing": TreebankCorpus}
+CORPORA: dict[str, type[PairCorpus]] = {"translation": PairCorpus, "parsing": TreebankCorpus}
 
 
-def corpus_of(kind: str) -> Any:
+def corpus_of(kind: str) -> type[PairCorpus]:
     """The class of corpora that scores a kind of run.
 
     Raises:

@@ -21,7 +21,15 @@ from .command import (
     positive,
     run_program,
 )
-from .pipelines import Pipelines, add_pipeline_options, load_beam, split_options, threads_of_a_worker
+from .pipelines import (
+    add_pipeline_options,
+    check_options,
+    load_beam,
+    processes,
+    run_pipeline,
+    split_options,
+    threads_of_a_worker,
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -73,11 +81,13 @@ def translate_file(args: argparse.Namespace) -> None:
 
 
 def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
-    """Translate many files into shards, on Apache Beam; those that are there are kept. `search` names its options."""
+    """Translate many files into shards; those that are there are kept. `search` names its options."""
     import tf_transformer as tt
     from tf_transformer.base.folders import model_folder
+    from tf_transformer.beam import shards as bulk
 
     given = vars(args)
+    check_options(args.workers, args.runner, beams)
     threads = None if args.runner else threads_of_a_worker(args.workers)
     method = tt.beam.TranslationSettings(
         str(model_folder(args.model).absolute()),
@@ -87,7 +97,6 @@ def translate_files(args: argparse.Namespace, beams: list[str], search: list[str
     )
     ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
     work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
-    pipelines = Pipelines(args.workers, args.runner, beams, None if args.runner else work.folder / "log")
     began = time.monotonic()
     with work.opened() as shards:
         missing = [shard for shard in shards if not Path(shard.path).exists()]
@@ -101,8 +110,11 @@ def translate_files(args: argparse.Namespace, beams: list[str], search: list[str
 
             _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
 
-        if missing:
-            pipelines.run(build, progress)
+        if missing and args.runner:
+            run_pipeline(args.runner, beams, build)
+        elif missing:
+            with processes(args.workers or 1, work.folder / "log", progress) as each:
+                each(bulk.ShardWorker(method), missing)
     lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began
     kept = f"; {len(shards) - len(missing):,} were there" if len(missing) < len(shards) else ""
     print(f"{len(missing):,} files, {lines:,} lines in {seconds:.0f} s, {lines / seconds:.0f} a second{kept}")

@@ -76,8 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         beside = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
         dev = beside.dev if beside else tt.data.read_text_pairs(*args.dev)
         test = beside.test if beside else args.test and tt.data.read_text_pairs(*args.test)
-        corpus = tt.PreparedCorpus(args.prepared, dev, test)
-        corpus.languages = beside.languages if beside else None
+        corpus = tt.PreparedCorpus(args.prepared, dev, test, beside.languages if beside else None)
     elif args.tfds:
         corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
     else:

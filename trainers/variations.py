@@ -4,7 +4,6 @@ Each row trains in RUN/ROW; a complete row is not trained again.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,15 @@ def main(argv: list[str] | None = None) -> None:
     recipes = {row: changed(changed(recipe_of(row, "translation"), changes), vars(args)) for row in rows}
     folder = args.run or Path("runs") / f"variations-{args.scale}"
     corpus = tt.TextCorpus(args.train, args.dev)
-    corpus.learn_tokenizer = functools.cache(corpus.learn_tokenizer)  # type: ignore[method-assign]  # one for all rows
-    lines = []
+    tokenizer, lines = None, []
     for row in rows:
         print(f"\n{row}: {table3.difference(row, args.scale) or 'as the paper has it'}")
         config = table3.scaled(row, args.scale)
         config = dataclasses.replace(config, **chosen(vars(args), ["vocab_size"]))
         keras.utils.clear_session()
-        trainer = tt.Trainer(folder / row, config, corpus, recipes[row], strategy=strategy)
+        trainer = tt.Trainer(folder / row, config, corpus, recipes[row], strategy=strategy, tokenizer=tokenizer)
         trainer.fit()
+        tokenizer = tt.Tokenizer.load(trainer.run.path / "tokenizer.model")  # one for all rows
         metrics = trainer.run.path / "metrics.json"
         if trainer.writes and not is_complete(trainer):
             bleu = trainer.evaluate(translator=averaged(trainer, search))["BLEU"]

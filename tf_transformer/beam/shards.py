@@ -193,6 +193,33 @@ class _ShardHandler(Handler):
             yield ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)
 
 
+class ShardWorker:
+    """A function that translates a shard. A process loads the model once, however often it unpickles the function.
+
+    Args:
+        method: how texts are translated.
+    """
+
+    def __init__(self, method: TranslationSettings) -> None:
+        self._handler = _ShardHandler(method, 1)
+        self._model: Model | None = None
+
+    def __call__(self, shard: Shard) -> ShardResult:
+        self._model = self._model or self._handler.load_model()
+        (result,) = self._handler.run_inference([shard], self._model)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._handler.method,)
+
+
+_workers = dict[str, ShardWorker]()
+
+
+def _unpickled(method: TranslationSettings) -> ShardWorker:
+    return _workers.setdefault(repr(method), ShardWorker(method))
+
+
 def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
     """Write translations, a line for each, to a file that is complete or absent. `n_best`: JSON has all of them.
 

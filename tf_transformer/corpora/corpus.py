@@ -279,14 +279,23 @@ class PreparedCorpus(Corpus):
         folder: of the records.
         dev: sources and references to watch the training with.
         test: to score the result with; `None` means the dev text.
+        languages: of source and target; `None` if they are not known.
 
     Raises:
         BadInput: the folder holds something else, or damaged records.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], dev: Texts, test: Texts | None = None):
+    @checked
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        dev: Texts,
+        test: Texts | None = None,
+        languages: tuple[str, str] | None = None,
+    ) -> None:
         self.records = Records(folder)
-        self.dev, self.test = dev, test or dev
+        self.max_length = self.records.max_length
+        self.dev, self.test, self.languages = dev, test or dev, languages
 
     def describe(self) -> dict[str, Any]:
         return {"train": str(self.records.folder), "sha256": self.records.checksum}

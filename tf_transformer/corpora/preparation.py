@@ -1,5 +1,5 @@
-"""A corpus made into records: the steps, each for one shard, and a plain loop over them. `tf_transformer.beam` has
-another way through the same steps, with many workers."""
+"""A corpus made into records: the steps, each for one shard, and a way through them, which many processes can share.
+`tf_transformer.beam` has another, for many machines."""
 
 import collections
 import contextlib
@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,13 @@ class Preparation:
         message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
         return locked(self.folder / ".lock", message)
 
-    def run(self, parts: list[Part], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-        """All steps in this process.
+    def run(self, parts: list[Part], tokenizer: Tokenizer, each: Callable[..., Any] = map) -> Iterator[dict[str, Any]]:
+        """All steps, in this process or in others.
 
         Args:
             parts: of the source.
             tokenizer: of source and target.
+            each: calls a function for each of some items, as `map` does.
 
         Yields:
             what records.json says of each shard, when it is there.
@@ -81,11 +82,11 @@ class Preparation:
             OSError: a file cannot be read or written.
         """
         self.begin(parts, tokenizer)
-        drops = self._drops(parts) if self.filters.duplicates else {}
+        drops = self._drops(parts, each) if self.filters.duplicates else {}
         shards = []
-        for part in parts:
-            shards.append(self.write(part, drops.get(part.number, ())))
-            yield shards[-1]
+        for shard in each(self.write, parts, [drops.get(part.number, ()) for part in parts]):
+            shards.append(shard)
+            yield shard
         self.finish(shards)
 
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
@@ -156,11 +157,11 @@ class Preparation:
         shutil.rmtree(self.folder / "unpacked", ignore_errors=True)
         return manifest
 
-    def _drops(self, parts: list[Part]) -> dict[int, list[bytes]]:
+    def _drops(self, parts: list[Part], each: Callable[..., Any]) -> dict[int, list[bytes]]:
         """For each shard, the places of pairs that came before."""
         by_bucket, drops = collections.defaultdict(list), collections.defaultdict(list)
-        for part in parts:
-            for bucket, found in self.hashes(part, buckets(parts)):
+        for of_part in each(functools.partial(self.hashes, buckets=buckets(parts)), parts):
+            for bucket, found in of_part:
                 by_bucket[bucket].append(found)
         for hashes in by_bucket.values():
             for number, places in repeated(hashes):

@@ -32,6 +32,7 @@ from tf_transformer.runs.run import Run, compiled
 if TYPE_CHECKING:
     from tf_transformer.text.tokenizer import Tokenizer
 
+Answers = Callable[[list[str]], list[str]]  # of sources
 Logs = dict[str, Any]  # Keras's values by name, at the end of a batch or an epoch
 
 
@@ -304,9 +305,7 @@ class DevScore(keras.callbacks.Callback):
     """
 
     @checked
-    def __init__(
-        self, function: Callable[..., Any], dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None
-    ):
+    def __init__(self, function: Answers, dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None):
         super().__init__()
         self.function, self.dev, self.show = function, dev, show
         self.logs = None if logs is None else user_path(logs, "logs")

@@ -16,17 +16,17 @@ from tf_transformer.base.values import Count, check_fields, checked, shown
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora import data
 from tf_transformer.corpora.corpus import Batching, Corpus, Files, PreparedCorpus, Texts
-from tf_transformer.engines.engine import Engine
 from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.families.registry import build_model, load_tokenizer
-from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
+from tf_transformer.fitting.callbacks import Answers, Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
 from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.loading import trained
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run, described
+from tf_transformer.text.tokenizer import Tokenizer
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
@@ -60,10 +60,13 @@ class Trainer:
         start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
             without `start`. `config` is the configuration of its model, apart from rates. Layers and weights of it that
             are frozen stay so.
+        tokenizer: of a new run, which keeps it; `None` means that of `start`, or one learned from the corpus.
+        max_length: tokens a side, with the end symbol; longer pairs are left out. `None` means the corpus's.
 
     Raises:
         BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, a callback
-            would restore its best weights, or `jit_compile` is on with several devices.
+            would restore its best weights, `jit_compile` is on with several devices, the tokenizer has another size
+            than the config, or the records have pairs of other lengths.
     """
 
     path: str | os.PathLike[str]
@@ -75,13 +78,16 @@ class Trainer:
     callbacks: Sequence[keras.callbacks.Callback] = ()
     strategy: tf.distribute.Strategy | None = None
     start: Translator | None = None
+    tokenizer: Tokenizer | None = None
+    max_length: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.start:
             self._check_start(self.start)
-        if self.config.positions == "learned":
-            self._check_positions()
+        if self.tokenizer:
+            self._check_tokenizer(self.tokenizer)
+        self._choose_length()
         if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
             raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
@@ -104,7 +110,7 @@ class Trainer:
     @property
     def settings(self) -> dict[str, Any]:
         """The contents of this run's config.json."""
-        settings = {
+        settings: dict[str, Any] = {
             "kind": self.corpus.kind,
             "model": self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
@@ -114,6 +120,8 @@ class Trainer:
             settings["start"] = dict(self.start.export_options) or UNKNOWN
             if frozen := frozen_weights(self.start.model):
                 settings["frozen"] = frozen
+        if self.max_length:
+            settings["max_length"] = self.max_length
         own = {"floatx": keras.config.floatx()}
         if not self.recipe.mixed_precision:
             own["dtype_policy"] = keras.config.dtype_policy().name
@@ -121,21 +129,31 @@ class Trainer:
             settings["keras"] = own
         return settings | self._given
 
-    def _check_positions(self) -> None:
-        """Leave out what is longer than the table of learned positions."""
-        most = self.config.max_length
-        if isinstance(self.corpus, PreparedCorpus) and self.corpus.records.max_length > most:
-            longest = self.corpus.records.max_length
-            raise BadInput(f"config: expected max_length={longest} or more, that of the records, got {most}")
-        if self.corpus.max_length > most:
+    def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        if self.start:
+            raise BadInput("tokenizer: expected none with start, which has its own")
+        if tokenizer.vocab_size != (V := self.config.vocab_size):
+            raise BadInput(f"tokenizer: expected one of the config's vocab_size={V}, got {tokenizer.vocab_size}")
+
+    def _choose_length(self) -> None:
+        """Leave out what is longer than `max_length`, and than the table of learned positions."""
+        most = self.max_length or self.corpus.max_length
+        prepared = isinstance(self.corpus, PreparedCorpus)
+        if prepared and most != self.corpus.max_length:
+            raise BadInput(f"max_length: expected {self.corpus.max_length}, that of the records, got {most}")
+        if self.config.positions == "learned" and most > self.config.max_length:
+            if prepared:
+                got = f"expected max_length={most} or more, that of the records, got {self.config.max_length}"
+                raise BadInput(f"config: {got}")
+            most = self.config.max_length
+        if most != self.corpus.max_length:
             self.corpus = copy.copy(self.corpus)
             self.corpus.max_length = most
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
             raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
-        model: Any = start.model
-        if not model.trainable_weights:
+        if not getattr(start.model, "trainable_weights", True):
             raise BadInput("start: expected weights that learn, got a model whose weights are all frozen")
         rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
         sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
@@ -186,12 +204,15 @@ class Trainer:
         distribution.wait_for_all(self._strategy)  # until here, all workers find the same files
         is_first = self.writes and not is_there
         if is_first:
-            learn = self.corpus.learn_tokenizer
-            tokenizer = self.start.tokenizer if self.start else learn(self.config.vocab_size, recipe.tokenizer)
+            learn, given = self.corpus.learn_tokenizer, self.start.tokenizer if self.start else self.tokenizer
+            tokenizer = given or learn(self.config.vocab_size, recipe.tokenizer)
         else:
             if not is_there:
                 distribution.wait_for_all(self._strategy)  # for the chief
-            tokenizer = load_tokenizer(run.path / "tokenizer.model")
+            file = run.path / "tokenizer.model"
+            tokenizer = load_tokenizer(file)
+            if self.tokenizer and self.tokenizer.fingerprint != tokenizer.fingerprint:
+                raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         summary = self.corpus.summary(batching)
         say(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
@@ -311,7 +332,7 @@ class Trainer:
 
     def _adam(self, steps: int) -> training.Adam:
         recipe, d_model = self.recipe, self.config.d_model
-        schedule: Any = self.schedule
+        schedule = self.schedule
         if not schedule and recipe.learning_rate:  # constant: the cosine ends with the rate that it begins with
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
             schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
@@ -320,12 +341,14 @@ class Trainer:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
 
-    def _texts(self, given: Any) -> Texts:
-        if all(isinstance(one, str | os.PathLike) for one in given):
-            return self.corpus.read(given)
-        if len(given) != 2 or any(isinstance(one, str | os.PathLike) for one in given):
+    def _texts(self, given: Files | Texts) -> Texts:
+        paths = [one for one in given if isinstance(one, str | os.PathLike)]
+        lists = [list(one) for one in given if not isinstance(one, str | os.PathLike)]
+        if not lists:
+            return self.corpus.read(paths)
+        if len(lists) != 2 or paths:
             raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
-        return list(given[0]), list(given[1])
+        return lists[0], lists[1]
 
     def translator(self, **search: Any) -> Translator | Parser:
         """The average of the run's last checkpoints (section 6.1), in float32.
@@ -339,7 +362,7 @@ class Trainer:
         return trained(self.path, average_last=self.recipe.average_last, **search)
 
     @checked
-    def evaluate(self, files: Files | Texts | None = None, translator: Engine | None = None) -> dict[str, Any]:
+    def evaluate(self, files: Files | Texts | None = None, translator: Answers | None = None) -> dict[str, Any]:
         """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
 
         Args:

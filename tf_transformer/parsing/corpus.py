@@ -75,6 +75,8 @@ class TreebankCorpus(PairCorpus):
         return Tokenizer.learn_from(self.source.source, vocab_size, kind, controls=controls)
 
     def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds:
+        if not tokenizer.controls:
+            raise BadInput("tokenizer: expected one with the symbols of trees as controls, got one without")
         return pair_ids(tokenizer)
 
     def dev_batches(self, batching: Batching) -> tf.data.Dataset:

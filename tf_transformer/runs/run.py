@@ -46,6 +46,7 @@ class Run:
         model     the fields of `TransformerConfig`
         recipe    the fields of `Recipe`
         corpus    the values of `Corpus.describe`: "train", the training text, and the options that change it
+        max_length  tokens a side, if it was given
         start     the origin of the model that the run began with, if it began with one
         frozen    its layers and weights that do not learn, if there are any
         keras     Keras's own settings in that process, where they are others than float32: dtype_policy, floatx
