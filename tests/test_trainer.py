@@ -169,23 +169,24 @@ def test_a_compiled_step_sees_the_shapes_that_were_counted(corpus, tmp_path, mon
     np.testing.assert_allclose(losses["on"], losses["off"], rtol=1e-5)
 
 
-def test_a_text_may_move_but_not_change(text, tmp_path):
+def test_a_text_may_move_but_not_change(text, tmp_path, monkeypatch):
     """A run knows it by its contents, and goes on without tokenizing it again."""
 
     def trainer(folder, sides=("en", "de")):
         files = ([tmp_path / folder / f"{part}.{side}" for side in sides] for part in ("train", "dev"))
         return tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(*files), RECIPE)
 
+    seen = []
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append(self.corpus.ids(batching)))
     shutil.copytree(text, tmp_path / "here")
-    trainer("here").fit(until=2)
+    trainer("here").fit()
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.MonkeyPatch.context() as patch:
         ids_of = data.ids_of
         patch.setattr(data, "ids_of", lambda pairs, *more: ids_of(of_dev(pairs), *more))
-        trainer("there").fit(until=3)
-    whole = tt.Trainer(tmp_path / "whole", CONFIG, trainer("there").corpus, RECIPE)
-    whole.fit(until=3)
-    same_weights(tmp_path / "run", tmp_path / "whole")
+        trainer("there").fit()
+    for found, expected in zip(seen[1].source + seen[1].target, seen[0].source + seen[0].target, strict=True):
+        np.testing.assert_array_equal(found, expected)
     with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
         trainer("there", ("de", "en")).fit()
     with open(tmp_path / "there/train.en", "a") as source, open(tmp_path / "there/train.de", "a") as target:
