@@ -62,9 +62,9 @@ class Both:
         import sentencepiece
         import tensorflow as tf
 
-        import tf_transformer as tt
+        from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 
-        tt.ctranslate2.save(translator, folder)
+        save_ctranslate2(translator, folder)
         self.ours, self.args = translator, args
         self.theirs = ctranslate2.Translator(str(folder))
         self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))

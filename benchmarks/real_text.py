@@ -99,6 +99,7 @@ def main(argv=None) -> list[dict]:
 def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
+    from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
@@ -110,7 +111,7 @@ def export(folder: Path, args) -> None:
         elif engine == "litert":
             translator.save(path, format="litert", dtype=dtype)
         else:
-            tt.ctranslate2.save(translator, path, None if dtype == "float32" else dtype)
+            save_ctranslate2(translator, path, None if dtype == "float32" else dtype)
 
 
 def folder_of(folder: Path, name: str) -> Path:

@@ -28,10 +28,10 @@ def main(argv=None) -> dict:
     preparing = time.perf_counter() - began
 
     common.prepare_tensorflow(args, inter_threads=args.threads)
-    import tf_transformer as tt
+    from tf_transformer.corpora.records import Records
 
     began = time.perf_counter()
-    records = tt.records.Records(folder)
+    records = Records(folder)
     batches = iter(records.batches(args.batch_tokens, first=args.first))
     next(batches)
     first = time.perf_counter() - began

@@ -100,6 +100,7 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
 
 def _export(work, dtype, folder, max_length, kind, path) -> None:
     import tf_transformer as tt
+    from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 
     if kind == "marian":
         return to_marian.write(random_translator(work, dtype, folder), path)
@@ -109,7 +110,7 @@ def _export(work, dtype, folder, max_length, kind, path) -> None:
     else:
         translator = random_translator(work, "float32" if kind == "litert" else dtype, folder)
     if kind == "ctranslate2":
-        tt.ctranslate2.save(translator, path)
+        save_ctranslate2(translator, path)
     elif kind == "litert":
         translator.save(path, format="litert", dtype=dtype, max_length=max_length)
     else:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
+from tf_transformer.base.files import checksum
 from trainers.command import run_program
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,7 @@ def checkpoint(run, step):
     folder = run / f"checkpoints/step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.weights.h5").write_text(f"weights of {step}")
-    state = {"step": step, "sha256": tt.files.checksum(folder / "model.weights.h5")}
+    state = {"step": step, "sha256": checksum(folder / "model.weights.h5")}
     (folder / "state.json").write_text(json.dumps(state))
 
 

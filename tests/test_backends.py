@@ -130,7 +130,7 @@ recipe = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, seed
 def trained(name, *stops):
     for until in (*stops, None):
         rows = tt.Trainer(folder / name, config, corpus, recipe).fit(until)
-    return rows, tt.run.Run(folder / name).weights(1)[0]
+    return rows, Run(folder / name).weights(1)[0]
 
 
 def weights(file):

@@ -16,6 +16,7 @@ from test_records import contents, rows, write_text
 
 import tf_transformer as tt
 from tf_transformer.corpora import preparation, toy_corpus
+from tf_transformer.corpora.records import Records
 
 beam = pytest.importorskip("apache_beam")
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
@@ -45,7 +46,7 @@ def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, f
         with beam.Pipeline(FnApiRunner()) as pipeline:
             _ = pipeline | tt.beam.Prepare(spread, parts, tokenizer)
         assert contents(spread.folder) == contents(loop.folder)
-    found = tt.records.Records(spread.folder)
+    found = Records(spread.folder)
     lines = [line for _, _, line in rows(spread.folder)]
     left_out = {8, 121, 301} | {12} if filters.duplicates else set()
     assert lines == [line for line in range(1, PAIRS + 1) if line not in {63, 201} | left_out]

@@ -13,8 +13,10 @@ from conftest import random_model
 
 import tf_transformer as tt
 from tf_transformer import layers
+from tf_transformer.base.files import checksum
 from tf_transformer.exports.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
+from tf_transformer.runs.run import Run
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 from trainers import export
 
@@ -284,10 +286,10 @@ def test_the_program(tokenizer, tmp_path, capsys):
         folder = tmp_path / f"run/checkpoints/step-{step}"
         folder.mkdir(parents=True)
         model.save_weights(folder / "model.weights.h5")
-        state = {"step": step, "sha256": tt.files.checksum(folder / "model.weights.h5")}
+        state = {"step": step, "sha256": checksum(folder / "model.weights.h5")}
         (folder / "state.json").write_text(json.dumps(state))
     settings = {"kind": "translation", "recipe": {"seed": 1}, "corpus": {"train": "grammar"}}
-    tt.run.Run(tmp_path / "run").begin(settings | {"model": models[0].config.to_dict()})
+    Run(tmp_path / "run").begin(settings | {"model": models[0].config.to_dict()})
     tokenizer.save(tmp_path / "run/tokenizer.model")
 
     argv = ["--run", str(tmp_path / "run"), "--name", "mine", "--base", str(tmp_path / "base")]

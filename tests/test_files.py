@@ -15,6 +15,7 @@ from programs import ROOT
 import tf_transformer as tt
 from tf_transformer.base import folders
 from tf_transformer.base.files import (
+    checksum,
     lines_in,
     matching,
     new_file,
@@ -24,10 +25,15 @@ from tf_transformer.base.files import (
     user_path,
     write_text,
 )
+from tf_transformer.corpora.records import Records
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.savedmodel import SavedModel
 from tf_transformer.exports import savedmodel as publish
+from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 from tf_transformer.families import hub
+from tf_transformer.parsing import treebank
+from tf_transformer.runs.run import Run
+from tf_transformer.training import average_weights
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
 
@@ -71,19 +77,19 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     next(iter(tt.data.text_pairs(*sides, translator.tokenizer, 512)))
     write_text(of("~/trees"), TREE)
     tt.TreebankCorpus([of("~/trees")], [of("~/trees")]).add([of("~/trees")])
-    assert len(tt.treebank.read_trees(of("~/trees"))) == 1 and tt.files.checksum(of("~/trees"))
+    assert len(treebank.read_trees(of("~/trees"))) == 1 and checksum(of("~/trees"))
     (home / "wsj_0201.mrg").write_text(TREE)
-    assert tt.treebank.wsj_files(of("~"), [2]) == [home / "wsj_0201.mrg"]
+    assert treebank.wsj_files(of("~"), [2]) == [home / "wsj_0201.mrg"]
     source = tt.sources.TextSource(*sides)
     preparation = tt.Preparation(source, of("~/records"))
     parts = source.parts(2, of("~/records"))
     with preparation.locked():
         assert len(list(preparation.run(parts, translator.tokenizer))) == 2
-    tt.records.Records(of("~/records"))
+    Records(of("~/records"))
     tt.PreparedCorpus(of("~/records"), corpus.dev)
     assert tt.sources.ParquetSource(of("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
     assert tt.sources.TfdsSource("wmt", data_dir=of("~/tfds")).data_dir == f"{home}/tfds"
-    run = tt.run.Run(of("~/run"))
+    run = Run(of("~/run"))
     run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
     trainer = tt.Trainer(of("~/run"), translator.model.config, corpus)
     assert trainer.run.path == tt.callbacks.Checkpoints(of("~/run")).run.path == home / "run"
@@ -93,7 +99,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
         with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
             load(of("~/run"))
     with pytest.raises(FileNotFoundError, match=f"{home}/run/no.h5"):
-        tt.average_weights(translator.model, [of("~/run/no.h5")])
+        average_weights(translator.model, [of("~/run/no.h5")])
     with new_folder(of("~/models/1")) as folder:
         (folder / "saved_model.pb").touch()
     assert publish.next_version(of("~/models")) == home / "models" / "2"
@@ -103,7 +109,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     for load in (tt.Translator.from_pretrained, tt.load):
         with pytest.raises((tt.BadInput, FileNotFoundError), match="(~|home)/models"):
             load(of("~/models"))
-    for save in (translator.save, tt.Parser.save, tt.ctranslate2.save):
+    for save in (translator.save, tt.Parser.save, save_ctranslate2):
         with pytest.raises(FileExistsError, match=f"{home}/models/1 exists"):
             save(*[translator] * (save != translator.save), of("~/models/1"))
     with pytest.raises(FileNotFoundError, match=f"no model.tflite in {home}/text"):
@@ -118,8 +124,8 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
 
 
 def test_bytes_are_no_path():
-    takers = (user_path, tt.load, tt.Translator.from_pretrained, tt.run.Run, tt.Tokenizer.load, tt.records.Records)
-    takers += (tt.treebank.read_trees, tt.files.checksum, lambda path: tt.load([path]))
+    takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load, Records)
+    takers += (treebank.read_trees, checksum, lambda path: tt.load([path]))
     takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
     for take in takers:
         with pytest.raises(tt.BadInput, match=r"expected .*, got (b'a'|<DirEntry b'a'>)") as error:
@@ -131,14 +137,14 @@ def test_bytes_are_no_path():
 
 def test_an_empty_path_is_none():
     """As of a shell's variable without a value: it would be the current folder."""
-    for take in (user_path, tt.load, tt.run.Run, tt.Tokenizer.load, tt.records.Records):
+    for take in (user_path, tt.load, Run, tt.Tokenizer.load, Records):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
 
 
 def test_a_path_that_is_not_utf_8():
     """TensorFlow takes none."""
-    for take in (user_path, tt.run.Run, tt.Tokenizer.load):
+    for take in (user_path, Run, tt.Tokenizer.load):
         with pytest.raises(tt.BadInput, match=r"expected a path in UTF-8, got 'runs/caf\\udce9'"):
             take("runs/caf\udce9")
 

@@ -17,6 +17,7 @@ from tf_transformer.base.folders import (
     saved_model_of,
 )
 from tf_transformer.engines.litert import LiteRT
+from tf_transformer.runs.run import Run
 from trainers import translate
 
 
@@ -76,7 +77,7 @@ def test_what_is_there_instead_and_what_opens_it(tmp_path, capsys):
     put(tmp_path / "records", "records.json")
     put(tmp_path / "marian", "source.spm", "config.json")
     put(tmp_path / "run", "tokenizer.model")
-    tt.run.Run(tmp_path / "run").begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
+    Run(tmp_path / "run").begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
     (tmp_path / "file").touch()
     lite, engine = "a LiteRT export, .*/7, which tt.load", "an export for CTranslate2, .*/7, which ctranslate2.Transl"
     of_run, of_checkpoint = "export --run .*/run --name", "a pretrained checkpoint, .* --pretrained .*/marian --name"

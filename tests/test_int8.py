@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
+from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 from tf_transformer.layers import int8
 
 needs_int8 = pytest.mark.usefixtures("needs_int8")
@@ -135,7 +136,7 @@ def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
     with pytest.raises(
         tt.BadInput, match="expected weights of 16 or 32 bits, which quantization can convert, got int8"
     ):
-        tt.ctranslate2.save(translator.astype("int8"), tmp_path / "1", "int8")
+        save_ctranslate2(translator.astype("int8"), tmp_path / "1", "int8")
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
     model.encoder_layers[0].feed_forward.hidden.quantize("int8")

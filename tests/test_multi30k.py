@@ -14,9 +14,11 @@ import tf_transformer as tt
 from examples.multi30k import teachers, train
 from examples.multi30k.corpus import Methods, StagedCorpus, with_translations
 from examples.multi30k.stages import StagedTrainer, dropout_stages
+from tf_transformer.base.files import checksum
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.corpora.corpus import Batching, PairCorpus
 from tf_transformer.corpora.sources import MemorySource
+from tf_transformer.runs.run import Run
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 from trainers import publishing
 
@@ -202,7 +204,7 @@ def test_a_run_goes_on_with_the_dropout_of_its_step(runs, tmp_path):
         if step:
             checkpoint(tmp_path / "run", step)
         assert runs("--steps", "9", "--dropout-steps", "4") == rest
-        settings = tt.run.Run(tmp_path / "run").settings()
+        settings = Run(tmp_path / "run").settings()
         assert settings["model"]["dropout"] == 0.3 and settings["recipe"]["cooldown_steps"] == 2
         for folder in (tmp_path / "run/checkpoints").iterdir():
             for file in folder.iterdir():
@@ -219,12 +221,12 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(runs, tmp_
         ("run", 5, 8, 0.05, 2, ["one", "two"]),
     ]
     for name, of in (("one", {}), ("run", {"teachers": [str(tmp_path / "one"), str(tmp_path / "two")]})):
-        settings = tt.run.Run(tmp_path / name).settings()
+        settings = Run(tmp_path / name).settings()
         assert settings["model"]["dropout"] == 0.3 and settings["recipe"]["cooldown_steps"] == 2
         of |= {"student_dropout": 0.05} if of else {}
         methods = {"dropout_steps": 0, "bidirectional_steps": 5, "word_dropout": 0.1}
         text = {"train": [str(tmp_path / "train.en"), str(tmp_path / "train.de")], "skip_bad_lines": False}
-        text["sha256"] = [tt.files.checksum(file) for file in text["train"]]
+        text["sha256"] = [checksum(file) for file in text["train"]]
         assert settings["corpus"] == text | methods | of
 
     second = "--run", str(tmp_path / "run_2"), "--seed", "11", "--student-dropout", "0.05"
@@ -260,7 +262,7 @@ def test_in_an_ensemble_each_learns_from_the_next(runs, tmp_path):
         *ends,
     ]
     for name, other in (("run", "one"), ("one", "two"), ("two", "run")):
-        assert tt.run.Run(tmp_path / name).settings()["corpus"]["teachers"] == [str(tmp_path / other)]
+        assert Run(tmp_path / name).settings()["corpus"]["teachers"] == [str(tmp_path / other)]
     # What is there is not done again, but for the look of `fit`, which sees what is missing.
     assert runs("--ensemble", of=("one", "two")) == ends
     # They are the teachers of another model, too, with what they said before they were taught.

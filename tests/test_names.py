@@ -67,7 +67,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
     [
         "import keras; import tf_transformer; assert not CLASSES - set(sys.modules)",  # at once
         "import tf_transformer as tt; tt.layers; import keras",
-        "import tf_transformer as tt; import keras; tt.files",
+        "import tf_transformer as tt; import keras; tt.data",
     ],
 )
 def test_keras_loads_a_model(first, tmp_path):

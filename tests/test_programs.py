@@ -218,6 +218,7 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     import tensorflow_datasets as tfds
 
     import tf_transformer as tt
+    from tf_transformer.corpora.records import Records
 
     corpus = toy_corpus.corpus(train=300, dev=11, test=13)
 
@@ -255,7 +256,7 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
 
     prepare.main([*argv, "--to", str(tmp_path / "records"), "--vocab-size", "400"])
     assert "300 pairs, " in capsys.readouterr().out
-    assert tt.records.Records(tmp_path / "records").tokenizer.vocab_size == 400
+    assert Records(tmp_path / "records").tokenizer.vocab_size == 400
 
     def ask(trainer):
         asked.append(trainer)

@@ -15,7 +15,9 @@ from conftest import TEXTS
 
 import tf_transformer as tt
 from tf_transformer.exports.contract import Root
+from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 from tf_transformer.exports.savedmodel import save_export
+from tf_transformer.runs.run import Run
 from tf_transformer.text import text_model
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import EOS_ID
@@ -438,7 +440,7 @@ def test_an_ensemble_translates(translator, ensemble):
     assert float(found.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
     with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
-        tt.ctranslate2.save(both, "nowhere")
+        save_ctranslate2(both, "nowhere")
 
 
 @pytest.mark.program
@@ -458,7 +460,7 @@ def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
 
 
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
-    runs = [tt.run.Run(tmp_path / name) for name in ("one", "two")]
+    runs = [Run(tmp_path / name) for name in ("one", "two")]
     settings = {"kind": "translation", "model": ensemble.config.to_dict(), "recipe": {}, "corpus": {}}
     for run, model in zip(runs, ensemble.models, strict=True):
         model.compile("adam")

@@ -21,6 +21,7 @@ import pytest
 import tf_transformer as tt
 from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.evaluation import costs
 from tf_transformer.exports.contract import Export
 from tf_transformer.exports.savedmodel import publish
 from tf_transformer.parsing.corpus import mixed
@@ -325,10 +326,10 @@ def cheap_calls(folder, translator):
     tiny, x = tt.PRESETS["tiny"], np.ones((1, 1, 3, 2), "float32")
     return {
         "toy_corpus.corpus": (tt.toy_corpus.corpus, {}),
-        "costs.activations": (tt.costs.activations, {"config": tiny, "source": 3, "target": 5}),
-        "costs.forward_flops": (tt.costs.forward_flops, {"config": tiny, "source": 3, "target": 5}),
-        "costs.training_cost": (tt.costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
-        "costs.training_flops": (tt.costs.training_flops, {"config": tiny, "pairs": 1}),
+        "costs.activations": (costs.activations, {"config": tiny, "source": 3, "target": 5}),
+        "costs.forward_flops": (costs.forward_flops, {"config": tiny, "source": 3, "target": 5}),
+        "costs.training_cost": (costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
+        "costs.training_flops": (costs.training_flops, {"config": tiny, "pairs": 1}),
         "restricted_attention": (tt.layers.restricted_attention, {"query": x, "key": x, "value": x, "window": 2}),
         "restricted.near_mask": (tt.layers.restricted.near_mask, {"length": 3}),
         "corpus.mixed": (mixed, {"gold": [1, 2], "extra": [3] * 5}),

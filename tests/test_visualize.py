@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import tf_transformer as tt
 from tf_transformer.evaluation.visualize import attention_figure, attention_page
+from tf_transformer.model import AttentionScores
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -65,13 +66,13 @@ def pair_of(source, target, layers=2, heads=3):
         drawn = np.tril(random.random((layers, 1, heads, rows, columns)) ** 5, 0 if causal else columns)
         return list(drawn / drawn.sum(-1, keepdims=True))
 
-    return source, target, tt.AttentionScores(weights(S, S), weights(T, T, True), weights(T, S))
+    return source, target, AttentionScores(weights(S, S), weights(T, T, True), weights(T, S))
 
 
 def test_the_page_says_what_the_model_says(translator):
     pairs = [translator.attention("The old woman opens the red door."), translator.attention("Two doors.", "Zwei")]
     data = Page(attention_page(pairs)).data
-    assert list(data["kinds"]) == list(tt.AttentionScores._fields)
+    assert list(data["kinds"]) == list(AttentionScores._fields)
     assert len(data["pairs"]) == 2
     for pair, written in zip(pairs, data["pairs"], strict=True):
         assert (written["encoder"]["rows"], written["encoder"]["columns"]) == (pair.source, pair.source)
@@ -126,7 +127,7 @@ def test_the_page_asks_the_network_for_nothing():
             [(["a", "b"], ["c"], pair_of(["a"], ["c"])[2])],
             r"encoder .* of layer 0: expected weights \(1, 3, 2, 2\)",
         ),
-        ([(["a"], ["c"], tt.AttentionScores([np.ones((1, 1))], [], []))], r"\(1, 'heads', 1, 1\), got \(1, 1\)"),
+        ([(["a"], ["c"], AttentionScores([np.ones((1, 1))], [], []))], r"\(1, 'heads', 1, 1\), got \(1, 1\)"),
     ],
 )
 def test_weights_that_are_not_the_tokens(pairs, message):

@@ -15,24 +15,17 @@ from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 
 _LAZY = {
     "Adam": ("training", "Adam"),
-    "AttentionScores": ("model", "AttentionScores"),
-    "average_weights": ("training", "average_weights"),
     "beam": ("beam", None),
     "bleu": ("evaluation.bleu", None),
     "callbacks": ("fitting.callbacks", None),
     "Cooldown": ("training", "Cooldown"),
     "Corpus": ("corpora.corpus", "Corpus"),
-    "costs": ("evaluation.costs", None),
-    "ctranslate2": ("exports.ctranslate2", None),
     "data": ("corpora.data", None),
     "distribution": ("distribution", None),
     "Ensemble": ("ensemble", "Ensemble"),
-    "evalb": ("parsing.evalb", None),
-    "files": ("base.files", None),
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
     "load": ("loading", "load"),
-    "masks": ("masks", None),
     "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
     "Perplexity": ("training", "Perplexity"),
@@ -40,9 +33,6 @@ _LAZY = {
     "PreparedCorpus": ("corpora.corpus", "PreparedCorpus"),
     "Recipe": ("runs.recipe", "Recipe"),
     "RECIPES": ("runs.recipe", "RECIPES"),
-    "records": ("corpora.records", None),
-    "run": ("runs.run", None),
-    "search": ("text.search", None),
     "SmoothedCrossEntropy": ("training", "SmoothedCrossEntropy"),
     "sources": ("corpora.sources", None),
     "TextCorpus": ("corpora.corpus", "TextCorpus"),
@@ -50,14 +40,11 @@ _LAZY = {
     "TokenAccuracy": ("training", "TokenAccuracy"),
     "TokenCount": ("training", "TokenCount"),
     "Tokenizer": ("text.tokenizer", "Tokenizer"),
-    "tokenizer": ("text.tokenizer", None),
     "toy_corpus": ("corpora.toy_corpus", None),
     "ToyCorpus": ("corpora.corpus", "ToyCorpus"),
     "Trainer": ("fitting.trainer", "Trainer"),
-    "training": ("training", None),
     "Transformer": ("model", "Transformer"),
     "Translator": ("engines.translator", "Translator"),
-    "treebank": ("parsing.treebank", None),
     "TreebankCorpus": ("parsing.corpus", "TreebankCorpus"),
     "visualize": ("evaluation.visualize", None),
     "WarmupSchedule": ("training", "WarmupSchedule"),
@@ -69,11 +56,7 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer import beam as beam
     from tf_transformer import distribution as distribution
     from tf_transformer import layers as layers
-    from tf_transformer import masks as masks
-    from tf_transformer import training as training
-    from tf_transformer.base import files as files
     from tf_transformer.corpora import data as data
-    from tf_transformer.corpora import records as records
     from tf_transformer.corpora import sources as sources
     from tf_transformer.corpora import toy_corpus as toy_corpus
     from tf_transformer.corpora.corpus import Corpus as Corpus
@@ -87,23 +70,15 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.engines.translator import Translator as Translator
     from tf_transformer.ensemble import Ensemble as Ensemble
     from tf_transformer.evaluation import bleu as bleu
-    from tf_transformer.evaluation import costs as costs
     from tf_transformer.evaluation import visualize as visualize
-    from tf_transformer.exports import ctranslate2 as ctranslate2
     from tf_transformer.fitting import callbacks as callbacks
     from tf_transformer.fitting.trainer import Trainer as Trainer
     from tf_transformer.loading import load as load
-    from tf_transformer.model import AttentionScores as AttentionScores
     from tf_transformer.model import Transformer as Transformer
-    from tf_transformer.parsing import evalb as evalb
-    from tf_transformer.parsing import treebank as treebank
     from tf_transformer.parsing.corpus import TreebankCorpus as TreebankCorpus
     from tf_transformer.parsing.parser import Parser as Parser
-    from tf_transformer.runs import run as run
     from tf_transformer.runs.recipe import RECIPES as RECIPES
     from tf_transformer.runs.recipe import Recipe as Recipe
-    from tf_transformer.text import search as search
-    from tf_transformer.text import tokenizer as tokenizer
     from tf_transformer.text.tokenizer import Tokenizer as Tokenizer
     from tf_transformer.training import Adam as Adam
     from tf_transformer.training import Cooldown as Cooldown
@@ -112,7 +87,6 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.training import TokenAccuracy as TokenAccuracy
     from tf_transformer.training import TokenCount as TokenCount
     from tf_transformer.training import WarmupSchedule as WarmupSchedule
-    from tf_transformer.training import average_weights as average_weights
 else:
 
     def __getattr__(name: str) -> Any:

@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.exports import savedmodel as serving
     from tf_transformer.families.registry import load_tokenizer
     from tf_transformer.loading import trained
+    from tf_transformer.runs.run import Run
     from tf_transformer.text.languages import LANGUAGES
     from tf_transformer.text.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     unused = serving.next_version(folder)
     if args.version and (path := unused.with_name(str(args.version))).exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
-    run = tt.run.Run(args.run[0]) if args.run else None
+    run = Run(args.run[0]) if args.run else None
     settings: dict[str, Any] = run.settings() if run else {"kind": "translation", "corpus": {}}
     parses = settings["kind"] == "parsing"
     if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.exports.savedmodel import next_version
+    from tf_transformer.parsing import evalb, treebank
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of
 
     from .publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
@@ -79,12 +80,12 @@ def main(argv: list[str] | None = None) -> None:
     sources, trees = corpus.test[0], corpus.test_trees
     result = trainer.evaluate(translator=learned)["F1"]
     seen = corpus.gold[:: -(-len(corpus.gold) // 500)]
-    known = tt.evalb.total(seen, map(tt.treebank.read_tree, learned([words_of(tree) for tree in seen])))
+    known = evalb.total(seen, map(treebank.read_tree, learned([words_of(tree) for tree in seen])))
     free = learned.symbols(sources)
     ill_formed = sum(
-        not tt.treebank.is_well_formed(line, len(tree.leaves())) for line, tree in zip(free, trees, strict=True)
+        not treebank.is_well_formed(line, len(tree.leaves())) for line, tree in zip(free, trees, strict=True)
     )
-    repaired = tt.evalb.total(trees, map(tt.treebank.to_tree, free, map(tt.treebank.words_of, trees)))
+    repaired = evalb.total(trees, map(treebank.to_tree, free, map(treebank.words_of, trees)))
     print(f"test: {result}\ntraining trees: {known}")
     print(
         f"without the grammar, {ill_formed:,} of {len(trees):,} outputs are not trees; repaired: F1 {repaired.f1:.2f}"
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
         "length_penalty": learned.translator.length_penalty,
     }
     saved = publish(trainer.run, learned.export(f1=metrics["test_f1"]), root, metrics, sources[:3])
-    print(tt.treebank.drawn(tt.treebank.read_tree(learned(sources[0]))))
+    print(treebank.drawn(treebank.read_tree(learned(sources[0]))))
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
   echo "The cat sat on the mat ." | tf-transformer translate {saved}""")
 

@@ -54,9 +54,10 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, in processes or in this one."""
     import tf_transformer as tt
+    from tf_transformer.corpora.records import SHARD_LINES, Records
 
     folder = work.folder
-    parts = work.source.parts(tt.records.SHARD_LINES, folder)
+    parts = work.source.parts(SHARD_LINES, folder)
     count = sum(part.count for part in parts)
     if (folder / "tokenizer.model").exists():
         tokenizer = tt.Tokenizer.load(folder / "tokenizer.model")
@@ -81,7 +82,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     else:
         for shard in work.run(parts, tokenizer):
             print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
-    records = tt.records.Records(folder)
+    records = Records(folder)
     found = records.summary(batch_tokens=25_000)
     print(f"{args.to}: {found.pairs:,} pairs, {found.source_tokens:,} + {found.target_tokens:,} tokens, ", end="")
     print(f"{found.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")

@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import tf_transformer as tt
+    from tf_transformer.corpora.records import Records
     from tf_transformer.exports.savedmodel import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     start = tt.Translator.from_pretrained(args.start) if args.start else None
     if start and start.tokenizer.controls:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    of_records = {"vocab_size": tt.records.Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
+    of_records = {"vocab_size": Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
     config, recipe = plan_of(vars(args) | of_records | {"start": start}, "translation")
     search = search_of(vars(args))
     if args.dry_run:

@@ -34,8 +34,9 @@ def main(argv: list[str] | None = None) -> None:
     import keras
 
     import tf_transformer as tt
+    from tf_transformer.base.files import write_json
     from tf_transformer.base.reading import read_json, reading
-    from tf_transformer.evaluation import table3
+    from tf_transformer.evaluation import costs, table3
     from tf_transformer.runs.recipe import recipe_of
 
     from .publishing import averaged, changed, is_complete, search_of
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
             last = trainer.run.history[-1]
             measurements = {"dev_bleu": round(bleu.value, 2), "dev_bleu_signature": bleu.signature}
             measurements |= {"dev_perplexity": round(last["val_perplexity"], 3), "steps": last["step"]}
-            tt.files.write_json(metrics, measurements | {"parameters": tt.costs.parameters(config)})
+            write_json(metrics, measurements | {"parameters": costs.parameters(config)})
         if trainer.writes:
             with reading(metrics, "the scores of a row"):
                 lines.append(table3.line_of(row, args.scale, read_json(metrics)))
