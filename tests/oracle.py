@@ -86,9 +86,18 @@ def near(T, window, causal=False):
 # 3.3 Position-wise feed-forward networks
 
 
-def feed_forward(x, weights):
+ACTIVATIONS = {  # of one number; the paper has the first
+    "relu": lambda x: max(0, x),
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "swish": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+def feed_forward(x, weights, activation="relu"):
     """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, at each position alike. x [T, d] -> [T, d]."""
-    hidden = np.maximum(0, x @ weights["hidden/kernel"] + weights["hidden/bias"])
+    hidden = np.vectorize(ACTIVATIONS[activation], otypes=[float])(
+        x @ weights["hidden/kernel"] + weights["hidden/bias"]
+    )
     return hidden @ weights["output/kernel"] + weights["output/bias"]
 
 
@@ -118,55 +127,86 @@ def embed(ids, table, position_table=None):
 # 3.1 Encoder and decoder stacks
 
 
-def add_and_norm(x, sublayer_output, weights):
-    """3.1: "the output of each sub-layer is LayerNorm(x + Sublayer(x))". [T, d] twice -> [T, d]."""
+def layer_norm(x, gamma, beta):
+    """Ba et al. 2016: each row of x [T, d] with mean 0 and variance 1, then a gain and an offset."""
     rows = []
-    for row in np.asarray(x, "float64") + sublayer_output:
+    for row in np.asarray(x, "float64"):
         mean = sum(row) / len(row)
         variance = sum((component - mean) ** 2 for component in row) / len(row)
-        normal = (row - mean) / math.sqrt(variance + LAYER_NORM_EPSILON)
-        rows.append(normal * weights["norm/gamma"] + weights["norm/beta"])
+        rows.append((row - mean) / math.sqrt(variance + LAYER_NORM_EPSILON) * gamma + beta)
     return np.array(rows)
 
 
-def encoder_layer(x, weights, num_heads, mask=None, window=None):
+def add_and_norm(x, sublayer_output, weights):
+    """3.1: "the output of each sub-layer is LayerNorm(x + Sublayer(x))". [T, d] twice -> [T, d]."""
+    return layer_norm(np.asarray(x, "float64") + sublayer_output, weights["norm/gamma"], weights["norm/beta"])
+
+
+def residual(x, function, weights, norm_first):
+    """Add & Norm around a sub-layer, x [T, d] -> output, scores; or, not the paper's, x + Sublayer(LayerNorm(x))."""
+    if norm_first:
+        output, scores = function(layer_norm(x, weights["norm/gamma"], weights["norm/beta"]))
+        return x + output, scores
+    output, scores = function(x)
+    return add_and_norm(x, output, weights), scores
+
+
+def sublayers(x, weights, functions, activation, norm_first):
+    """Attentions by their names, then feed-forward, each with its residual: x [T, d] -> [T, d], scores of each."""
+    found = []
+    for name, function in functions.items():
+        x, scores = residual(x, function, part(weights, f"{name}_norm"), norm_first)
+        found.append(scores)
+    of_hidden = part(weights, "feed_forward")
+    x, _ = residual(
+        x, lambda x: (feed_forward(x, of_hidden, activation), None), part(weights, "feed_forward_norm"), norm_first
+    )
+    return x, *found
+
+
+def encoder_layer(x, weights, num_heads, mask=None, window=None, activation="relu", norm_first=False):
     """x [S, d] under its padding mask [S] -> [S, d], weights [h, S, S]."""
     allowed = near(len(x), window or 2 * len(x)) & np.array([True] * len(x) if mask is None else mask)
-    attended, scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, allowed)
-    x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
-    x = add_and_norm(x, feed_forward(x, part(weights, "feed_forward")), part(weights, "feed_forward_norm"))
-    return x, scores
+    attention = part(weights, "self_attention")
+    functions = {"self_attention": lambda x: multi_head_attention(x, x, attention, num_heads, allowed)}
+    return sublayers(x, weights, functions, activation, norm_first)
 
 
-def decoder_layer(x, memory, weights, num_heads, memory_mask=None, window=None):
+def decoder_layer(x, memory, weights, num_heads, memory_mask=None, window=None, activation="relu", norm_first=False):
     """x [T, d], memory [S, d] under its padding mask [S] -> [T, d], weights [h, T, T] and [h, T, S]."""
     T = len(x)
     before = causal(T) if window is None else near(T, window, causal=True)
-    attended, self_scores = multi_head_attention(x, x, part(weights, "self_attention"), num_heads, before)
-    x = add_and_norm(x, attended, part(weights, "self_attention_norm"))
     allowed = None if memory_mask is None else [memory_mask] * T
-    attended, cross_scores = multi_head_attention(x, memory, part(weights, "cross_attention"), num_heads, allowed)
-    x = add_and_norm(x, attended, part(weights, "cross_attention_norm"))
-    x = add_and_norm(x, feed_forward(x, part(weights, "feed_forward")), part(weights, "feed_forward_norm"))
-    return x, self_scores, cross_scores
+    of_self, of_cross = part(weights, "self_attention"), part(weights, "cross_attention")
+    functions = {
+        "self_attention": lambda x: multi_head_attention(x, x, of_self, num_heads, before),
+        "cross_attention": lambda x: multi_head_attention(x, memory, of_cross, num_heads, allowed),
+    }
+    return sublayers(x, weights, functions, activation, norm_first)
 
 
-def transformer(source, target, weights, num_layers, num_heads, window=None):
+def transformer(source, target, weights, num_layers, num_heads, window=None, num_decoder_layers=None, **kind):
     """Figure 1: source ids [S], target ids [T] -> logits [T, V] and the attention weights of every layer.
 
     3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax linear transformation".
+    `kind` is what the paper has not: an activation; and norm_first, with another norm at the end of each stack.
     """
     table, positions = weights["embedding/embeddings"], weights.get("embedding/position_embeddings")
     mask = [symbol != PAD_ID for symbol in source]
     memory, scores = embed(source, table, positions), {"encoder": [], "decoder": [], "cross": []}
     for i in range(num_layers):
-        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, window)
+        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, window, **kind)
         scores["encoder"].append(of_encoder)
+    if kind.get("norm_first"):
+        memory = layer_norm(memory, weights["encoder_norm/gamma"], weights["encoder_norm/beta"])
     x = embed(target, table, positions)
-    for i in range(num_layers):
-        x, of_decoder, of_cross = decoder_layer(x, memory, part(weights, f"decoder_{i}"), num_heads, mask, window)
+    for i in range(num_decoder_layers or num_layers):
+        layer = part(weights, f"decoder_{i}")
+        x, of_decoder, of_cross = decoder_layer(x, memory, layer, num_heads, mask, window, **kind)
         scores["decoder"].append(of_decoder)
         scores["cross"].append(of_cross)
+    if kind.get("norm_first"):
+        x = layer_norm(x, weights["decoder_norm/gamma"], weights["decoder_norm/beta"])
     return x @ table.T, scores
 
 

@@ -18,10 +18,10 @@ def test_table_2():
     assert {name: f"{cost:.1e}" for name, cost in costs.PAPER.items()} == {"base": "3.3e+18", "big": "2.3e+19"}
 
 
-@pytest.mark.parametrize("name", ["base", "big", "A_h16", "B_dk16", "C_N4", "E_learned"])
+@pytest.mark.parametrize("name", ["base", "big", "A_h16", "B_dk16", "C_N4", "E_learned", "norm first"])
 def test_parameters_are_the_model_s(name):
     """At a hundredth of the size, every row in its proportions."""
-    config = tt.PRESETS[name]
+    config = tt.PRESETS.get(name) or tt.TransformerConfig(5, num_decoder_layers=2, norm_first=True)
     sizes = {"d_model": config.d_model // 16, "d_ff": config.d_ff // 16, "max_length": 31, "vocab_size": 101}
     config = dataclasses.replace(config, d_k=config.d_k and config.d_k // 16, **sizes)
     model = tt.Transformer(config)
@@ -34,7 +34,9 @@ def test_base_has_the_paper_s_parameters():
     assert costs.parameters(tt.PRESETS["big"]) == pytest.approx(213e6, rel=0.01)
 
 
-@pytest.mark.parametrize("config", [ODD, dataclasses.replace(ODD, d_k=None, d_v=None, num_layers=3)])
+@pytest.mark.parametrize(
+    "config", [ODD, dataclasses.replace(ODD, d_k=None, d_v=None, num_layers=3, num_decoder_layers=1)]
+)
 def test_operations_are_those_of_the_graph(config):
     """The products of the model's graph, for one pair of 11 and 13 tokens."""
     model = tt.Transformer(config)

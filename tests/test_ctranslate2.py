@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-from conftest import random_model
+from conftest import draw_weights, random_model
 
 import tf_transformer as tt
 from tf_transformer import layers
@@ -28,7 +28,7 @@ MODELS = {  # seeds whose outputs have many lengths
     "learned": (13, 3.0, {"positions": "learned", "max_length": 113}),
     "narrow keys": (5, 5.0, {"d_k": 3, "d_v": 5}),
     "narrow values": (9, 5.0, {"d_k": 11, "d_v": 2}),
-    "other parts": (11, 3.0, {"d_k": 3, "d_v": 5}),
+    "other parts": (11, 4.0, {"d_k": 3, "d_v": 5}),
 }
 
 
@@ -40,7 +40,8 @@ class OtherParts(tt.Transformer):
         return [layers.EncoderLayer(**options, name=f"encoder_{i}") for i in range(2)]
 
     def make_decoder_layers(self):
-        options = self.layer_options() | {"num_heads": 3, "d_ff": 19, "epsilon": 1e-3, "activation": "gelu"}
+        options = self.layer_options() | {"use_bias": True, "epsilon": 1e-3, "activation": "gelu"}
+        options |= {"num_heads": 3, "d_ff": 19}
         return [layers.DecoderLayer(**options, name=f"decoder_{i}") for i in range(3)]
 
 
@@ -163,6 +164,13 @@ def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
         np.testing.assert_allclose(found.scores[0], log_probs[0], rtol=2e-5, atol=1e-4)
         lengths.append(int(length[0]))
     assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # the models are worth comparing
+
+
+def test_a_shallow_decoder_that_normalizes_first(tokenizer, corpus, tmp_path):
+    other = {"num_decoder_layers": 2, "norm_first": True, "activation": "swish"}
+    model = tt.Transformer(tt.TransformerConfig(3, 14, 23, 2, vocab_size=tokenizer.vocab_size, **other))
+    model.build()
+    test_scores_of_given_targets_agree(Both(draw_weights(model), tokenizer, tmp_path / "model"), corpus)
 
 
 def test_outputs_of_a_least_length_agree(both, corpus):

@@ -56,21 +56,21 @@ def search_without_cache(model, source, max_length, favour, **options):
 
 
 @pytest.mark.parametrize(
-    "K, alpha, window",
+    "K, alpha, other",
     [
-        (1, 0.6, None),
-        (4, 0.0, None),
-        (4, 1.0, None),
-        (4, 0.6, 4),
-        pytest.param(1, 0.6, 4, marks=pytest.mark.slow),
-        pytest.param(3, 1.0, 3, marks=pytest.mark.slow),
+        (1, 0.6, {}),
+        (4, 0.0, {}),
+        (4, 1.0, {"num_layers": 3, "num_decoder_layers": 2, "norm_first": True, "activation": "gelu"}),
+        (4, 0.6, {"attention_window": 4}),
+        pytest.param(1, 0.6, {"attention_window": 4}, marks=pytest.mark.slow),
+        pytest.param(3, 1.0, {"attention_window": 3}, marks=pytest.mark.slow),
     ],
 )
-def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkeypatch):
+def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeypatch):
     monkeypatch.setattr("tf_transformer.text.search.STEPS", 2)
     monkeypatch.setattr("tf_transformer.text.search.ROUND", 1)
     sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
-    model = draw_weights(tiny(13, **sizes, attention_window=window))
+    model = draw_weights(tiny(13, **sizes | other))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
     # A random Transformer repeats itself: chance at each place makes beams part and meet before they end. Never id 0,
     # though, which a whole target would hide as padding.
@@ -89,10 +89,11 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, window, monkey
     close(alone.scores[0], found.scores[1], atol=1e-4)
     # Each output has the log-probabilities and the attention that the oracle gives to its symbols: a beam remembers its
     # own ancestors.
-    weights = weights_of(model)
+    weights, other = weights_of(model), {"num_layers": 2} | other
+    other["window"] = other.pop("attention_window", None)
     for b, k in np.argwhere(found.lengths):
         ids = found.ids[b, k, : found.lengths[b, k]].numpy()
-        logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, 2, 3, window)
+        logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, num_heads=3, **other)
         log_probs = [
             oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
         ]

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import draw_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,9 +121,13 @@ def test_a_translator_in_8_bits(translator, tmp_path):
 
 @needs_int8
 def test_every_kind_of_model(translator):
-    """An ensemble, and learned positions."""
+    """An ensemble; learned positions; a decoder of fewer layers, with norms first."""
     ensemble = tt.Translator(tt.Ensemble([translator.model, translator.model]), translator.tokenizer)
     close_to(ensemble)
+    other = {"num_decoder_layers": 2, "norm_first": True, "activation": "gelu"}
+    model = tt.Transformer(tt.TransformerConfig(3, 12, 17, 3, vocab_size=350, **other))
+    model.build()
+    close_to(tt.Translator(draw_weights(model), translator.tokenizer))
     config = tt.TransformerConfig(1, 12, 17, 3, positions="learned", max_length=19, vocab_size=350)
     model = tt.Transformer(config)
     model.build()

@@ -346,6 +346,9 @@ MODELS = {
     "learned positions": lambda: tt.Transformer(
         tt.TransformerConfig(1, 24, 31, 3, positions="learned", max_length=29, vocab_size=350)
     ),
+    "norm first": lambda: tt.Transformer(
+        tt.TransformerConfig(3, 24, 31, 3, vocab_size=350, num_decoder_layers=2, norm_first=True, activation="gelu")
+    ),
     "window": lambda: tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, attention_window=5, vocab_size=350)),
     "ensemble": ensemble,
 }

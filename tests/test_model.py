@@ -13,7 +13,7 @@ from keras import ops
 
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
-from tf_transformer.layers import DecoderLayer, EncoderLayer
+from tf_transformer.layers import DecoderLayer
 from tf_transformer.layers.int8 import freeze, frozen_weights
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
@@ -36,21 +36,32 @@ def random_ids(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).integers(1, V, shape)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_logits_and_attention_weights(positions):
-    model = MODEL
-    if positions == "learned":
-        model = built(TransformerConfig(num_layers=N, positions="learned", max_length=29, **SIZES))
+KINDS = {
+    "sinusoidal": {},
+    "learned": {"positions": "learned", "max_length": 29},
+    "shallow decoder": {"num_decoder_layers": 1, "activation": "gelu"},
+    "norm first": {"num_decoder_layers": 3, "norm_first": True, "activation": "swish"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_attention_weights(kind, tmp_path):
+    config = TransformerConfig(num_layers=N, **KINDS[kind], **SIZES)
+    of_oracle = {name: value for name, value in KINDS[kind].items() if name not in ("positions", "max_length")}
+    model = built(config)
     logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
     assert logits.shape == (B, T, V) and ops.dtype(logits) == "float32"
     for b in range(B):
-        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h)
+        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, **of_oracle)
         real = np.sum(TARGET[b] != 0)  # what stands behind it does not matter
         close(logits[b, :real], expected[:real], atol=1e-5)
         for i in range(N):
             close(scores.encoder[i][b], expected_scores["encoder"][i])
+        for i in range(config.decoder_layers):
             close(scores.decoder[i][b, :, :real], expected_scores["decoder"][i][:, :real])
             close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])
+    model.save(tmp_path / "model.keras")
+    close(keras.models.load_model(tmp_path / "model.keras")((SOURCE, TARGET)), logits)
 
 
 # Parameters
@@ -292,40 +303,23 @@ def test_an_id_0_inside_a_target_is_a_token_like_any_other():
 
 
 @keras.saving.register_keras_serializable("test_model")
-class SwishTransformer(Transformer):
-    """Of other layers, and a decoder of another depth."""
-
-    def make_encoder_layers(self):
-        options = self.layer_options() | {"activation": "swish"}
-        return [EncoderLayer(**options, name=f"encoder_{i}") for i in range(N)]
+class Deep(Transformer):
+    """Of another depth."""
 
     def make_decoder_layers(self):
-        options = self.layer_options() | {"activation": "swish"}
-        return [DecoderLayer(**options, name=f"decoder_{i}") for i in range(N + 1)]
+        return [DecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(N + 1)]
 
 
-def test_a_variant_overrides_what_it_is_made_of(monkeypatch, tmp_path):
-    def feed_forward(x, weights):
-        hidden = x @ weights["hidden/kernel"] + weights["hidden/bias"]
-        return hidden / (1 + np.exp(-hidden)) @ weights["output/kernel"] + weights["output/bias"]
-
-    monkeypatch.setattr(oracle, "feed_forward", feed_forward)
-    model = SwishTransformer(MODEL.config)
+def test_a_variant_overrides_what_it_is_made_of(tmp_path):
+    model = Deep(MODEL.config)
     model.build()
     weights = weights_of(draw_weights(model))
-    mask = SOURCE[1] != 0
-    memory = oracle.embed(SOURCE[1], weights["embedding/embeddings"])
-    for i in range(N):
-        memory, _ = oracle.encoder_layer(memory, oracle.part(weights, f"encoder_{i}"), h, mask)
-    x = oracle.embed(TARGET[1], weights["embedding/embeddings"])
-    for i in range(N + 1):
-        x, *_ = oracle.decoder_layer(x, memory, oracle.part(weights, f"decoder_{i}"), h, mask)
     found = model((SOURCE, TARGET))
-    close(found[1], x @ weights["embedding/embeddings"].T, atol=1e-5)
-
+    expected, _ = oracle.transformer(SOURCE[1], TARGET[1], weights, N, h, num_decoder_layers=N + 1)
+    close(found[1], expected, atol=1e-5)
     model.save(tmp_path / "model.keras")
     for again in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
-        assert type(again) is SwishTransformer
+        assert type(again) is Deep
         close(again((SOURCE, TARGET)), found)
 
 
