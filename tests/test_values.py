@@ -49,7 +49,7 @@ RESULTS = {  # dataclasses that the package makes, and users read
     ),
 }
 INSIDE = re.compile(  # called by Keras, in graphs, or by the package itself with what was checked before
-    r"\.(call|encode|decode|decode_step|init_cache|quantize|train_on_batch|export|make_\w+|on_\w+)$"
+    r"\.(call|encode|decode|decode_step|init_cache|quantize|train_on_batch|export|make_\w+|attend_to_\w+|on_\w+)$"
     r"|constraint\.|evalb\.|treebank\.|table3\.|Dropout\.|LayerNormalization\.|Ids\."
     r"|corpora\.corpus\.Corpus\.|pairs\.Source\.(parts|place)|TextSource\.place|Preparation\.hashes|filters\.hashed"
     r"|data\.(unequal|summarize|for_replicas)|translation\.(batches|Handler)|TextModel\.drawn|values\.|litert_client\."
