@@ -67,6 +67,7 @@ def config(model, vocab_size: int) -> dict:
     sizes, embedding = model.config, model.embedding
     for name, holds, expected in (
         ("positions", sizes.positions == "sinusoidal", "sinusoidal"),
+        ("norm_first", not sizes.norm_first, False),
         ("attention_window", sizes.attention_window is None, None),
         ("d_k", sizes.d_k in (None, sizes.d_model // sizes.num_heads), None),
         ("d_v", sizes.d_v in (None, sizes.d_model // sizes.num_heads), None),
@@ -80,7 +81,7 @@ def config(model, vocab_size: int) -> dict:
         "decoder_vocab_size": vocab_size,
         "d_model": sizes.d_model,
         "activation_function": model.encoder_layers[0].feed_forward.hidden.activation.__name__,
-        "scale_embedding": getattr(embedding, "scale", True),
+        "scale_embedding": embedding.scale,
         "dropout": sizes.dropout,
         "attention_dropout": sizes.attention_dropout,
         "max_position_embeddings": 1024,
@@ -94,11 +95,9 @@ def config(model, vocab_size: int) -> dict:
 
 def tensors(model, rows: list[int]) -> dict[str, np.ndarray]:
     """The weights by their names in PyTorch; `rows` of the vocabulary, in this order."""
-    from tf_transformer.families.marian.model import MarianEmbedding
-
     embedding, d_model = model.embedding, model.config.d_model
     order = np.arange(d_model)
-    if not isinstance(embedding, MarianEmbedding):
+    if embedding.positions == "sinusoidal":
         order = np.concatenate([order[0::2], order[1::2]])  # all sines, then all cosines
     found = {}
 
@@ -141,7 +140,7 @@ def tensors(model, rows: list[int]) -> dict[str, np.ndarray]:
             writes(f"{name}.fc2", layer.feed_forward.output_projection)
             norm(f"{name}.final_layer_norm", layer.feed_forward_norm)
     put("model.shared.weight", embedding.embeddings.numpy()[rows][:, order])
-    bias = embedding.logits_bias.numpy()[rows] if isinstance(embedding, MarianEmbedding) else np.zeros(len(rows))
+    bias = embedding.logits_bias.numpy()[rows] if embedding.use_bias else np.zeros(len(rows))
     put("final_logits_bias", bias[np.newaxis])
     return found
 

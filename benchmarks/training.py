@@ -116,8 +116,12 @@ def model_of(work):
         vocab_size=work.vocab_size,
     )
     if work.marian:
-        decoder = {"decoder_d_ff": work.d_ff, "num_decoder_heads": work.num_heads}
-        config = MarianConfig(**config.to_dict(), num_decoder_layers=work.num_layers, **decoder)
+        decoder = {
+            "decoder_d_ff": work.d_ff,
+            "num_decoder_heads": work.num_heads,
+            "num_decoder_layers": work.num_layers,
+        }
+        config = MarianConfig(**config.to_dict() | decoder | {"activation": "swish"})
     model = (MarianTransformer if work.marian else tt.Transformer)(config)
     model.build()
     return model

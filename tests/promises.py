@@ -16,6 +16,7 @@ B, T, S, D, V = 2, 5, 4, 7, 307
 SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
 RATES = {"dropout": 0.3, "attention_dropout": 0.2}
 WINDOW = 3
+OTHER = {"activation": "gelu", "norm_first": True, "use_bias": True, "epsilon": 1e-3}
 CONFIG = tt.TransformerConfig(num_layers=2, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
@@ -82,7 +83,7 @@ class Case:
 
 
 def self_or_cross(**kwargs):
-    return tt.layers.MultiHeadAttention(**SIZES, dropout=0.2, **kwargs)
+    return tt.layers.MultiHeadAttention(**SIZES, dropout=0.2, use_bias=True, **kwargs)
 
 
 def sinusoidal(**kwargs):
@@ -110,11 +111,11 @@ def decoder(**kwargs):
 
 
 def restricted_encoder(**kwargs):
-    return tt.layers.RestrictedEncoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **kwargs)
+    return tt.layers.RestrictedEncoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **OTHER, **kwargs)
 
 
 def restricted_decoder(**kwargs):
-    return tt.layers.RestrictedDecoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **kwargs)
+    return tt.layers.RestrictedDecoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **OTHER, **kwargs)
 
 
 def transformer(**kwargs):

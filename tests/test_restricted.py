@@ -28,7 +28,7 @@ MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
 
 
 def built(kind, **options):
-    layer = kind(h, d_ff, d_k, d_v, **options)
+    layer = kind(num_heads=h, d_ff=d_ff, d_k=d_k, d_v=d_v, **options)
     layer.build((None, None, d), *[(None, None, d)] * (kind is RestrictedDecoderLayer))
     return draw_weights(layer)
 
@@ -166,9 +166,9 @@ def peak():  # getrusage's begins with that of the process which started this on
 
 n, h, d = 16_384, 8, 32
 if sys.argv[1] == "encoder":
-    layer, more = RestrictedEncoderLayer(h, 64, window=64), ()
+    layer, more = RestrictedEncoderLayer(num_heads=h, d_ff=64, window=64), ()
 else:
-    layer, more = RestrictedDecoderLayer(h, 64, window=64), (keras.random.normal((1, 17, d)),)
+    layer, more = RestrictedDecoderLayer(num_heads=h, d_ff=64, window=64), (keras.random.normal((1, 17, d)),)
 layer(keras.random.normal((1, 160, d)), *more)
 before = peak()
 output = keras.ops.convert_to_numpy(layer(keras.random.normal((1, n, d), seed=1), *more))

@@ -38,7 +38,7 @@ HOSTILE = [
 ]
 RESULTS = {"Score", "SearchOption", "Summary"}  # dataclasses that the package makes, and users read
 INSIDE = re.compile(  # in graphs, to be overridden, what checks, and what runs without the package
-    r"\.(encode|decode|decode_step|init_cache|make_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
+    r"\.(encode|decode|decode_step|init_cache|make_\w+|attend_to_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
     r"|pairs\.Source\.(parts|place)|TextSource\.place|base\.values\.|litert_client\."
 )
 

@@ -16,7 +16,7 @@ from tf_transformer.layers.products import by_row
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import padding_mask
 
-Sinusoids = Literal["sinusoidal", "marian", "fairseq"]
+Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
 
 
 @checked
@@ -26,7 +26,7 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     Args:
         positions: whole numbers, shape [T].
         d_model: width.
-        kind: "sinusoidal", the paper's; "marian", all sines before all cosines; "fairseq", the same, and the longest
+        kind: "sinusoidal", the paper's; "halves", all sines before all cosines; "fairseq", the same, and the longest
             wave is 2 pi * 10000 itself, to which the paper's comes near.
 
     Returns:
@@ -86,7 +86,7 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         self,
         vocab_size: Count,
         d_model: Count = 512,
-        positions: Literal["sinusoidal", "learned", "marian", "fairseq"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "halves", "fairseq"] = "sinusoidal",
         max_length: Count = 1024,
         dropout: Rate = 0.1,
         scale: bool = True,

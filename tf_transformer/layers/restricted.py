@@ -93,11 +93,16 @@ class RestrictedEncoderLayer(EncoderLayer):
     Args:
         window: r.
         options: of `EncoderLayer`.
+
+    Examples:
+        >>> layer = tt.layers.RestrictedEncoderLayer(num_heads=4, d_ff=64, window=8)
+        >>> keras.ops.shape(layer(keras.random.normal((2, 100, 32))))
+        (2, 100, 32)
     """
 
     @checked
-    def __init__(self, *args: Any, window: Count = 64, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *, window: Count = 64, **options: Any) -> None:
+        super().__init__(**options)
         self.window = window
 
     def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool) -> Any:
@@ -120,11 +125,17 @@ class RestrictedDecoderLayer(DecoderLayer):
     Args:
         window: r.
         options: of `DecoderLayer`.
+
+    Examples:
+        >>> x, memory = keras.random.normal((2, 100, 32)), keras.random.normal((2, 7, 32))
+        >>> layer = tt.layers.RestrictedDecoderLayer(num_heads=4, d_ff=64, window=8)
+        >>> keras.ops.shape(layer(x, memory))
+        (2, 100, 32)
     """
 
     @checked
-    def __init__(self, *args: Any, window: Count = 64, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *, window: Count = 64, **options: Any) -> None:
+        super().__init__(**options)
         self.window = window
 
     def attend_to_target(

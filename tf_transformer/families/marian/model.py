@@ -85,7 +85,7 @@ class MarianTransformer(Transformer):
     def embedding_options(self) -> dict[str, Any]:
         config = self.config
         options = {"d_model": config.d_model, "dropout": config.dropout, "scale": config.scale_embedding}
-        return options | {"positions": "marian", "dtype": self.dtype_policy}
+        return options | {"positions": "halves", "dtype": self.dtype_policy}
 
     def decoder_options(self) -> dict[str, Any]:
         config = self.config
