@@ -185,7 +185,7 @@ def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
         (M2M100, "tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
         (MARIAN, "num_heads=5", {"encoder_attention_heads": 5}),
         (MARIAN, "num_decoder_heads: expected a divisor of d_model=36, got 5", {"decoder_attention_heads": 5}),
-        (M2M100, "pad_token_id: expected int, got '.'", {"pad_token_id": "x"}),
+        (M2M100, "pad_token_id: expected a whole number, got '.'", {"pad_token_id": "x"}),
         (M2M100, "pad_token_id: expected an id below vocab_size=.*, got 9999", {"pad_token_id": 9999}),
         (MARIAN, "pad_token_id: expected an id below vocab_size=386, got 386", {"pad_token_id": 386}),
         (M2M100, "__\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),

@@ -179,8 +179,8 @@ def test_rest(shell, expected):
         "--version stable a": "error: HTTP 400: Unrecognized servable version label: stable",
         "--host localhost:1 a": "error: no answer: ",
         "--timeout 0.0001 a": "error: no answer: ",
-        "--option beam=2 a": "error: HTTP 400: Failed to process element: 0 key: beam of 'instances' list.",
-        "--option beam_size=2.5 a": "error: HTTP 400: Failed to process element: 0 key: beam_size of 'instances' list.",
+        "--option beam=2 a": "error: HTTP 400: instances[0]: expected a row with beam_size, ",
+        "--option beam_size=2.5 a": "error: HTTP 400: instances[0].beam_size: expected ",
     }.items():
         assert shell(f"{program} {options}", status=1).startswith(message)
     assert "--option: invalid option value: 'beam_size'" in shell(f"{program} --option beam_size a", status=2)

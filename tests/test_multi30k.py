@@ -18,6 +18,7 @@ from tf_transformer.base.files import checksum
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.corpora.corpus import Batching, PairCorpus
 from tf_transformer.corpora.sources import MemorySource
+from tf_transformer.engines.engine import Answer, Reply
 from tf_transformer.runs.run import Run
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 from trainers import publishing
@@ -359,7 +360,9 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
     """Nor longer than they would: 7 tokens more than the source."""
     found, sides = [], (["Two doors.", "One."], [target, "One."])
     monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
-    monkeypatch.setattr(teachers, "in_chunks", lambda *given: found.append(given) or ["made"])
+    monkeypatch.setattr(
+        teachers, "in_chunks", lambda *given: found.append(given) or [Reply("", (Answer("made", 0.0),), 1, False)]
+    )
     corpus = StagedCorpus(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")
     teachers.translate(StagedTrainer(tmp_path, translator.model.config, corpus, recipe), sides, {})

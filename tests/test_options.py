@@ -15,6 +15,7 @@ from programs import ROOT, fails, options
 import tf_transformer as tt
 from tf_transformer.base.files import write_text
 from tf_transformer.corpora.corpus import languages_of
+from tf_transformer.engines.engine import Answer, Reply
 from tf_transformer.exports import savedmodel as publish
 from tf_transformer.fitting.callbacks import Stopped
 from trainers import attention, evaluate, export, translate, translation
@@ -163,10 +164,10 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
 
 def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
-    assert "found no saved_model.pb" in fails(evaluate, nothing, capsys)
+    assert "found no config.json" in fails(evaluate, nothing, capsys)
     lost = [*nothing, "--output", tmp_path / "no" / "where"]
     assert "--output: expected a file in a folder that exists, got" in fails(evaluate, lost, capsys)
-    assert "found no saved_model.pb" in fails(translate, [tmp_path, text / "dev.en"], capsys)
+    assert "found no config.json" in fails(translate, [tmp_path, text / "dev.en"], capsys)
     name = ["--name", "m", "--base", tmp_path / "models"]
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
     (tmp_path / "config.json").write_text("[]")
@@ -230,28 +231,30 @@ def test_a_warning_is_one_line(monkeypatch):
 def test_long_texts_are_translated_part_by_part(capsys):
     parts = []
 
-    def upper(texts):
-        parts.append(len(texts))
-        return [text.upper() for text in texts]
+    class Upper:
+        def replies(self, texts):
+            parts.append(len(texts))
+            return [Reply(text, (Answer(text.upper(), 0.0),), 2, False) for text in texts]
 
-    texts = [f"line {number}" for number in range(17)]
-    assert list(in_chunks(upper, texts, 7)) == [text.upper() for text in texts]
+    upper, texts = Upper(), [f"line {number}" for number in range(17)]
+    assert [reply.text for reply in in_chunks(upper, texts, 7)] == [text.upper() for text in texts]
     assert parts == [7, 7, 3]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in (7, 14, 17)]
-    assert list(in_chunks(upper, texts, 17)) == [text.upper() for text in texts]
+    assert [reply.text for reply in in_chunks(upper, texts, 17)] == [text.upper() for text in texts]
     assert list(in_chunks(upper, [], 17)) == []
     assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_left_of_a_translation_with_an_error(tmp_path):
-    def translator(texts):
-        if texts[0] == "c":
-            raise OSError("no more")
-        return texts
+    class Failing:
+        def replies(self, texts):
+            if texts[0] == "c":
+                raise OSError("no more")
+            return [Reply(text, (Answer(text, 0.0),), 1, False) for text in texts]
 
     with pytest.raises(OSError, match="no more"):
-        write_text(tmp_path / "out", in_chunks(translator, ["a", "b", "c"], 2))
+        write_text(tmp_path / "out", (reply.line for reply in in_chunks(Failing(), ["a", "b", "c"], 2)))
     assert not list(tmp_path.iterdir())
 
 

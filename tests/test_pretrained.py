@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -87,7 +88,7 @@ def test_a_name_that_is_none(cache, monkeypatch):
     ) as no:
         tt.Translator.from_pretrained("opus-mt-xx")
     assert "\n" not in str(no.value)
-    with pytest.raises(tt.BadInput, match="or a model's name on the Hugging Face hub, got '../missing/folder'"):
+    with pytest.raises(tt.BadInput, match="or a checkpoint, found nothing at ../missing/folder"):
         tt.Translator.from_pretrained("../missing/folder")
     (cache / "model.safetensors").unlink()
     with pytest.raises(tt.BadInput, match=r"Helsinki-NLP/opus-mt-en-no: expected one of model.safetensors, .* none"):
@@ -188,9 +189,11 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
             translation.main(argv)
         assert made[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
         assert made[-1].config == dataclasses.replace(made[-1].start.model.config, dropout=0.2)
-    monkeypatch.setattr(tt, "load", lambda path: object.__new__(tt.Parser))
+    parser = SimpleNamespace(tokenizer=SimpleNamespace(controls=["(NP"]))
+    monkeypatch.setattr(tt.Translator, "from_pretrained", lambda path: parser)
     assert "expected a model that translates, got a parser" in fails(translation, ["--from", tmp_path], capsys)
-    assert "or a model's name on the Hugging Face hub, got" in fails(translation, ["--from", "no/such/folder"], capsys)
+    monkeypatch.undo()
+    assert "found nothing at no/such/folder" in fails(translation, ["--from", "no/such/folder"], capsys)
 
 
 def test_export_of_a_checkpoint(tmp_path, capsys):

@@ -129,6 +129,8 @@ def test_a_models_folder_means_its_newest_version(tmp_path):
         (tmp_path / "name" / version).mkdir()
     assert next_version(tmp_path / "name").name == "12"
     with pytest.raises(tt.BadInput, match="name/10: expected a SavedModel of this package"):
+        tt.Translator.from_pretrained(tmp_path / "name")
+    with pytest.raises(tt.BadInput, match="name/10: expected a SavedModel that TensorFlow opens, got something else"):
         tt.load(tmp_path / "name")
 
 

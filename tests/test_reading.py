@@ -14,9 +14,9 @@ import pytest
 import sentencepiece
 
 import tf_transformer as tt
-from tf_transformer import loading
 from tf_transformer.base import reading
 from tf_transformer.config import TransformerConfig
+from tf_transformer.engines import rebuild
 from tf_transformer.families.hub import origin_of
 from tf_transformer.families.marian.model import MarianConfig
 from tf_transformer.families.registry import build_model
@@ -220,7 +220,7 @@ def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypa
     with pytest.raises(ZeroDivisionError):
         run.restore(SimpleNamespace(optimizer=optimizer, trainable_variables=()))
     for kind in (MemoryError, TypeError, ValueError):
-        monkeypatch.setattr(loading, "build_model", Mock(side_effect=kind("no room")))
-        for load in (lambda: tt.load(tmp_path), lambda: tt.load(saved)):
+        monkeypatch.setattr(rebuild, "build_model", Mock(side_effect=kind("no room")))
+        for load in (lambda: tt.load(tmp_path), lambda: tt.Translator.from_pretrained(saved)):
             with pytest.raises(kind, match="^no room$"):
                 load()

@@ -202,6 +202,9 @@ NATURALS, RATES, PARTS = ([0, MOST], [-1, MOST + 1]), ([0, 0.999], [-0.1, 1, 1.5
 RANGES = {  # of every field of what a user chooses: values that hold, and the nearest that do not
     tt.TransformerConfig: {
         "num_layers": ([1, 10_000], [0, 10_001, True]),
+        "num_decoder_layers": ([None, 1, 10_000], [0, 10_001]),
+        "norm_first": ([True, False], [1, "yes"]),
+        "activation": (["relu", "gelu", "swish", "silu"], ["tanh", 7]),
         **dict.fromkeys(("d_model", "d_ff", "num_heads", "max_length", "vocab_size"), COUNTS),
         **dict.fromkeys(("d_k", "d_v", "attention_window"), COUNTS),
         **dict.fromkeys(("dropout", "attention_dropout", "label_smoothing"), RATES),

@@ -178,11 +178,11 @@ def test_what_a_figure_refuses(monkeypatch):
 
 
 def test_the_page_and_the_programs_are_in_the_package_that_is_installed(tmp_path):
-    for name in ("setup.cfg", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("tf_transformer", "trainers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py", "--build-lib", "built"]
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     page, program = "tf_transformer/evaluation/attention.html", "trainers/translate.py"
     assert (tmp_path / "built" / page).read_bytes() == (ROOT / page).read_bytes()

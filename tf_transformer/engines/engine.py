@@ -120,7 +120,7 @@ class Engine(ABC):
             return self([texts], **options)[0]
         return [reply.text for reply in warned(self.replies(texts, **options))]
 
-    def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
+    def n_best(self, texts: Iterable[str | bytes], n: int = 1, **options: Any) -> list[list[Answer]]:
         """The n best outputs for each text, best first; at most beam_size, and at least one.
 
         Args:

@@ -56,7 +56,12 @@ class SavedModel(Engine):
             described = folder.joinpath(*DESCRIBED)
             self._facts = read_json(described) if described.is_file() else {}
             with plainly_named(folder) as plain:
-                self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
+                try:
+                    self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
+                except (ValueError, OSError, tf.errors.OpError) as error:
+                    reason = (str(error).splitlines() or [""])[0]
+                    message = f"{folder}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
+                    raise BadInput(message) from error
         self.batch_size = batch_size
         signatures = self._model.signatures
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}

@@ -92,12 +92,12 @@ class Translator(TextModel, Engine):
         **options: Any,
     ) -> Self:
         """A translator with its Keras model, to train or to change it: built from the weights of a run, a SavedModel or
-        a pretrained checkpoint, for example a MarianMT of OPUS-MT.
+        a pretrained checkpoint.
 
         Args:
             path: a run's folder, or a list of several for an `Ensemble`; the folder of a SavedModel, or of its
                 versions, which means the newest; the folder of a checkpoint, or its name on the Hugging Face hub. A
-                name without an owner is one of the family's owner, by default Helsinki-NLP, which has OPUS-MT's models.
+                name without an owner is one of the family's owner.
             average_last: a run's checkpoints to average (section 6.1); `None` means the number in its recipe.
             family: the name of a checkpoint's family in `families.registry`; `None` means the one that recognizes its
                 files.
@@ -147,7 +147,7 @@ class Translator(TextModel, Engine):
     def n_best(
         self,
         texts: Iterable[str | bytes],
-        n: Count = 1,
+        n: int = 1,
         prefixes: Iterable[str | bytes] | None = None,
         **options: Any,
     ) -> list[list[Answer]]:
