@@ -180,7 +180,7 @@ def test_rest(shell, expected):
         "--host localhost:1 a": "error: no answer: ",
         "--timeout 0.0001 a": "error: no answer: ",
         "--option beam=2 a": "error: HTTP 400: instances[0]: expected a row with beam_size, ",
-        "--option beam_size=2.5 a": "error: HTTP 400: instances[0].beam_size: expected ",
+        "--option beam_size=2.5 a": "error: HTTP 400: beam_size[0]: expected int32, got 2.5",
     }.items():
         assert shell(f"{program} {options}", status=1).startswith(message)
     assert "--option: invalid option value: 'beam_size'" in shell(f"{program} --option beam_size a", status=2)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_transformer.base.files import checksum, locked, new_file, user_path, write_json
 from tf_transformer.base.reading import read_json
-from tf_transformer.base.values import Count, check_fields
+from tf_transformer.base.values import Count, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
@@ -112,6 +112,7 @@ class Preparation:
             left.unlink()
         tokenizer.save(self.folder / "tokenizer.model")
 
+    @checked  # `int` alone, since Beam reads annotations, too
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
         """A part's pairs for `filters.repeated`, in as many buckets: their numbers, and hashes."""
         return hashed(part.number, self.source.good_pairs(part), buckets)
