@@ -4,6 +4,7 @@ What all of them share stands here, once: the form of an answer, batches of simi
 what they may be, and the warning about texts that are too long. It loads neither Keras nor TensorFlow.
 """
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,7 +121,8 @@ class Engine(ABC):
             return self([texts], **options)[0]
         return [reply.text for reply in warned(self.replies(texts, **options))]
 
-    def n_best(self, texts: Iterable[str | bytes], n: int = 1, **options: Any) -> list[list[Answer]]:
+    @checked
+    def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
         """The n best outputs for each text, best first; at most beam_size, and at least one.
 
         Args:
@@ -142,7 +144,8 @@ class Engine(ABC):
         texts, request = check_texts(texts), self.request(n, options)
         return in_batches(lambda places: self._replies([texts[i] for i in places], request), texts, self.batch_size)
 
-    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+    @checked
+    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         """The options of a call, checked.
 
         Raises:
@@ -193,7 +196,10 @@ def check_texts(texts: Iterable[str | bytes]) -> list[str | bytes]:
     return texts
 
 
-def in_batches(function: Callable[[list[int]], Iterable[T]], texts: Sequence[str | bytes], batch_size: int) -> list[T]:
+@checked
+def in_batches(
+    function: Callable[[list[int]], Iterable[T]], texts: Sequence[str | bytes], batch_size: Count
+) -> list[T]:
     """Call a function on the places of texts of similar length.
 
     Args:
@@ -210,7 +216,8 @@ def in_batches(function: Callable[[list[int]], Iterable[T]], texts: Sequence[str
     return [values[i] for i in range(len(texts))]
 
 
-def batches(sizes: Sequence[int], most: int, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
+@checked
+def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
     """The places of texts in batches, by size.
 
     Args:
@@ -235,10 +242,13 @@ def warned(replies: list[Reply]) -> list[Reply]:
 
 
 def warn_of_truncated(texts: Sequence[str | bytes], truncated: Sequence[bool]) -> None:
-    """Warn about truncated texts, and quote their beginnings."""
+    """Warn about truncated texts, at the line that called this package, and quote their beginnings."""
     long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
         where = f"in {len(long):,} of {len(texts):,} texts; only their beginnings are read: {shown}"
-        warnings.warn(f"more tokens than the model reads {where}", stacklevel=4)
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(f"more tokens than the model reads {where}", stacklevel=level)

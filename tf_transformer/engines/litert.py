@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
-from tf_transformer.base.values import BadInput, between, checked
+from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request, stored_options
 from tf_transformer.engines.litert_client import LiteRTTranslator
 
@@ -52,7 +52,8 @@ class LiteRT(Engine):
         """The options of the search, those of calls with their defaults."""
         return {**stored_options(self.facts), **self._own}
 
-    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+    @checked
+    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         return super().request(n, {**self._own, **options})
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:

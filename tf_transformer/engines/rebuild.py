@@ -11,7 +11,7 @@ from tf_transformer.base.files import user_path
 from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, found_in, newest
 from tf_transformer.base.reading import check_h5, check_kinds, reading
 from tf_transformer.base.type_names import Folders
-from tf_transformer.base.values import BadInput, shown
+from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.exports.savedmodel import read_export
 from tf_transformer.families import hub
@@ -45,8 +45,9 @@ class Rebuilt(NamedTuple):
     longest: int | None = None  # the most symbols of a checkpoint's outputs, the end symbol included
 
 
+@checked
 def rebuilt(
-    path: Folders, average_last: int | None = None, family: str | None = None, revision: str | None = None
+    path: Folders, average_last: Count | None = None, family: str | None = None, revision: str | None = None
 ) -> Rebuilt:
     """Build a model again; the arguments are as in `Translator.from_pretrained`.
 
@@ -80,7 +81,8 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not family_of_folder(folder)
 
 
-def from_runs(folders: list[Path], average_last: int | None = None) -> Rebuilt:
+@checked
+def from_runs(folders: list[Path], average_last: Count | None = None) -> Rebuilt:
     """The average of a run's last checkpoints, in float32; of several runs an `Ensemble`, which has the languages of
     the first.
 

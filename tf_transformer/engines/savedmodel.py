@@ -84,7 +84,8 @@ class SavedModel(Engine):
         """The options of the search, those of calls with their defaults."""
         return {**stored_options(self._facts), **self._own}
 
-    def request(self, n: int | None, options: Mapping[str, Any]) -> Request:
+    @checked
+    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         if not self.changeable and (n or options):
             raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
         return super().request(n, {**self._own, **options})

@@ -144,10 +144,11 @@ class Translator(TextModel, Engine):
         """
         return self.replace(model=self.model.astype(dtype))
 
+    @checked
     def n_best(
         self,
         texts: Iterable[str | bytes],
-        n: int = 1,
+        n: Count = 1,
         prefixes: Iterable[str | bytes] | None = None,
         **options: Any,
     ) -> list[list[Answer]]:

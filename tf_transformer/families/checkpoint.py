@@ -229,7 +229,7 @@ class Checkpoint:
             raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {got!r}")
         return size
 
-    def rows(
+    def _rows(
         self, file: Path, ids: dict[str, Any], more: dict[str, Any], first: dict[str, Any], size: int, own: int
     ) -> list[int]:
         """The checkpoint's ids by ours.

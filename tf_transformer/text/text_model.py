@@ -308,6 +308,7 @@ class TextModel(SetOnce):
         return min(most, self.model.config.max_length) if self.model.config.positions == "learned" else most
 
 
+@checked
 def check_length(name: str, tokens: int, most: int) -> None:
     """Check that a text, `name` in the message, has 1 to `most` tokens.
 

@@ -55,7 +55,7 @@ class M2M100Checkpoint(Checkpoint):
         more = {symbol: len(ids) + place for place, symbol in enumerate(symbols.values())}
         more |= {symbol: token.id for symbol, token in self.added.items() if symbol not in ids}
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
-        rows, names = self.rows(file, ids, more, first, size, own=2), ids | more
+        rows, names = self._rows(file, ids, more, first, size, own=2), ids | more
         by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
         pieces = [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows]  # fairseq's names
         pieces[:2] = [unused(name, names) for name in SYMBOLS[:2]]

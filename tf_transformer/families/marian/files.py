@@ -65,7 +65,7 @@ class MarianCheckpoint(Checkpoint):
                 "eos_token_id" if "eos_token_id" in settings else "</s>": settings.get("eos_token_id", end),
                 "<unk>": first["<unk>"],
             }
-        rows = self.rows(file, ids, more, first, size, own=0)
+        rows = self._rows(file, ids, more, first, size, own=0)
         names = {id: piece for piece, id in symbols.items()}
         pieces = [names.get(id, "") for id in rows]
         pieces[1] = unused("<s>", symbols)
