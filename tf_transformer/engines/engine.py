@@ -4,7 +4,7 @@ What all of them share stands here, once: the form of an answer, batches of simi
 what they may be, and the warning about texts that are too long. It loads neither Keras nor TensorFlow.
 """
 
-import sys
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -248,7 +248,7 @@ def warn_of_truncated(texts: Sequence[str | bytes], truncated: Sequence[bool]) -
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
         where = f"in {len(long):,} of {len(texts):,} texts; only their beginnings are read: {shown}"
-        level, frame = 1, sys._getframe()
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
+        level, frame = 1, inspect.currentframe()
+        while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
             level, frame = level + 1, frame.f_back
         warnings.warn(f"more tokens than the model reads {where}", stacklevel=level)
