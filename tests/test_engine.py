@@ -2,14 +2,18 @@
 
 import functools
 import itertools
+import json
+import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.engines.engine import Answer, Engine, Reply, batches, in_batches
+from tf_transformer.engines.savedmodel import SavedModel
 
 TEXTS = ["The old woman opens the red door.", "", "Two doors.", "   ", "word " * 41]
 
@@ -91,6 +95,34 @@ def test_what_an_engine_does_not_take_is_one_line(engines):
     for name in ("savedmodel", "litert"):
         with pytest.raises(tt.BadInput, match="n_best: expected 1 to 3, got 4"):
             engines[name].n_best(TEXTS[:1], 4)
+
+
+def test_a_list_of_one_export_is_that_export(saved):
+    assert isinstance(tt.load([saved]), SavedModel) and isinstance(tt.load(iter([saved])), SavedModel)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ([], "expected"),
+        ({"n_best": "many"}, "n_best: expected a whole number, got 'many'"),
+        ({"max_beam_size": None}, "max_beam_size: expected a whole number, got None"),
+    ],
+)
+def test_facts_that_a_stranger_wrote_are_one_line(facts, message, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "1")
+    (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(facts))
+    with pytest.raises(tt.BadInput, match=message) as error:
+        tt.load(tmp_path)
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_model_that_takes_no_text_is_one_line(tmp_path):
+    module = tf.Module()
+    module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures=module.double)
+    with pytest.raises(tt.BadInput, match="whose serving_default gives a text for `text`, got x for 0 texts$"):
+        tt.load(tmp_path)
 
 
 def test_options_of_a_server_are_clipped(engines):

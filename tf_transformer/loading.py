@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.folders import CTRANSLATE2, LITERT, SAVED_MODEL, found_in, newest
+from tf_transformer.base.folders import CTRANSLATE2, LITERT, SAVED_MODEL, folders_of, found_in, newest
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.engines.engine import Engine
@@ -43,6 +43,9 @@ def load(
     Raises:
         BadInput: the folder holds something else, or the model does not take such an option.
     """
+    if not isinstance(path, str | os.PathLike):
+        path = folders_of(path)
+        path = path[0] if len(path) == 1 else path
     rows = {} if batch_size is None else {"batch_size": batch_size}
     if isinstance(path, str | os.PathLike) and not (family or revision):
         where = os.fspath(path)
@@ -70,13 +73,12 @@ def trained(path: Folders, **options: Any) -> "Translator | Parser":
         path: as in `Translator.from_pretrained`.
         options: as there.
     """
-    from tf_transformer.engines.rebuild import folders_of, is_run
+    from tf_transformer.engines.rebuild import is_run
     from tf_transformer.engines.translator import Translator
     from tf_transformer.parsing.parser import Parser
     from tf_transformer.runs.run import Run
 
-    if not isinstance(path, str | os.PathLike):
-        path = folders_of(path)
+    path = path if isinstance(path, str | os.PathLike) else folders_of(path)
     (first, *_) = folders_of(path)
     if is_run(first) and Run(first).settings()["kind"] == "parsing":
         return Parser.from_pretrained(path, **options)

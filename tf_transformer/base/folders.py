@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tf_transformer.base.files import user_path
 from tf_transformer.base.reading import read_json
-from tf_transformer.base.values import BadInput
+from tf_transformer.base.type_names import Folders
+from tf_transformer.base.values import BadInput, shown
 
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
 SAVED_MODEL, LITERT, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.bin"
@@ -20,6 +22,18 @@ OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
     "source.spm": CHECKPOINT,
     "sentencepiece.bpe.model": CHECKPOINT,
 }
+
+
+def folders_of(path: Folders) -> list[Path]:
+    """One folder, or several, as paths.
+
+    Raises:
+        BadInput: there is none, or it is something else.
+    """
+    folders = [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
+    if not folders or isinstance(path, Mapping):
+        raise BadInput(f"path: expected a folder, or a list of at least one, got {shown(path)}")
+    return folders
 
 
 def found_in(path: str | os.PathLike[str], *wanted: str) -> str:

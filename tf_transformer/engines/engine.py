@@ -86,14 +86,17 @@ class Engine(ABC):
     highest: Mapping[str, float] = {}
     languages: Sequence[str] = ()
     batch_size: int
+    _own: Mapping[str, Any] = {}  # defaults of calls that differ from the model's
 
     @property
     @abstractmethod
     def facts(self) -> Mapping[str, Any]: ...
 
     @property
-    @abstractmethod
-    def options(self) -> Mapping[str, Any]: ...
+    def options(self) -> Mapping[str, Any]:
+        """The options of the search, those of calls with their defaults."""
+        stored = {name: option.cast(self.facts[name]) for name, option in SEARCH_OPTIONS.items() if name in self.facts}
+        return {**stored, **self._own}
 
     @abstractmethod
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[Reply]:
@@ -152,6 +155,7 @@ class Engine(ABC):
             BadInput: one has another value than it may have, or this engine fixes it.
             TypeError: there is no such option.
         """
+        options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
             known = ", ".join((*self.changeable, *(LANGUAGES if self.languages else ())))
             raise TypeError(f"options of a call: expected {known}; got {', '.join(unknown)}")
@@ -176,11 +180,6 @@ class Engine(ABC):
             option = SEARCH_OPTIONS[name]
             values[name] = option.cast(min(max(value, option.lowest), self.highest.get(name, option.highest)))
         return values
-
-
-def stored_options(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the search that the facts of an export have."""
-    return {name: option.cast(facts[name]) for name, option in SEARCH_OPTIONS.items() if name in facts}
 
 
 def check_texts(texts: Iterable[str | bytes]) -> list[str | bytes]:

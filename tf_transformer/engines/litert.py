@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
-from tf_transformer.base.values import BadInput, Count, between, checked
-from tf_transformer.engines.engine import Answer, Engine, Reply, Request, stored_options
+from tf_transformer.base.values import BadInput, between, checked
+from tf_transformer.engines.engine import Answer, Engine, Reply, Request
 from tf_transformer.engines.litert_client import LiteRTTranslator
 
 
@@ -39,22 +39,12 @@ class LiteRT(Engine):
             raise BadInput(str(error)) from error
         self.changeable = tuple(self._client.options)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
-        self._own: Mapping[str, Any] = {}
         self._own = self.request(None, options).options
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """The contents of model.json."""
         return self._client.facts
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The options of the search, those of calls with their defaults."""
-        return {**stored_options(self.facts), **self._own}
-
-    @checked
-    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
-        return super().request(n, {**self._own, **options})
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
         for text in texts:

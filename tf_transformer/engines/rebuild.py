@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tf_transformer.base.files import user_path
-from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, found_in, newest
+from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, folders_of, found_in, newest
 from tf_transformer.base.reading import check_h5, check_kinds, reading
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
@@ -177,18 +176,6 @@ def _check_no_export(folder: Path) -> None:
     """
     if newest(folder, LITERT, CTRANSLATE2) and not any((folder / file).is_file() for file in hub.WEIGHTS):
         raise BadInput(f"expected a run, a SavedModel or a checkpoint, {found_in(folder)}")
-
-
-def folders_of(path: Folders) -> list[Path]:
-    """One folder, or several, as paths.
-
-    Raises:
-        BadInput: there is none, or it is something else.
-    """
-    folders = [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
-    if not folders or isinstance(path, Mapping):
-        raise BadInput(f"path: expected a folder, or a list of at least one, got {shown(path)}")
-    return folders
 
 
 def _together(models: list[Transformer]) -> Transformer | Ensemble:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import tensorflow as tf
@@ -11,13 +12,22 @@ import tensorflow as tf
 import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import saved_model_of
-from tf_transformer.base.reading import read_json
+from tf_transformer.base.reading import check_kinds, read_json, reading
 from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
-from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request, stored_options
+from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 DESCRIBED = ("assets.extra", "tf_transformer.json")
+
+
+def _facts_of(address: str) -> dict[str, Any]:
+    """What the export's JSON file says; {} if there is none, as in another's SavedModel."""
+    if "://" not in address:
+        file = Path(address).joinpath(*DESCRIBED)
+        return read_json(file) if file.is_file() else {}
+    described = "/".join((address, *DESCRIBED))
+    return dict(json.loads(tf.io.gfile.GFile(described).read())) if tf.io.gfile.exists(described) else {}
 
 
 class SavedModel(Engine):
@@ -46,31 +56,31 @@ class SavedModel(Engine):
         if threads:
             with contextlib.suppress(RuntimeError):  # it is too late
                 tf.config.threading.set_intra_op_parallelism_threads(threads)
-        if "://" in os.fspath(path):
-            address = os.fspath(path).rstrip("/")
-            facts = "/".join((address, *DESCRIBED))
-            self._facts = json.loads(tf.io.gfile.GFile(facts).read()) if tf.io.gfile.exists(facts) else {}
-            self._model = tf.saved_model.load(address)
-        else:
-            folder = saved_model_of(path)
-            described = folder.joinpath(*DESCRIBED)
-            self._facts = read_json(described) if described.is_file() else {}
-            with plainly_named(folder) as plain:
-                try:
-                    self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
-                except (ValueError, OSError, tf.errors.OpError) as error:
-                    reason = (str(error).splitlines() or [""])[0]
-                    message = f"{folder}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
-                    raise BadInput(message) from error
+        address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
+        with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
+            try:
+                self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
+            except (ValueError, OSError, tf.errors.OpError) as error:
+                reason = (str(error).splitlines() or [""])[0]
+                message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
+                raise BadInput(message) from error
         self.batch_size = batch_size
         signatures = self._model.signatures
+        default = signatures.get("serving_default")
+        takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
+        gives = [spec.dtype for spec in default.structured_outputs.values()] if default else []
+        if takes != {"text": tf.string} or gives.count(tf.string) != 1:
+            got = f"{', '.join(takes) or 'nothing'} for {gives.count(tf.string)} texts"
+            raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.changeable = tuple(name for name in inputs if name in SEARCH_OPTIONS)
-        if "source_language" in inputs:
-            self.languages = str(self._facts["languages"]).split(", ")
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
-        self.highest = {name: int(self._facts[fact]) for name, fact in limits.items() if fact in self._facts}
-        self._own: Mapping[str, Any] = {}
+        with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
+            self._facts = _facts_of(address)
+            kinds = {fact: int for fact in limits.values() if fact in self._facts}
+            found = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
+        self.highest = {name: found[fact] for name, fact in limits.items() if fact in kinds}
+        self.languages = found["languages"].split(", ") if "languages" in found else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
 
@@ -79,16 +89,11 @@ class SavedModel(Engine):
         """What `model_info` answers, and the configuration."""
         return self._facts
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The options of the search, those of calls with their defaults."""
-        return {**stored_options(self._facts), **self._own}
-
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         if not self.changeable and (n or options):
             raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
-        return super().request(n, {**self._own, **options})
+        return super().request(n, options)
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
         batch = tf.constant([encoded(text) for text in texts])
