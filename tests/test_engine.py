@@ -129,6 +129,7 @@ def test_options_of_a_server_are_clipped(engines):
     given = {"length_penalty": 99.0, "max_length": -3}
     assert engines["litert"].clipped(given) == {"length_penalty": 5.0, "max_length": 1}
     assert engines["litert"].clipped({"length_penalty": float("nan")}) == {}
+    assert engines["litert"].clipped({"max_length": 10**6}) == {"max_length": 40}  # 29 tokens and 11 more
 
 
 def cost_of(rows, longest):

@@ -29,6 +29,12 @@ BACKEND_NEUTRAL += ["evaluation", "corpora.toy_corpus"]
 BACKEND_NEUTRAL += ["parsing.treebank", "parsing.evalb"]
 
 
+FILES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+}
+
+
 def modules():
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -46,11 +52,14 @@ def imports(tree, inside_functions=True):
     for node in ast.walk(tree) if inside_functions else tree.body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (
-                [node.module] if node.module != "tf_transformer" else [f"{node.module}.{a.name}" for a in node.names]
-            )
+            yield from (module if module in FILES else node.module for module in of_names(node))
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def of_names(node):
+    """What `from module import names` imports, if the names are modules."""
+    return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
 def room_of(module):
