@@ -1,7 +1,7 @@
 """Batches hold every pair once, framed, in token batches of similar length."""
 
+import dataclasses
 import gzip
-import itertools
 import os
 import threading
 
@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.corpora import data, toy_corpus
-from tf_transformer.corpora.ids import Batches, Ids, Order, bucket_bounds
+from tf_transformer.corpora.batches import Batches, Block, Order, bucket_bounds
+from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora.ids import Ids, facts_of, tokenized
+from tf_transformer.corpora.pairs import encoder_of, rows_of
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
@@ -44,6 +47,10 @@ def rows(batches):
 def expected_rows(pairs, tokenizer):
     ids = [tokenizer.tokenize(list(side)).to_list() for side in zip(*pairs, strict=True)]
     return [((*s, EOS_ID), (BOS_ID, *t), (*t, EOS_ID)) for s, t in zip(*ids, strict=True)]
+
+
+def ids_of(pairs, tokenizer, max_length=data.MAX_LENGTH):
+    return tokenized(rows_of(pairs), encoder_of(tokenizer), max_length, tokenizer.vocab_size)
 
 
 def test_an_epoch_holds_every_pair_once(corpus):
@@ -99,32 +106,57 @@ def test_every_epoch_has_an_order_of_its_own(corpus):
 
 def test_batches_of_fixed_shapes_are_the_same_with_more_padding(corpus):
     _, pairs, tokenizer = corpus
-    ids = data.ids_of(data.rows_of(pairs), tokenizer)
-    order = Order(ids.lengths(), 512, data.MAX_LENGTH, 3)
-    shapes = set()
-    for number in range(2 * len(order)):
-        narrow, filled = (Batches(ids, order, fixed)[number] for fixed in (False, True))
+    block, shapes = Block.of(ids_of(pairs, tokenizer), data.MAX_LENGTH), set()
+    both = [Batches([block], 512, 3, fixed) for fixed in (False, True)]
+    for number in range(2 * len(both[0])):
+        narrow, filled = (batches[number] for batches in both)
         shapes.add(filled.source.shape)
         for small, large in zip(narrow, filled, strict=True):
             assert np.array_equal(small, large[tuple(map(slice, small.shape))])
             assert np.count_nonzero(large) == np.count_nonzero(small)
-    assert sorted(shapes, key=lambda shape: shape[1]) == order.shapes() and 1 < len(shapes) <= len(order.bounds)
+    assert sorted(shapes, key=lambda shape: shape[1]) == both[0].shapes and len(shapes) > 1
 
 
 def test_ids_are_kept_for_the_same_text_alone(corpus, tmp_path):
     _, pairs, tokenizer = corpus
-    ids = data.ids_of(data.rows_of(pairs), tokenizer)
-    ids.save(tmp_path / "ids", {"text": "a", "numbers": (1, 2)})
-    kept = Ids.load(tmp_path / "ids", {"text": "a", "numbers": (1, 2)})
+    ids = ids_of(pairs, tokenizer)
+    facts = ids.save(tmp_path / "ids", {"of": "a"})
+    kept = Ids.load(tmp_path / "ids", facts["skipped"])
     for number in range(5):
         places = np.arange(7) * 11 + number
         for mine, theirs in zip(ids.batch(places), kept.batch(places), strict=True):
             assert np.array_equal(mine, theirs)
     assert len(kept) == len(ids) and kept.skipped == ids.skipped
-    assert Ids.load(tmp_path / "ids", {"text": "b", "numbers": (1, 2)}) is None
+    assert facts_of(tmp_path / "ids") == facts and facts["of"] == "a"
     (tmp_path / "ids/target.npy").write_bytes(b"cut")
-    assert Ids.load(tmp_path / "ids", {"text": "a", "numbers": (1, 2)}) is None
-    assert Ids.load(tmp_path / "none", {}) is None
+    assert facts_of(tmp_path / "ids") is None and facts_of(tmp_path / "none") is None
+
+
+def test_blocks_are_one_text_in_parts(corpus):
+    """Every pair once an epoch, batch N from wherever one begins, and one block in memory at a time."""
+    _, pairs, tokenizer = corpus
+    every, read = ids_of(pairs, tokenizer), []
+    blocks = []
+    for start in range(0, PAIRS, 101):
+        part = ids_of(pairs[start : start + 101], tokenizer)
+        block = Block.of(part, data.MAX_LENGTH)
+        blocks.append(dataclasses.replace(block, read=lambda part=part, start=start: read.append(start) or part))
+    batches = Batches(blocks, 512, 5)
+    assert batches.summary() == dataclasses.replace(
+        Batches([Block.of(every, 256)], 512).summary(), batches=len(batches)
+    )
+    for epoch in range(2):
+        read.clear()
+        found = [batches[number] for number in range(epoch * len(batches), (epoch + 1) * len(batches))]
+        assert sorted(read) == list(range(0, PAIRS, 101))
+        rows = sorted(tuple(row[row != 0].tolist()) for batch in found for row in batch.target_out)
+        assert rows == sorted((*ids, EOS_ID) for ids in tokenizer.encode_target([target for _, target in pairs]))
+    for number in (10**6, 0, 37):
+        again = Batches(blocks, 512, 5)[number]
+        assert all(map(np.array_equal, again, batches[number]))
+    assert not all(map(np.array_equal, Batches(blocks, 512, 6)[0], batches[0]))
+    with pytest.raises(tt.BadInput, match="expected sentences of at most 7 tokens, got none"):
+        Batches([Block.of(ids_of([], tokenizer, 7), 7)], 512).since()
 
 
 def test_order_is_a_function_of_the_seed_and_the_epoch(corpus):
@@ -148,14 +180,11 @@ def test_long_pairs_are_skipped_and_counted(corpus):
     batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, max_length=13, shuffle=False)
     kept = [row for row in expected_rows(pairs, tokenizer) if max(len(row[0]), len(row[2])) <= 13]
     assert sorted(rows(batches)) == sorted(kept)
-    summary = data.summarize(batches, PAIRS)
+    summary = Batches([Block.of(ids_of(pairs, tokenizer, 13), 13)], 512).summary()
     assert (summary.pairs, summary.skipped) == (len(kept), PAIRS - len(kept))
     assert summary.source_tokens == sum(len(row[0]) for row in kept)
     assert summary.target_tokens == sum(len(row[2]) for row in kept)
-    sizes = [(source.size, target.size) for (source, _), target in batches.as_numpy_iterator()]
-    padded = 1 - (summary.source_tokens + summary.target_tokens) / sum(itertools.chain(*sizes))
-    assert summary.padding == pytest.approx(padded)
-    assert summary.batches == len(sizes)
+    assert summary.batches == len(list(batches))
 
 
 def test_gz_and_lists_of_files(corpus, tmp_path):
@@ -202,7 +231,8 @@ def test_bad_lines_can_be_left_out(corpus, tmp_path):
         data.text_pairs(*files, tokenizer, 512)
     batches = data.text_pairs(*files, tokenizer, 512, skip_bad_lines=True)
     assert sorted(rows(batches)) == sorted(expected_rows(good, tokenizer))
-    assert data.summarize(batches, data.check_text_pairs(*files, skip_bad_lines=True)).skipped == len(bad)
+    corpus = tt.Corpus(tt.sources.TextSource(*files, skip_bad_lines=True), (["a"], ["b"]))
+    assert corpus.batches(Batching(tokenizer, 512, 1)).summary().skipped == len(bad)
 
 
 def test_what_a_line_is(corpus, tmp_path):

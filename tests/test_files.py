@@ -25,12 +25,12 @@ from tf_transformer.base.files import (
     user_path,
     write_text,
 )
-from tf_transformer.corpora.records import Records
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.savedmodel import SavedModel
 from tf_transformer.exports import savedmodel as publish
 from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 from tf_transformer.families import hub
+from tf_transformer.fitting.tasks import task_of
 from tf_transformer.parsing import treebank
 from tf_transformer.runs.run import Run
 from tf_transformer.training import average_weights
@@ -76,7 +76,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     assert tt.data.read_text_pairs(*sides) == corpus.dev
     next(iter(tt.data.text_pairs(*sides, translator.tokenizer, 512)))
     write_text(of("~/trees"), TREE)
-    tt.TreebankCorpus([of("~/trees")], [of("~/trees")]).add([of("~/trees")])
+    tt.TreebankCorpus([of("~/trees")], [of("~/trees")], extra=[of("~/trees")])
     assert len(treebank.read_trees(of("~/trees"))) == 1 and checksum(of("~/trees"))
     (home / "wsj_0201.mrg").write_text(TREE)
     assert treebank.wsj_files(of("~"), [2]) == [home / "wsj_0201.mrg"]
@@ -85,15 +85,14 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     parts = source.parts(2, of("~/records"))
     with preparation.locked():
         assert len(list(preparation.run(parts, translator.tokenizer))) == 2
-    Records(of("~/records"))
-    tt.PreparedCorpus(of("~/records"), corpus.dev)
+    tt.Corpus(tt.Records(of("~/records")), corpus.dev)
     assert tt.sources.ParquetSource(of("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
     assert tt.sources.TfdsSource("wmt", data_dir=of("~/tfds")).data_dir == f"{home}/tfds"
     run = Run(of("~/run"))
     run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
     trainer = tt.Trainer(of("~/run"), translator.model.config, corpus)
     assert trainer.run.path == tt.callbacks.Checkpoints(of("~/run")).run.path == home / "run"
-    dev = tt.callbacks.DevText(corpus.metric, corpus.score, *corpus.dev)
+    dev = tt.callbacks.DevText("BLEU", task_of("translation").score, *corpus.dev)
     assert tt.callbacks.DevScore(translator, dev, logs=of("~/logs")).logs == home / "logs"
     for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load([path])):
         with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
@@ -124,7 +123,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
 
 
 def test_bytes_are_no_path():
-    takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load, Records)
+    takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load, tt.Records)
     takers += (treebank.read_trees, checksum, lambda path: tt.load([path]))
     takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
     for take in takers:
@@ -137,7 +136,7 @@ def test_bytes_are_no_path():
 
 def test_an_empty_path_is_none():
     """As of a shell's variable without a value: it would be the current folder."""
-    for take in (user_path, tt.load, Run, tt.Tokenizer.load, Records):
+    for take in (user_path, tt.load, Run, tt.Tokenizer.load, tt.Records):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
 

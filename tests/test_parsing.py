@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 import tf_transformer as tt
-from tf_transformer.parsing.parser import Grammar, Parser, pair_ids
+from tf_transformer.parsing.parser import Grammar, Parser
 from tf_transformer.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
+from tf_transformer.parsing.words import encoder_of
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 TREES = [
@@ -182,7 +183,7 @@ def test_the_score_is_the_lines_own(parser):
     text = TEXTS[0]
     (parsed,) = parser.replies([text])
     line = " ".join(linearised(read_tree(parsed.text)))
-    target = tf.concat([pair_ids(parser.tokenizer)([text], [line])[1], [[EOS_ID]]], axis=1).to_tensor()
+    target = tf.constant([[*encoder_of(parser.tokenizer)([text.encode()], [line.encode()])[1][0], EOS_ID]])
     log_probs = parser.translator.force(parser.source([text]).ids, target)
     expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
     assert parsed.score == pytest.approx(expected, rel=1e-4)
@@ -203,8 +204,8 @@ def test_the_source_is_what_the_model_was_trained_on(parser):
 def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
     tree = read_tree(tree)
     text = " ".join(words_of(tree))
-    _, ids = pair_ids(parser.tokenizer)([text], [" ".join(linearised(tree))])
-    ids = tf.concat([ids, [[EOS_ID, 0]]], axis=1).to_tensor()
+    _, (ids,) = encoder_of(parser.tokenizer)([text.encode()], [" ".join(linearised(tree)).encode()])
+    ids = tf.constant([[*ids, EOS_ID, 0]])
     assert parser.trees(ids, parser.source([text])).numpy() == [as_line(tree).encode()]
 
 
@@ -212,13 +213,13 @@ def test_a_word_comes_before_what_is_said_of_it(parser):
     """As its first piece; in several texts, and one without any (a zero-width space)."""
     tokenizer = parser.tokenizer
     texts, lines = ["He slept .", "Doors \u200b"], ["(S (NP PRP )NP (VP VBD )VP . )S", "(NP NNS )NP CD"]
-    sources, targets = pair_ids(tokenizer)(texts, lines)
+    sources, targets = encoder_of(tokenizer)(*([text.encode() for text in side] for side in (texts, lines)))
     names = dict(enumerate(tokenizer.controls, FIRST_ID))
-    for text, line, source, target in zip(texts, lines, sources.numpy(), targets.numpy(), strict=True):
+    for text, line, source, target in zip(texts, lines, sources, targets, strict=True):
         pieces = [tokenizer.tokenize([word])[0].numpy().tolist() for word in text.split()]
-        assert source.tolist() == list(itertools.chain(*pieces))
+        assert source == list(itertools.chain(*pieces))
         firsts = [[*ids, UNKNOWN_ID][0] for ids in pieces]
-        assert tuple(names.get(id, id) for id in target.tolist()) == with_words(line.split(), firsts)
+        assert tuple(names.get(id, id) for id in target) == with_words(line.split(), firsts)
 
 
 def test_what_is_found_without_the_grammar_must_name_the_words_in_their_order(parser):

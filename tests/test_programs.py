@@ -249,8 +249,8 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
 
     argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
     found = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
-    assert [number for number, *_ in found.rows()] == list(range(1, 301))
-    assert sorted(found.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
+    assert [number for number, *_ in found.train.rows()] == list(range(1, 301))
+    assert sorted(found.train.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
     assert sorted(zip(*found.dev, strict=True)) == sorted(corpus["dev"])
     assert sorted(zip(*found.test, strict=True)) == sorted(corpus["test"])
 

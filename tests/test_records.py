@@ -2,7 +2,7 @@
 
 import dataclasses
 import gzip
-import itertools
+import json
 import random
 import shutil
 from pathlib import Path
@@ -10,11 +10,11 @@ from pathlib import Path
 import hostile
 import numpy as np
 import pytest
-import tensorflow as tf
 from test_data import expected_rows
 
 import tf_transformer as tt
-from tf_transformer.corpora import preparation, records, toy_corpus
+from tf_transformer.corpora import ids, records, toy_corpus
+from tf_transformer.corpora.batches import Batches
 from tf_transformer.corpora.corpus import Batching
 from tf_transformer.corpora.text_files import line_problem
 
@@ -33,7 +33,7 @@ def corpus():
 def small(monkeypatch):
     """Shards of 50 lines, tokenized 11 at a time: 15 shards, blocks of 4, the last one of 3."""
     monkeypatch.setattr(records, "SHARD_LINES", 50)
-    monkeypatch.setattr(preparation, "READ_LINES", 11)
+    monkeypatch.setattr(ids, "CHUNK", 11)
     monkeypatch.setattr(records, "BLOCK_SHARDS", 4)
 
 
@@ -60,26 +60,23 @@ def written(corpus, tmp_path):
     return records.Records(tmp_path / "records")
 
 
-def take(found, count):
-    return list(itertools.islice(found.as_numpy_iterator(), count))
-
-
 def test_an_epoch_holds_every_pair_once_and_summary_counts_it(corpus, written):
     pairs, tokenizer = corpus
-    summary = written.summary(BATCH)
+    batches = Batches(written.blocks(), BATCH, 3)
+    summary = batches.summary()
     kept = [pair for i, pair in enumerate(pairs) if i not in (13, 17)]
     expected = expected_rows(kept, tokenizer)
-    assert (summary.pairs, summary.skipped) == (PAIRS - 2, 2)
+    assert (summary.pairs, summary.skipped) == (PAIRS - 2, 2) and 20 < len(batches) < 59
     assert summary.source_tokens == sum(len(row[0]) for row in expected)
     assert summary.target_tokens == sum(len(row[2]) for row in expected)
+    assert len(batches.blocks) == 4
     for epoch in range(2):
-        batches = take(written.batches(BATCH, first=epoch * summary.batches, lines=True), summary.batches)
         found, lines = [], []
-        for (source, target_in), target_out, numbers in batches:
-            assert max(source.size, target_out.size) <= BATCH
-            rows = zip(source, target_in, target_out, strict=True)
+        for batch in (batches[number] for number in range(epoch * len(batches), (epoch + 1) * len(batches))):
+            assert max(batch.source.size, batch.target_out.size) <= BATCH
+            rows = zip(*batch[:3], strict=True)
             found += [tuple(tuple(ids[ids != 0].tolist()) for ids in row) for row in rows]
-            lines += numbers.tolist()
+            lines += batch.lines.tolist()
         assert sorted(found) == sorted(expected)
         assert sorted(lines) == [i + 1 for i in range(PAIRS) if i not in (13, 17)]
         by_line = dict(zip(lines, found, strict=True))
@@ -87,35 +84,15 @@ def test_an_epoch_holds_every_pair_once_and_summary_counts_it(corpus, written):
         assert found != sorted(found)
 
 
-def test_step_n_is_step_n_from_wherever_one_begins(written):
-    whole = take(written.batches(BATCH, seed=3), 120)
-    assert 20 < written.summary(BATCH).batches < 59
-    for first in (0, 1, 17, 59, 91):
-        for found, expected in zip(take(written.batches(BATCH, seed=3, first=first), 9), whole[first:], strict=False):
-            for ids, others in zip((*found[0], found[1]), (*expected[0], expected[1]), strict=True):
-                np.testing.assert_array_equal(ids, others)
-    other = take(written.batches(BATCH, seed=4), 1)
-    assert other[0][1].tolist() != whole[0][1].tolist()
-
-
-def test_epochs_differ(written):
-    epoch = written.summary(BATCH).batches
-    first, second = (take(written.batches(BATCH, first=first), 1)[0][1].tolist() for first in (0, epoch))
-    assert first != second
-    made = written.made_of(BATCH, 0)
-    assert sorted(itertools.chain(*made.blocks)) == list(range(15)) and len(made.blocks) == 4
-    orders = [[block for block, _ in itertools.islice(made._blocks_since(n * epoch), 4)] for n in range(4)]
-    assert all(sorted(order) == [0, 1, 2, 3] for order in orders) and orders[0] != orders[1]
-
-
-def test_the_millionth_batch_costs_what_the_first_does(written):
-    read = []
-    made = written.made_of(BATCH, 5)
-    made._read, read_block = lambda *given: read.append(given) or read_block(*given), made._read
-    batch = next(made.since(10**6))
-    epoch, place = divmod(10**6, len(made))
-    again = next(itertools.islice(made.since(epoch * len(made)), place, None))
-    assert np.array_equal(batch.lines, again.lines) and read[0][1][0] // made.counts[read[0][0]] == epoch
+def test_records_of_one_block_train_as_their_text_does(corpus, written, monkeypatch):
+    monkeypatch.setattr(records, "BLOCK_SHARDS", 99)
+    pairs, tokenizer = corpus
+    source = tt.sources.MemorySource(*map(list, zip(*pairs, strict=True)))
+    batching, dev = Batching(tokenizer, BATCH, 3), (["a"], ["b"])
+    of_text, of_records = (tt.Corpus(train, dev).batches(batching) for train in (source, written))
+    assert of_text.summary() == of_records.summary()
+    for number in (0, 1, 59, 61):
+        assert all(map(np.array_equal, of_text[number], of_records[number]))
 
 
 def test_what_was_stopped_goes_on_to_the_same_files(corpus, written, tmp_path_factory):
@@ -125,11 +102,11 @@ def test_what_was_stopped_goes_on_to_the_same_files(corpus, written, tmp_path_fa
         next(stopped)
     stopped.close()
     made = folder / "records"
-    (made / ".shard-00006.tfrecord-0a1b2c3d.tmp").write_bytes(b"half")  # as a killed worker leaves it
+    (made / ".export-shard-00006-0a1b2c3d").mkdir()  # as a killed worker leaves it
     with pytest.raises(tt.BadInput, match="is not complete; start tf-transformer prepare again"):
         records.Records(made)
-    times = {file.name: file.stat().st_mtime_ns for file in made.glob("shard-*")}
-    assert len(times) == 12
+    times = {file.relative_to(made): file.stat().st_mtime_ns for file in made.glob("shard-*/*")}
+    assert len(times) == 6 * 6
     for _ in range(2):
         assert len(list(write(corpus, folder))) == 15
         assert {file: (made / file).stat().st_mtime_ns for file in times} == times  # these were kept
@@ -137,21 +114,46 @@ def test_what_was_stopped_goes_on_to_the_same_files(corpus, written, tmp_path_fa
 
 
 def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_damaged_shard_is_made_again_and_nothing_else(corpus, written, tmp_path):
-    expected, shard = contents(written.folder), written.folder / written.shards[3]["file"]
-    (written.folder / written.shards[5]["file"]).unlink()
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1])
+    expected, shard = contents(written.folder), written.folder / written.shards[3]["shard"]
+    (written.folder / written.shards[5]["shard"] / "lines.npy").unlink()
+    content = (shard / "target.npy").read_bytes()
+    (shard / "target.npy").write_bytes(content[:-1])
     with pytest.raises(
-        tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes, got others or none; prepare again to mend it"
+        tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes, got [\d,]+; prepare again to mend it"
     ):
         records.Records(written.folder)
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (shard / "target.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert len(list(write(corpus, tmp_path))) == 15
     assert contents(written.folder) == expected
+
+
+def test_a_text_edited_without_a_change_of_size_is_another_text(corpus, tmp_path):
+    pairs, tokenizer = corpus
+    stopped = write(corpus, tmp_path)
+    next(stopped)
+    stopped.close()
+    with pytest.raises(tt.BadInput, match="holds records of another corpus"):
+        list(write(([pairs[1], pairs[0], *pairs[2:]], tokenizer), tmp_path))
+
+
+def test_another_worker_may_write_the_same_shard(corpus, written):
+    """One that was thought dead: the shard is whole, whoever was first."""
+    files = [written.folder.parent / f"text.{side}" for side in ("en", "de")]
+    other = tt.Preparation(tt.sources.TextSource(*files, True), written.folder)
+    part, facts = other.source.parts(50, written.folder)[3], written.shards[3]
+
+    class Slow(tt.sources.TextSource):
+        def read(self, part):
+            yield from super().read(part)
+            other.write(part)  # meanwhile
+
+    shutil.rmtree(written.folder / facts["shard"])
+    assert tt.Preparation(Slow(*files, True), written.folder).write(part) == facts
+    assert records.Records(written.folder).shards == written.shards
 
 
 def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_path):
@@ -166,7 +168,11 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_pa
         with pytest.raises(tt.BadInput, match=f"holds records of another {name}: .*, not .*"):
             list(write(change, tmp_path, **options))
     with pytest.raises(tt.BadInput, match="batch_tokens: expected at least max_length=256"):
-        written.batches(100)
+        Batches(written.blocks(), 100)
+    manifest = json.loads((written.folder / "records.json").read_text())
+    (written.folder / "records.json").write_text(json.dumps(manifest | {"shards": []}))
+    with pytest.raises(tt.BadInput, match=r"records\.json: expected shards, got none$"):
+        records.Records(written.folder)
     with pytest.raises(tt.BadInput, match="found no records.json"):
         records.Records(tmp_path / "nowhere")
     (written.folder / "records.json").unlink()  # to begin anew: what is left of before is not taken for finished
@@ -188,8 +194,8 @@ def test_hostile_lines(corpus, tmp_path):
     kept = sum(sum(shard["lengths"]) for shard in shards)
     assert kept == len(lines) == len(pairs) - sum(shard["skipped"] for shard in shards) > 300
     source, target, line = rows(tmp_path / "records")[-1]
-    for found, text in zip((source, target), pairs[line - 1], strict=True):
-        assert found == corpus[1].tokenize([text]).to_list()[0]
+    for row, text in zip((source, target), pairs[line - 1], strict=True):
+        assert row == corpus[1].tokenize([text]).to_list()[0]
     shutil.rmtree(tmp_path / "records")
     side, number = ("en", bad[0] + 1) if bad[0] < len(texts) else ("de", bad[0] + 1)
     with pytest.raises(tt.BadInput, match=rf"text\.{side}, line {number:,}: expected a sentence in UTF-8, got "):
@@ -199,11 +205,10 @@ def test_hostile_lines(corpus, tmp_path):
 def rows(folder):
     """Source, target and line of every record, in order."""
     found = []
-    for file in sorted(folder.glob("*.tfrecord")):
-        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
-            feature = tf.train.Example.FromString(record).features.feature
-            source, target, line = (list(feature[name].int64_list.value) for name in ("source", "target", "line"))
-            found.append((source, target, line[0]))
+    for shard in map(ids.Ids.load, sorted(folder.glob("shard-*"))):
+        for row, line in enumerate(shard.lines.tolist()):
+            sides = [side.ids[slice(*side.starts[row : row + 2])].tolist() for side in (shard.source, shard.target)]
+            found.append((*sides, line))
     return found
 
 
@@ -287,11 +292,29 @@ def test_parquet(corpus, written, tmp_path):
         tt.sources.ParquetSource(str(tmp_path / "*.nothing"), ("en", "fr")).parts(50, tmp_path)
 
 
-def test_records_are_of_one_tokenizer(written, corpus):
+def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus):
     """Not of that of a model to start from: its ids would be other words."""
-    prepared = tt.PreparedCorpus(written.folder, (["a"], ["b"]))
+    prepared = tt.Corpus(written, (["a"], ["b"]))
     batching = Batching(corpus[1], BATCH, 1)
-    assert prepared.summary(batching).batches > 0
+    assert len(prepared.batches(batching)) > 0 and prepared.max_length == 256
     other = tt.Tokenizer.learn_from([text for pair in corpus[0] for text in pair], 401)
     with pytest.raises(tt.BadInput, match="expected to train with the tokenizer of the records, got another"):
-        prepared.summary(dataclasses.replace(batching, tokenizer=other))
+        prepared.batches(dataclasses.replace(batching, tokenizer=other))
+    with pytest.raises(tt.BadInput, match="^max_length: expected 256, that of the records, got 255$"):
+        dataclasses.replace(prepared, max_length=255)
+    with pytest.raises(tt.BadInput, match="^dev: expected as many references as sources, 1, got 2$"):
+        tt.Corpus(written, (["a"], ["b", "c"]))
+
+
+@pytest.mark.parametrize("family", ["marian", "m2m100"])
+def test_records_of_a_pretrained_tokenizer(family, tmp_path):
+    """So a large corpus fine-tunes: each side by its own vocabulary, with the codes of languages."""
+    tokenizer = tt.Translator.from_pretrained(Path(__file__).parent / family / "trained").tokenizer
+    tokenizer = tokenizer.for_languages("en", "de") if tokenizer.languages else tokenizer
+    texts = [f"He is tired of {'the ' * i}song." for i in range(53)]
+    assert len(list(write((list(zip(texts, texts, strict=True)), tokenizer), tmp_path))) == 2
+    found = records.Records(tmp_path / "records")
+    assert type(found.tokenizer) is type(tokenizer) and found.tokenizer.fingerprint == tokenizer.fingerprint
+    sides = tokenizer.tokenize(texts).to_list(), tokenizer.tokenize_target(texts).to_list()
+    assert rows(found.folder) == [(*ids, line) for line, *ids in zip(range(1, 54), *sides, strict=True)]
+    assert len(tt.Corpus(found, (texts, texts)).batches(Batching(tokenizer, BATCH, 1))) > 5

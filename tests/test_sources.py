@@ -1,20 +1,20 @@
 """Every source gives the same pairs, to a training and to records; so does a class of one's own."""
 
 import gzip
-import itertools
 import json
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer.base.files import encoded
-from tf_transformer.corpora import data, toy_corpus
-from tf_transformer.corpora.corpus import Batching
-from tf_transformer.corpora.pairs import Source
+from tf_transformer.corpora import toy_corpus
+from tf_transformer.corpora.batches import Batches
+from tf_transformer.corpora.corpus import Batching, read_texts
+from tf_transformer.corpora.ids import tokenized
+from tf_transformer.corpora.pairs import Source, encoder_of
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import MemorySource
 
@@ -77,18 +77,17 @@ def test_a_source_of_ones_own_trains_and_makes_records(text, tmp_path):
     folder, pairs, tokenizer = text
     of_text, *_, own = sources(folder, pairs)
     batching = Batching(tokenizer, 512, 3)
-    corpus = tt.PairCorpus(own, (["a"], ["b"]))
-    (source, _), _, lines = next(corpus.batches(batching, 5, lines=True).as_numpy_iterator())
-    for row, line in zip(source, lines, strict=True):
+    batches = tt.Corpus(own, (["a"], ["b"])).batches(batching)
+    for row, line in zip(batches[5].source, batches[5].lines, strict=True):
         assert tokenizer.detokenize([row])[0].numpy().decode() == pairs[line - 1][0]
-    summary = corpus.summary(batching)
+    summary = batches.summary()
     assert (summary.pairs, summary.skipped) == (PAIRS - len(BAD), len(BAD))
     shards = []
     for name, each in (("own", own), ("text", of_text)):
         work = tt.Preparation(each, tmp_path / name)
         shards.append(list(work.run(each.parts(50, work.folder), tokenizer)))
     assert shards[0] == shards[1] and len(shards[0]) == 5
-    assert Records(tmp_path / "own").summary(512).pairs == PAIRS - len(BAD)
+    assert Batches(Records(tmp_path / "own").blocks(), 512).summary() == summary
 
 
 def test_tagged_sources_are_one_source(text, tmp_path):
@@ -133,13 +132,14 @@ def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     for line in (*BAD, *(PAIRS + 1 + place for place in BAD)):
         del expected[line + 1]
 
-    tokenizer = tt.PairCorpus(source, source.texts()).learn_tokenizer(400, "bpe")
+    corpus = tt.Corpus(source, source.texts())
+    tokenizer = corpus.learn_tokenizer(400, "bpe")
     assert tokenizer.ids(["<2de>", "<2en>"]).numpy().tolist() == [4, 5]
     batching = Batching(tokenizer, 512, 3, folder=tmp_path / "ids")
-    ids = tt.PairCorpus(source, source.texts()).ids(batching)
+    ids = corpus.ids(batching)
     found = tokenizer.detokenize(ids.batch(np.arange(len(ids))).source).numpy()
     assert dict(zip(ids.lines.tolist(), map(bytes.decode, found), strict=True)) == expected
-    tt.PairCorpus(source, source.texts()).keep_ids(batching)
+    corpus.keep_ids(batching, corpus.batches(batching))
     assert batching.folder.exists()  # since all its sources have checksums
     others = [{"<2en>": english, "<2de>": german}, {"<2de>": german, "<2fr>": english}, {"<2de>": german}]
     assert source.describe() not in [tt.sources.TaggedSource(other).describe() for other in others]
@@ -148,10 +148,10 @@ def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     list(work.run(source.parts(150, work.folder), tokenizer))
     records = Records(work.folder)
     assert records.filtered == {"identical": 2}  # tags are no part of a text
-    made = records.made_of(512, 3)
-    batches = itertools.islice(made.since(), len(made))
+    made = Batches(records.blocks(), 512, 3)
+    batches = map(made.__getitem__, range(len(made)))
     found = {line: row for batch in batches for line, row in zip(batch.lines.tolist(), batch.source, strict=True)}
-    texts = tokenizer.detokenize(tf.ragged.constant(list(map(list, found.values())))).numpy()
+    texts = [tokenizer.detokenize([row]).numpy()[0] for row in found.values()]
     identical = (PAIRS + 1, 2 * PAIRS + 2)
     assert {line: text for line, text in expected.items() if line not in identical} == dict(
         zip(found, map(bytes.decode, texts), strict=True)
@@ -159,12 +159,15 @@ def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
 
 
 def test_a_bad_pair_is_an_error_that_says_where(text):
-    """Also where TensorFlow asks for the pairs."""
     folder, _, tokenizer = text
+
+    def read(source):
+        return tokenized(source.rows(), encoder_of(tokenizer), 256, 400)
+
     with pytest.raises(tt.BadInput, match="^source, pair 14: expected a sentence in UTF-8, got an empty line$"):
-        data.ids_of(Lines(folder / "text.json", skip_bad_lines=False).rows(), tokenizer)
+        read(Lines(folder / "text.json", skip_bad_lines=False))
     with pytest.raises(json.JSONDecodeError):
-        data.ids_of(Lines(folder / "text.en").rows(), tokenizer)
+        read(Lines(folder / "text.en"))
 
 
 def test_half_a_pair_of_surrogates_is_one_bad_line():
@@ -209,6 +212,21 @@ def test_a_source_in_memory_does_not_change():
     assert list(source.pairs()) == [("a", "b")] and source.describe() == known
 
 
+def test_files_are_known_by_their_contents(text, tmp_path):
+    """Not by their sizes: plain or packed, read line by line, in ranges, or as a whole."""
+    folder, pairs, _ = text
+    plain, packed = list(sources(folder, pairs))[:2]
+    whole = plain.describe()["sha256"]
+    assert whole == packed.describe()["sha256"]
+    checked, in_parts = (type(plain)(plain.source, plain.target, True) for _ in range(2))
+    assert checked.check() == PAIRS and checked.describe()["sha256"] == whole
+    assert in_parts.parts(17, tmp_path) and in_parts.describe()["sha256"] == whole
+    content = Path(plain.source).read_text()
+    (tmp_path / "text.en").write_text(content.swapcase())
+    edited = type(plain)(tmp_path / "text.en", plain.target, True).describe()["sha256"]
+    assert edited[0] != whole[0] and edited[1] == whole[1]
+
+
 def test_sides_that_do_not_belong_together(tmp_path):
     (tmp_path / "long").write_text("a\nb\nc\n")
     (tmp_path / "short").write_text("a\n")
@@ -226,4 +244,4 @@ def test_sides_that_do_not_belong_together(tmp_path):
     with pytest.raises(tt.BadInput, match="^train: expected two files, source and target, got 1$"):
         tt.TextCorpus(["train.en"], ["dev.en", "dev.de"])
     with pytest.raises(tt.BadInput, match="^files: expected two files, source and target, got 3$"):
-        tt.TextCorpus.read(["a", "b", "c"])
+        read_texts(["a", "b", "c"])

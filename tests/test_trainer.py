@@ -19,8 +19,8 @@ import tensorflow as tf
 from programs import same_weights
 
 import tf_transformer as tt
-from tf_transformer.corpora import data
-from tf_transformer.corpora.corpus import Batching
+from tf_transformer.corpora import corpus as corpora
+from tf_transformer.corpora.corpus import Batching, Corpus
 from tf_transformer.corpora.ids import Ids
 from tf_transformer.fitting.callbacks import Checkpoints, Stopped
 from tf_transformer.runs.recipe import RECIPES, recipe_of
@@ -123,9 +123,10 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
 
 def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, steps, *_: seen.append(steps))
+    monkeypatch.setattr(tt.Trainer, "make_model", lambda self, steps: seen.append(steps) or 1 / 0)
     for steps in (None, 800):
-        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=steps)).fit()
+        with pytest.raises(ZeroDivisionError):
+            tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=steps)).fit()
     assert seen == [100_000, 800]
 
 
@@ -137,10 +138,10 @@ def test_epochs_are_passes(corpus, tmp_path):
     trainer.fit()
     tokens = trainer.run.history[-1]["target_tokens"]
     tokenizer = tt.Tokenizer.load(tmp_path / "run/tokenizer.model")
-    lines = corpus.read(corpus.train)[1]
+    lines = corpus.train.texts()[1]
     assert tokens == 3 * (len(lines) + int(tokenizer.tokenize(lines).row_lengths().numpy().sum()))
-    batching = Batching(tokenizer, 512, recipe.seed)
-    numbers = [line for *_, of_batch in corpus.batches(batching, lines=True).take(trainer.steps) for line in of_batch]
+    batches = corpus.batches(Batching(tokenizer, 512, recipe.seed))
+    numbers = [line for number in range(trainer.steps) for line in batches[number].lines]
     assert sorted(map(int, numbers)) == sorted(3 * [*range(1, len(lines) + 1)])
 
 
@@ -160,8 +161,7 @@ def test_a_compiled_step_sees_the_shapes_that_were_counted(corpus, tmp_path, mon
         assert bool(count) == (switch == "on")
         if count:
             batching = Batching(tt.Tokenizer.load(tmp_path / "on/tokenizer.model"), 2_048, recipe.seed)
-            sides = (corpus.rows(), data.rows_of(zip(*corpus.dev, strict=True)))
-            of_train, of_dev = (set(corpus.made_of(rows, batching).order.shapes()) for rows in sides)
+            of_train, of_dev = (set(made(batching).shapes) for made in (corpus.batches, corpus.dev_batches))
             assert int(count[1]) == len(of_train) and {shape for (shape,) in shapes} <= of_train | of_dev | {None}
             assert len(shapes) > 2
             shapes.clear()
@@ -177,13 +177,13 @@ def test_a_text_may_move_but_not_change(text, tmp_path, monkeypatch):
         return tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(*files), RECIPE)
 
     seen = []
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append(self.corpus.ids(batching)))
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, *_: seen.append(self._batches[0].blocks[0].read()))
     shutil.copytree(text, tmp_path / "here")
     trainer("here").fit()
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.MonkeyPatch.context() as patch:
-        ids_of = data.ids_of
-        patch.setattr(data, "ids_of", lambda pairs, *more: ids_of(of_dev(pairs), *more))
+        tokenized = corpora.tokenized
+        patch.setattr(corpora, "tokenized", lambda rows, *more: tokenized(of_dev(rows), *more))
         trainer("there").fit()
     for found, expected in zip(seen[1].source + seen[1].target, seen[0].source + seen[0].target, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -194,6 +194,12 @@ def test_a_text_may_move_but_not_change(text, tmp_path, monkeypatch):
         target.write("Einer mehr.\n")
     with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
         trainer("there").fit()
+    shutil.copytree(text, tmp_path / "there", dirs_exist_ok=True)
+    lines = (tmp_path / "there/train.en").read_text().splitlines(keepends=True)
+    (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # of the same size
+    source = tt.sources.TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
+    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+        tt.Trainer(tmp_path / "run", CONFIG, tt.Corpus(source, (["a"], ["b"])), RECIPE).fit()
 
 
 def of_dev(pairs):
@@ -397,13 +403,13 @@ def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
 def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, tmp_path):
     """A new run is locked when it begins; learning its vocabulary takes a while."""
 
-    class Slow(tt.PairCorpus):
+    class Slow(Corpus):
         def learn_tokenizer(self, *of):
             other = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, seed=7))
             other.run.begin(other.settings)
             return super().learn_tokenizer(*of)
 
-    slow = Slow(corpus.source, corpus.dev)
+    slow = Slow(corpus.train, corpus.dev)
     with pytest.raises(tt.BadInput, match="run: expected no run yet, found one that was begun meanwhile"):
         tt.Trainer(tmp_path / "run", CONFIG, slow, RECIPE).fit()
     assert Run(tmp_path / "run").settings()["recipe"]["seed"] == 7
@@ -443,18 +449,15 @@ def test_a_run_knows_the_settings_of_keras(corpus, tmp_path, keras_settings):
 def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path, monkeypatch):
     """Of training and dev text; records have other lengths for good."""
     seen, config = [], dataclasses.replace(CONFIG, positions="learned", max_length=23)
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append((self.corpus, batching)))
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, tokenizer, *_: seen.append((self, tokenizer)))
     tt.Trainer(tmp_path / "run", config, corpus, RECIPE).fit()
-    ((shorter, batching),) = seen
-    lengths = np.stack([side.lengths() for side in (shorter.ids(batching).source, shorter.ids(batching).target)])
-    assert lengths.max() <= 23 and shorter.ids(batching).skipped > 0 and corpus.max_length == 256
-    every = data.ids_of(corpus.rows(), batching.tokenizer)
-    assert len(shorter.ids(batching)) == np.sum(np.maximum(every.source.lengths(), every.target.lengths()) <= 23)
-    assert max(x.shape[1] for (x, _), _ in shorter.dev_batches(batching)) <= 23
+    ((trainer, tokenizer),) = seen
+    check_lengths(trainer, corpus, tokenizer)
     with pytest.raises(tt.BadInput, match="expected sentences of at most 3 tokens to train on, got none"):
         tt.Trainer(tmp_path / "3", dataclasses.replace(config, max_length=3), corpus, RECIPE).fit()
-    prepared = tt.PreparedCorpus.__new__(tt.PreparedCorpus)
-    prepared.max_length = 29
+    records = tt.Records.__new__(tt.Records)
+    records.max_length = 29
+    prepared = tt.Corpus(records, corpus.dev)
     with pytest.raises(tt.BadInput, match="config: expected max_length=29 or more, that of the records, got 23"):
         tt.Trainer(tmp_path / "records", config, prepared, RECIPE)
     tt.Trainer(tmp_path / "records", dataclasses.replace(config, max_length=29), prepared, RECIPE)
@@ -462,18 +465,23 @@ def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path, mon
         tt.Trainer(tmp_path / "records", CONFIG, prepared, RECIPE, max_length=31)
 
 
+def check_lengths(trainer, corpus, tokenizer):
+    """Its batches have the pairs of up to 23 tokens a side, and all of them; the corpus is as it was."""
+    train, dev = (batches.blocks[0].read() for batches in trainer._batches)
+    assert max(train.lengths().max(), dev.lengths().max()) <= 23 and corpus.max_length == 256
+    every = corpus.ids(Batching(tokenizer, 512, 1))
+    assert len(train) == np.sum(every.lengths() <= 23) == len(every) - train.skipped < len(every)
+
+
 def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path, monkeypatch):
     """The run keeps both; it goes on without the tokenizer, and with no other."""
     own, other = (tt.Tokenizer.learn([text / "train.en"], size, normalization="identity") for size in (350, 353))
     seen, given = [], {"tokenizer": own, "max_length": 23}
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, batching, *_: seen.append((self.corpus, batching)))
+    monkeypatch.setattr(tt.Trainer, "_train", lambda self, tokenizer, *_: seen.append((self, tokenizer)))
     tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
     tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, max_length=23).fit()
-    assert [batching.tokenizer.fingerprint for _, batching in seen] == [own.fingerprint] * 2
-    shorter, batching = seen[0]
-    every = data.ids_of(corpus.rows(), own)
-    assert len(shorter.ids(batching)) == np.sum(np.maximum(every.source.lengths(), every.target.lengths()) <= 23) > 0
-    assert max(x.shape[1] for (x, _), _ in shorter.dev_batches(batching)) <= 23 and corpus.max_length == 256
+    assert [tokenizer.fingerprint for _, tokenizer in seen] == [own.fingerprint] * 2
+    check_lengths(seen[0][0], corpus, own)
     with pytest.raises(tt.BadInput, match="configuration: max_length was 23, now null; give another"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
     with pytest.raises(tt.BadInput, match="^tokenizer: expected one of the config's vocab_size=350, got 353$"):

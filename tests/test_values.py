@@ -353,13 +353,12 @@ def other_calls(folder, translator):
     corpus, tokenizer, texts = tt.TextCorpus(files, dev), translator.tokenizer, ["Two doors."]
     sides, pairs = {"source": files[0], "target": files[1]}, [("a b", "c")] * 3
     return {
-        "PairCorpus.learn_tokenizer": (corpus.learn_tokenizer, {"vocab_size": 300, "kind": "bpe"}),
-        "PairCorpus.batches": (corpus.batches, {"batching": Batching(tokenizer, 300, 1)}),
-        "TextCorpus.__init__": (tt.TextCorpus, {"train": files, "dev": dev}),
+        "Corpus.learn_tokenizer": (corpus.learn_tokenizer, {"vocab_size": 300, "kind": "bpe"}),
+        "Corpus.batches": (corpus.batches, {"batching": Batching(tokenizer, 300, 1)}),
+        "corpus.TextCorpus": (tt.TextCorpus, {"train": files, "dev": dev}),
         "TextSource.parts": (tt.sources.TextSource(*files).parts, {"folder": folder}),
         "data.text_pairs": (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),
         "data.token_batches": (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
-        "data.ids_of": (tt.data.ids_of, {"rows": [(1, b"a", b"b")], "tokenizer": tokenizer}),
         "toy_corpus.write_corpus": (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
         "bleu.compare": (tt.bleu.compare, {"systems": {"a": ["b"]}, "references": ["b"]}),
         "visualize.attention_figure": (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),

@@ -26,11 +26,10 @@ _LAZY = {
     "Filters": ("corpora.filters", "Filters"),
     "layers": ("layers", None),
     "load": ("loading", "load"),
-    "PairCorpus": ("corpora.corpus", "PairCorpus"),
     "Parser": ("parsing.parser", "Parser"),
     "Perplexity": ("training", "Perplexity"),
     "Preparation": ("corpora.preparation", "Preparation"),
-    "PreparedCorpus": ("corpora.corpus", "PreparedCorpus"),
+    "Records": ("corpora.records", "Records"),
     "Recipe": ("runs.recipe", "Recipe"),
     "RECIPES": ("runs.recipe", "RECIPES"),
     "SmoothedCrossEntropy": ("training", "SmoothedCrossEntropy"),
@@ -60,13 +59,12 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from tf_transformer.corpora import sources as sources
     from tf_transformer.corpora import toy_corpus as toy_corpus
     from tf_transformer.corpora.corpus import Corpus as Corpus
-    from tf_transformer.corpora.corpus import PairCorpus as PairCorpus
-    from tf_transformer.corpora.corpus import PreparedCorpus as PreparedCorpus
     from tf_transformer.corpora.corpus import TextCorpus as TextCorpus
     from tf_transformer.corpora.corpus import TfdsCorpus as TfdsCorpus
     from tf_transformer.corpora.corpus import ToyCorpus as ToyCorpus
     from tf_transformer.corpora.filters import Filters as Filters
     from tf_transformer.corpora.preparation import Preparation as Preparation
+    from tf_transformer.corpora.records import Records as Records
     from tf_transformer.engines.translator import Translator as Translator
     from tf_transformer.ensemble import Ensemble as Ensemble
     from tf_transformer.evaluation import bleu as bleu

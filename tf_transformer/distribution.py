@@ -1,17 +1,26 @@
-"""Devices and machines to train on, with `tf.distribute`."""
+"""Devices and machines to train on, with `tf.distribute`. On other backends than TensorFlow it is one device."""
 
+import contextlib
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+import keras
 
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow")
 
-def strategy(devices: str | None = None) -> tf.distribute.Strategy:
-    """A strategy for `fit`. Call this before TensorFlow computes anything.
+Strategy = Any  # of tf.distribute; `None` on another backend
+
+
+def strategy(devices: str | None = None) -> Strategy:
+    """A strategy for `fit`; `None` on another backend than TensorFlow. Call this before TensorFlow computes anything.
 
     Args:
         devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, to try
@@ -21,6 +30,10 @@ def strategy(devices: str | None = None) -> tf.distribute.Strategy:
     Raises:
         BadInput: there are no such devices, or TF_CONFIG is no JSON or another kind of cluster.
     """
+    if keras.backend.backend() != "tensorflow":
+        if devices:
+            raise BadInput(f"devices: expected none on the backend {keras.backend.backend()}, got {devices!r}")
+        return None
     if _machines() > 1:
         if devices:
             raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
@@ -62,13 +75,28 @@ def _machines() -> int:
     return max(1, len(names))
 
 
-def is_a_worker(strategy: tf.distribute.Strategy) -> bool:
+def current() -> Strategy:
+    """TensorFlow's current strategy; `None` on another backend."""
+    return tf.distribute.get_strategy() if keras.backend.backend() == "tensorflow" else None
+
+
+def replicas(strategy: Strategy) -> int:
+    """How many devices train together."""
+    return strategy.num_replicas_in_sync if strategy else 1
+
+
+def scope(strategy: Strategy) -> contextlib.AbstractContextManager[Any]:
+    """Where variables are made for these devices."""
+    return strategy.scope() if strategy else contextlib.nullcontext()
+
+
+def is_a_worker(strategy: Strategy) -> bool:
     """Whether this process trains together with others."""
-    resolver = strategy.cluster_resolver
-    return resolver is not None and bool(resolver.task_type)
+    resolver = strategy and strategy.cluster_resolver
+    return bool(resolver and resolver.task_type)
 
 
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
+def is_chief(strategy: Strategy) -> bool:
     """Whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
     if not is_a_worker(strategy):
         return True
@@ -78,16 +106,11 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     return resolver.task_id == 0
 
 
-def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+def wait_for_all(strategy: Strategy) -> None:
     """Wait until every worker has called this. It raises if one of them has died."""
     if is_a_worker(strategy):
         with strategy.scope():
-            strategy.run(_meet)
-
-
-@tf.function
-def _meet() -> Any:
-    return over_replicas(tf.constant(0.0))
+            strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))
 
 
 def replica() -> Any:

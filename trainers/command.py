@@ -135,6 +135,14 @@ def load_tensorflow() -> None:
         import tensorflow  # noqa: F401
 
 
+def load_backend() -> str:
+    """Import Keras with its backend, quietly, and return the backend's name."""
+    with quiet_stderr():
+        import keras
+    backend: str = keras.backend.backend()
+    return backend
+
+
 def add_languages(add: Callable[..., Any]) -> None:
     """Add the options of a model of several languages, for `engine`."""
     for name in LANGUAGES:

@@ -38,8 +38,9 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     import tf_transformer as tt
     from tf_transformer.exports.savedmodel import next_version
+    from tf_transformer.fitting.tasks import task_of
     from tf_transformer.parsing import evalb, treebank
-    from tf_transformer.parsing.corpus import TreebankCorpus, words_of
+    from tf_transformer.parsing.corpus import TreebankCorpus, words_of, wsj
 
     from .publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
 
@@ -54,12 +55,9 @@ def main(argv: list[str] | None = None) -> None:
     root = args.export or Path("savedmodels") / folder.absolute().resolve().name
     if tt.distribution.is_chief(strategy):
         next_version(root)
-    if args.wsj:
-        corpus = TreebankCorpus.wsj(args.wsj, args.tags)
-    else:
-        corpus = TreebankCorpus(args.train, args.dev, args.test, args.tags)
-    if args.extra:
-        corpus.add(args.extra, args.extra_ratio)
+    train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
+    corpus = TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
+    gold, trees = treebank.read_trees(train), treebank.read_trees(test or dev)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
     trainer.fit()
@@ -71,15 +69,15 @@ def main(argv: list[str] | None = None) -> None:
         scores = {}
         for beam_size, length_penalty in itertools.product((1, 4, 8), (0.0, 0.3, 0.6)):
             tuned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
-            value = corpus.score(tuned(corpus.dev[0]), corpus.dev[1])
+            value = task_of("parsing").score(tuned(corpus.dev[0]), corpus.dev[1])
             scores[beam_size, length_penalty] = value
             print(f"dev F1 {value:.2f} with {beam_size} beams, length penalty {length_penalty}", flush=True)
         beam_size, length_penalty = max(scores, key=lambda options: scores[options])
         learned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
 
-    sources, trees = corpus.test[0], corpus.test_trees
+    sources, _ = corpus.test
     result = trainer.evaluate(translator=learned)["F1"]
-    seen = corpus.gold[:: -(-len(corpus.gold) // 500)]
+    seen = gold[:: -(-len(gold) // 500)]
     known = evalb.total(seen, map(treebank.read_tree, learned([words_of(tree) for tree in seen])))
     free = learned.symbols(sources)
     ill_formed = sum(

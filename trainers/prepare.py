@@ -1,4 +1,4 @@
-"""Tokenize a large corpus once, into shards of TFRecords that tf-transformer translation --prepared reads.
+"""Tokenize a large corpus once, into shards of ids that tf-transformer translation --prepared reads.
 
 What is there already is kept: a program that was stopped goes on when started again with the same options. With
 --workers many processes share the work, with --runner many machines, on Apache Beam; the files are the same.
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from tf_transformer.base.type_names import VocabularyKind
 
-from .command import add_tfds_options, as_path, load_tensorflow, options, positive, run_program
+from .command import add_tfds_options, as_path, options, positive, run_program
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -23,6 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--parquet", metavar="GLOB", help="Parquet files instead, e.g. 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="their columns (source target)")
     add("--to", type=as_path, required=True, metavar="DIR", help="where the records go")
+    pretrained = "take the tokenizer of a model to fine-tune: a run, a SavedModel, a checkpoint"
+    add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--vocab-size", type=positive, metavar="N", help="of the shared vocabulary (37,000)")
     add("--tokenizer", default="bpe", choices=get_args(VocabularyKind), metavar="KIND", help="bpe or unigram (bpe)")
     sample = "sentences to learn the vocabulary from (1,000,000)"
@@ -35,13 +37,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(own)
     if [args.train, args.tfds, args.parquet].count(None) != 2:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
+    if args.start and args.vocab_size:
+        parser.error("--vocab-size: expected none with --from, since the model has its own tokenizer")
     if args.skip_bad_lines and not args.train:
         parser.error("--skip-bad-lines: expected --train beside it")
     if args.columns and not args.parquet:
         parser.error("--columns: expected --parquet beside it")
     check_options(args.workers, args.runner, beams)
-    print("loading TensorFlow ...", flush=True)
-    load_tensorflow()
     import tf_transformer as tt
 
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
@@ -54,13 +56,17 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, in processes or in this one."""
     import tf_transformer as tt
+    from tf_transformer.corpora.batches import Batches
     from tf_transformer.corpora.records import SHARD_LINES, Records
+    from tf_transformer.families.registry import load_tokenizer
 
     folder = work.folder
     parts = work.source.parts(SHARD_LINES, folder)
     count = sum(part.count for part in parts)
-    if (folder / "tokenizer.model").exists():
-        tokenizer = tt.Tokenizer.load(folder / "tokenizer.model")
+    if args.start:
+        tokenizer = tt.Translator.from_pretrained(args.start).tokenizer
+    elif (folder / "tokenizer.model").exists():
+        tokenizer = load_tokenizer(folder / "tokenizer.model")
         if args.vocab_size not in (None, tokenizer.vocab_size):
             raise tt.BadInput(f"--vocab-size: expected {tokenizer.vocab_size}, that of {folder}; got {args.vocab_size}")
     else:
@@ -71,7 +77,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     began = time.monotonic()
 
     def progress() -> str:
-        done = sum(1 for _ in folder.glob("shard-*.json"))
+        done = sum(1 for _ in folder.glob("shard-*"))
         return f"  {done:,} of {len(parts):,} shards, {time.monotonic() - began:,.0f} s"
 
     if args.runner:
@@ -81,9 +87,9 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
             list(work.run(parts, tokenizer, each))
     else:
         for shard in work.run(parts, tokenizer):
-            print(f"  {shard['file']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
+            print(f"  {shard['shard']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
     records = Records(folder)
-    found = records.summary(batch_tokens=25_000)
+    found = Batches(records.blocks(), batch_tokens=25_000).summary()
     print(f"{args.to}: {found.pairs:,} pairs, {found.source_tokens:,} + {found.target_tokens:,} tokens, ", end="")
     print(f"{found.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
     if records.filtered:

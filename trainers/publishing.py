@@ -7,19 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.base.files import encoded, lines_in, one_line, write_json
 from tf_transformer.base.reading import check_kinds, read_json, reading
-from tf_transformer.corpora.corpus import PairCorpus, Texts, ToyCorpus
+from tf_transformer.corpora.corpus import ToyCorpus
+from tf_transformer.corpora.pairs import Texts
 from tf_transformer.engines.translator import Translator
 from tf_transformer.evaluation import costs
-from tf_transformer.exports import savedmodel as serving
-from tf_transformer.exports.contract import Root
+from tf_transformer.fitting.tasks import task_of
 from tf_transformer.fitting.trainer import Trainer
 from tf_transformer.loading import trained
-from tf_transformer.parsing.corpus import TreebankCorpus
 from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.text.languages import LANGUAGES
@@ -27,18 +26,8 @@ from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_re
 
 from .command import chosen
 
-CORPORA: dict[str, type[PairCorpus]] = {"translation": PairCorpus, "parsing": TreebankCorpus}
-
-
-def corpus_of(kind: str) -> type[PairCorpus]:
-    """The class of corpora that scores a kind of run.
-
-    Raises:
-        BadInput: there is none.
-    """
-    if kind not in CORPORA:
-        raise BadInput(f"kind: expected a run of {' or '.join(CORPORA)}, got {kind!r}")
-    return CORPORA[kind]
+if TYPE_CHECKING:
+    from tf_transformer.exports.contract import Root
 
 
 def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
@@ -101,7 +90,7 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> P
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
     facts = bleu | language_facts(translator, corpus.languages)
     export = translator.export(max_beam_size=max(16, translator.beam_size), **facts)
-    return publish(trainer.run, export, root, metrics, corpus.test[0][:3])
+    return publish(trainer.run, export, root, metrics, (corpus.test or corpus.dev)[0][:3])
 
 
 def language_facts(translator: Translator, languages: Sequence[str] | None) -> dict[str, str]:
@@ -111,7 +100,7 @@ def language_facts(translator: Translator, languages: Sequence[str] | None) -> d
     return dict(zip(LANGUAGES, known, strict=False))
 
 
-def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
+def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
     """Write the SavedModel and check it, write metrics.json, and show the SavedModel's answers.
 
     Args:
@@ -124,6 +113,8 @@ def publish(run: Run, export: Root, root: Path, metrics: dict[str, Any], example
     Returns:
         the folder of the version.
     """
+    from tf_transformer.exports import savedmodel as serving
+
     print("writing the SavedModel, and checking that it can be served", flush=True)
     state = read_json(run.checkpoints()[-1] / "state.json")
     export.describe(step=state["step"])
@@ -155,7 +146,7 @@ def search_of(given: dict[str, Any]) -> dict[str, Any]:
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     """The dev text of a run: the given files, or the toy corpus's; `None` if there is neither."""
     if files:
-        return corpus_of(settings["kind"]).read(files)
+        return task_of(settings["kind"]).read(files)
     if settings["corpus"].get("train") == "grammar":
         return ToyCorpus().dev
     return None
@@ -167,9 +158,9 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
     Returns:
         the last dtype's score, as facts of an export.
     """
-    metric, facts = corpus_of(kind).metric, dict[str, Any]()
+    metric, facts = task_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
-        score = corpus_of(kind).scores(translator(dev[0]), dev[1])[metric]
+        score = task_of(kind).scores(translator(dev[0]), dev[1])[metric]
         print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}", flush=True)
         facts = facts_of(metric, score)
     return facts
@@ -182,7 +173,7 @@ def facts_of(metric: str, score: Any) -> dict[str, Any]:
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     """The score measured at the end of training, if it belongs to these weights and not to an ensemble."""
-    file, metric = run.path / "metrics.json", corpus_of(run.settings()["kind"]).metric
+    file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric
     metrics = read_json(file) if file.is_file() else {}
     names = (metric.lower(), f"{metric.lower()}_signature")
     known = metrics.get("steps"), metrics.get("parameters"), f"test_{names[0]}" in metrics

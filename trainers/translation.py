@@ -10,7 +10,7 @@ from .command import (
     add_tfds_options,
     add_training_options,
     as_path,
-    load_tensorflow,
+    load_backend,
     options,
     run_program,
 )
@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     add_training_options(add)
     add_search_options(add)
     args = parser.parse_args(argv)
-    if args.start and (args.preset or args.prepared or args.vocab_size or args.tokenizer or args.dry_run):
-        not_so = "--preset, --vocab-size, --tokenizer, --prepared and --dry-run"
+    if args.start and (args.preset or args.vocab_size or args.tokenizer or args.dry_run):
+        not_so = "--preset, --vocab-size, --tokenizer and --dry-run"
         parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
     args.preset = args.preset or "tiny"
     if args.train and (args.tfds or args.prepared):
@@ -46,11 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.prepared and (args.vocab_size or args.skip_bad_lines):
         parser.error("--prepared: expected no --vocab-size or --skip-bad-lines; give them to tf-transformer prepare")
     began = time.perf_counter()
-    print("loading TensorFlow ...", flush=True)
-    load_tensorflow()
+    print("loading Keras ...", flush=True)
+    on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
     from tf_transformer.corpora.records import Records
-    from tf_transformer.exports.savedmodel import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
@@ -58,8 +57,11 @@ def main(argv: list[str] | None = None) -> None:
     start = tt.Translator.from_pretrained(args.start) if args.start else None
     if start and start.tokenizer.controls:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    of_records = {"vocab_size": Records(args.prepared).tokenizer.vocab_size} if args.prepared else {}
-    config, recipe = plan_of(vars(args) | of_records | {"start": start}, "translation")
+    records = Records(args.prepared) if args.prepared else None
+    given = vars(args) | {"start": start}
+    if records and not start:
+        given["vocab_size"] = records.tokenizer.vocab_size
+    config, recipe = plan_of(given, "translation")
     search = search_of(vars(args))
     if args.dry_run:
         return show_plan(config, recipe, args.dry_run)
@@ -68,16 +70,17 @@ def main(argv: list[str] | None = None) -> None:
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
     root = args.export or Path("savedmodels") / folder.absolute().resolve().name
-    if tt.distribution.is_chief(strategy):
+    if on_tensorflow and tt.distribution.is_chief(strategy):
+        from tf_transformer.exports.savedmodel import next_version
+
         next_version(root)
-    corpus: tt.Corpus
     if args.train:
         corpus = tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines)
-    elif args.prepared:
+    elif records:
         beside = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
         dev = beside.dev if beside else tt.data.read_text_pairs(*args.dev)
         test = beside.test if beside else args.test and tt.data.read_text_pairs(*args.test)
-        corpus = tt.PreparedCorpus(args.prepared, dev, test, beside.languages if beside else None)
+        corpus = tt.Corpus(records, dev, test, beside.languages if beside else None)
     elif args.tfds:
         corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
     else:
@@ -87,10 +90,15 @@ def main(argv: list[str] | None = None) -> None:
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return
+    if not on_tensorflow:
+        print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Scores and exports take TensorFlow; there:
+  tf-transformer evaluate --model {folder} --source SOURCE --reference REFERENCE
+  tf-transformer export --run {folder}""")
+        return
     translator = averaged(trainer, search)
     saved = score_and_publish(trainer, translator, root)
     print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
-  echo "{corpus.test[0][0]}" | tf-transformer translate {saved}
+  echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 

@@ -77,10 +77,16 @@ def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.Buffe
         raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
 
 
-def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The lines of a plain or .gz file, as `lines_in` has them."""
+def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
+    """The lines of a plain or .gz file, as `lines_in` has them; `digest`, of hashlib, takes a checksum of the text."""
     with open_text(path) as file:
-        yield from lines_in(file)
+        yield from lines_in(file if digest is None else _digested(file, digest))
+
+
+def _digested(file: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    for line in file:
+        digest.update(line)
+        yield line
 
 
 def lines_in(file: Iterable[bytes]) -> Iterator[bytes]:

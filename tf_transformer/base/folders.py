@@ -18,7 +18,7 @@ OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
     SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
     LITERT: "a LiteRT export, {}, which tt.load opens",
     CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
-    "records.json": "prepared records, {}, which tt.PreparedCorpus opens",
+    "records.json": "prepared records, {}, which tt.Records opens",
     "source.spm": CHECKPOINT,
     "sentencepiece.bpe.model": CHECKPOINT,
 }

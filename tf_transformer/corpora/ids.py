@@ -1,13 +1,13 @@
-"""A text as ids, and batches of pairs of similar length by arithmetic (section 5.1).
+"""A text as ids: flat arrays, in memory or in a folder.
 
-Texts, records and trees differ in how pairs are read. From there on all are flat arrays of ids. Which pairs make batch
-number N follows from a seed and N alone, so a training goes on anywhere without reading what came before.
+Texts, records and trees differ in how pairs are read. From there on all are flat arrays of ids: what a run keeps of its
+text is a folder of them, and so is a shard of prepared records.
 """
 
-import functools
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.base.files import checksum, new_folder
-from tf_transformer.config import BadInput
+from tf_transformer.base.terminal import say
+from tf_transformer.corpora.pairs import Encode, Row
 from tf_transformer.masks import PAD_ID
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+
+CHUNK = 2_048  # pairs that are tokenized together
+SECONDS = 10  # between lines of progress
+FACTS = "shard.json"
 
 
 class Side(NamedTuple):
@@ -54,6 +59,10 @@ class Batch(NamedTuple):
     target_out: np.ndarray  # int32 [B, T], ends with EOS
     lines: np.ndarray  # int64 [B], the pairs' numbers in the text, from 1; 0 in a row of padding
 
+    def pair(self) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """What `fit` takes: ((source, target_in), target_out)."""
+        return (self.source, self.target_in), self.target_out
+
 
 @dataclass(frozen=True)
 class Ids:
@@ -77,6 +86,10 @@ class Ids:
         """The longer side of each pair, EOS included: int64 [n]."""
         return np.maximum(self.source.lengths(), self.target.lengths())
 
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of all sources, and of all targets, EOS included."""
+        return len(self.source.ids) + len(self), len(self.target.ids) + len(self)
+
     def batch(self, places: np.ndarray, shape: tuple[int, int] | None = None) -> Batch:
         """The pairs at some places, as narrow as they allow, or with `shape`, rows and tokens of both sides."""
         rows = shape[0] if shape else len(places)
@@ -96,180 +109,104 @@ class Ids:
         ended[np.arange(len(places)), lengths] = EOS_ID
         return ended, plain
 
-    def save(self, folder: Path, key: dict[str, Any]) -> None:
-        """Keep them in a new folder, for `load`, with what they are of."""
+    @classmethod
+    def joined(cls, parts: Sequence["Ids"]) -> "Ids":
+        """Several texts as one, in memory."""
+        sides = (
+            Side.of(
+                np.concatenate([side.ids for side in each]), np.concatenate([np.diff(side.starts) for side in each])
+            )
+            for each in ([part.source for part in parts], [part.target for part in parts])
+        )
+        return cls(*sides, np.concatenate([part.lines for part in parts]), sum(part.skipped for part in parts))
+
+    def save(self, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+        """Write them as a shard: a new folder of arrays, and shard.json with `facts`, the size and the checksums.
+
+        Returns:
+            what is in shard.json.
+        """
+        arrays = {
+            "source": self.source.ids,
+            "source_starts": self.source.starts,
+            "target": self.target.ids,
+            "target_starts": self.target.starts,
+            "lines": self.lines,
+        }
         with new_folder(folder) as written:
-            for name, array in self._arrays().items():
+            for name, array in arrays.items():
                 np.save(written / f"{name}.npy", array)
-            sums = {name: checksum(written / f"{name}.npy") for name in self._arrays()}
-            (written / "of.json").write_text(json.dumps(key | {"skipped": self.skipped, "sha256": sums}))
+            files = {name: written / f"{name}.npy" for name in arrays}
+            sizes = sum(file.stat().st_size for file in files.values())
+            sums = {name: checksum(file) for name, file in files.items()}
+            facts = facts | {"skipped": self.skipped, "bytes": sizes, "sha256": sums}
+            (written / FACTS).write_text(json.dumps(facts))
+        return facts
 
     @classmethod
-    def load(cls, folder: Path, key: dict[str, Any]) -> "Ids | None":
-        """What `save` kept, read as it is needed; `None` if the folder has ids of something else, damaged ones, or
-        none."""
-        names = ("source", "source_starts", "target", "target_starts", "lines")
-        try:
-            found = json.loads((folder / "of.json").read_text())
-            skipped, sums = int(found.pop("skipped")), found.pop("sha256")
-            if found != json.loads(json.dumps(key)) or sums != {
-                name: checksum(folder / f"{name}.npy") for name in names
-            }:
-                return None
-            source, source_starts, target, target_starts, lines = (
-                np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names
-            )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            return None
+    def load(cls, folder: Path, skipped: int = 0) -> "Ids":
+        """A shard that `save` wrote, read as it is needed.
+
+        Raises:
+            ValueError: the arrays are no ids.
+            OSError: an array is missing.
+        """
+        source, source_starts, target, target_starts, lines = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("source", "source_starts", "target", "target_starts", "lines")
+        )
+        for ids, starts in ((source, source_starts), (target, target_starts)):
+            if not (ids.ndim == starts.ndim == lines.ndim == 1 and len(starts) == len(lines) + 1):
+                raise ValueError("arrays of other sizes")
+            if ids.dtype.kind not in "iu" or (starts.dtype, lines.dtype) != (np.int64, np.int64):
+                raise ValueError("arrays that are not whole numbers")
+            if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
+                raise ValueError("texts that do not follow one another")
         return cls(Side(source, source_starts), Side(target, target_starts), lines, skipped)
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        sides = {"source": self.source, "target": self.target}
-        arrays = {name: side.ids for name, side in sides.items()}
-        return arrays | {f"{name}_starts": side.starts for name, side in sides.items()} | {"lines": self.lines}
+
+def facts_of(folder: Path) -> dict[str, Any] | None:
+    """What shard.json says of a shard; `None` if there is none, or if it is damaged."""
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        whole = facts["sha256"] == {name: checksum(folder / f"{name}.npy") for name in facts["sha256"]}
+        return facts if whole else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
-class Order:
-    """Which pairs make batch number N, a function of the pairs' lengths, a seed and N.
-
-    Pairs of similar length share a bucket. An epoch has every pair once: full batches of each bucket, and the pairs
-    that are left over in batches together, the longest ones first. An epoch's order depends on seed and epoch alone.
-
-    Args:
-        lengths: int [n], of the longer side of each pair, EOS included.
-        batch_tokens: the most source tokens, and target tokens, of a batch, padding included.
-        max_length: the greatest length; a bucket's bound.
-        seed: of the order, one number or several; `None` keeps the pairs of a bucket in order, and short batches first.
-    """
-
-    def __init__(
-        self, lengths: np.ndarray, batch_tokens: int, max_length: int, seed: int | Sequence[int] | None
-    ) -> None:
-        self.bounds = bucket_bounds(max_length)
-        self.sizes = batch_sizes(self.bounds, batch_tokens)
-        self.seed = [seed] if isinstance(seed, int) else seed
-        self._buckets = np.searchsorted(self.bounds, lengths).astype(np.uint8)
-        self._batches = batches_of(np.bincount(self._buckets, minlength=len(self.bounds)).tolist(), self.sizes)
-        self._epoch = functools.lru_cache(2)(self._order)  # prefetching may look into the next one
-
-    def __len__(self) -> int:
-        """The number of batches in an epoch."""
-        return len(self._batches)
-
-    def shapes(self) -> list[tuple[int, int]]:
-        """The shapes that batches have, rows and tokens, if each is filled to its bucket's shape."""
-        return sorted({self._shape(bucket) for bucket, _ in self._batches}, key=lambda shape: shape[1])
-
-    def __getitem__(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
-        """The places of the pairs of batch `number`, from 0 without end, and its bucket's shape, rows and tokens."""
-        epoch, place = divmod(number, len(self))
-        pairs, order = self._epoch(epoch)
-        bucket, parts = self._batches[order[place]]
-        return np.concatenate([pairs[start:stop] for start, stop in parts]), self._shape(bucket)
-
-    def _shape(self, bucket: int) -> tuple[int, int]:
-        return self.sizes[bucket], self.bounds[bucket]
-
-    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of an epoch by bucket, and the order of its batches."""
-        if self.seed is None:
-            return np.argsort(self._buckets, kind="stable"), np.arange(len(self))
-        rng = np.random.default_rng([*self.seed, epoch])
-        pairs = rng.permutation(len(self._buckets))
-        return pairs[np.argsort(self._buckets[pairs], kind="stable")], rng.permutation(len(self))
-
-
-class Batches:
-    """The batches of some ids, by their numbers, from 0 without end.
+def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: int) -> Ids:
+    """The ids of the pairs that fit, made once.
 
     Args:
-        ids: of the pairs.
-        order: of their batches.
-        fixed_shapes: fill each batch to its bucket's shape, so that a compiler sees few shapes.
-    """
-
-    def __init__(self, ids: Ids, order: Order, fixed_shapes: bool = False) -> None:
-        self.ids, self.order, self.fixed_shapes = ids, order, fixed_shapes
-
-    def __getitem__(self, number: int) -> Batch:
-        places, shape = self.order[number]
-        return self.ids.batch(places, shape if self.fixed_shapes else None)
-
-    def since(self, first: int = 0) -> Iterator[Batch]:
-        """Batches without end, from the one numbered `first` on."""
-        return (self[number] for number in itertools.count(first))
-
-
-def batch_sizes(bounds: Sequence[int], batch_tokens: int) -> list[int]:
-    """The rows of a full batch, by the bounds of lengths.
-
-    Raises:
-        BadInput: a batch cannot hold the longest pair.
-    """
-    if batch_tokens < bounds[-1]:
-        raise BadInput(f"batch_tokens: expected at least max_length={bounds[-1]}, got {batch_tokens}")
-    return [batch_tokens // bound for bound in bounds]
-
-
-def batches_of(counts: list[int], sizes: list[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """The batches of an epoch: the bucket of the longest pair, and which pairs, as ranges of all pairs by bucket.
-
-    Args:
-        counts: pairs in each bucket.
-        sizes: rows of a full batch of each bucket.
-    """
-    ends = list(itertools.accumulate(counts))
-    batches, left = [], []
-    for bucket, (end, count, size) in enumerate(zip(ends, counts, sizes, strict=True)):
-        starts = range(end - count, end - size + 1, size)
-        batches += [(bucket, [(start, start + size)]) for start in starts]
-        if count % size:
-            left.append((bucket, end - count % size, end))
-    open_batch: tuple[int, list[tuple[int, int]]] | None = None
-    room = 0
-    for bucket, start, end in reversed(left):
-        while start < end:
-            if not room:
-                open_batch, room = (bucket, []), sizes[bucket]
-                batches.append(open_batch)
-            assert open_batch is not None
-            taken = min(room, end - start)
-            open_batch[1].append((end - taken, end))
-            end, room = end - taken, room - taken
-    return batches
-
-
-def bucket_bounds(max_length: int) -> list[int]:
-    """The greatest length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
-    lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
-    return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]
-
-
-def collected(chunks: Iterator[Any], max_length: int, vocab_size: int) -> Ids:
-    """The pairs that fit, from chunks of flat arrays.
-
-    Args:
-        chunks: of (source ids, source lengths, target ids, target lengths, lines), without BOS and EOS.
+        rows: the pairs' numbers, sources and targets, as of `Source.rows`.
+        encode: from sources and targets to the ids of each.
         max_length: pairs with a side of more tokens, EOS included, or with an empty one, are left out.
         vocab_size: V; small ids take 2 bytes.
+
+    Raises:
+        BadInput: a line is bad, and bad ones are not to be skipped.
     """
     dtype = np.uint16 if vocab_size <= 2**16 else np.int32
-    columns: list[list[np.ndarray]] = [[np.zeros(0, dtype if column in (0, 2) else np.int64)] for column in range(5)]
-    total = 0
-    for source, source_lengths, target, target_lengths, lines in chunks:
-        total += len(lines)
-        fits = (np.maximum(source_lengths, target_lengths) < max_length) & (
-            np.minimum(source_lengths, target_lengths) > 0
-        )
-        kept = (
-            source[np.repeat(fits, source_lengths)].astype(dtype),
-            source_lengths[fits],
-            target[np.repeat(fits, target_lengths)].astype(dtype),
-            target_lengths[fits],
-            lines[fits],
-        )
-        for column, values in zip(columns, kept, strict=True):
+    kept: list[list[np.ndarray]] = [[np.zeros(0, dtype if column in (0, 2) else np.int64)] for column in range(5)]
+    remaining, total, began, said = iter(rows), 0, time.monotonic(), time.monotonic()
+    while chunk := list(itertools.islice(remaining, CHUNK)):
+        numbers, *texts = zip(*chunk, strict=True)
+        total += len(numbers)
+        sides = [_flat(side, dtype) for side in encode(*texts)]
+        lengths = np.stack([side[1] for side in sides])
+        fits = (lengths.max(axis=0) < max_length) & (lengths.min(axis=0) > 0)
+        columns = [part for ids, sizes in sides for part in (ids[np.repeat(fits, sizes)], sizes[fits])]
+        for column, values in zip(kept, [*columns, np.asarray(numbers, np.int64)[fits]], strict=True):
             column.append(values)
-    source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in columns)
-    sides = Side.of(source, source_lengths), Side.of(target, target_lengths)
-    return Ids(*sides, lines, total - len(lines))
+        if time.monotonic() - said > SECONDS:
+            said = time.monotonic()
+            say(f"  tokenized {total:,} pairs, {total / (said - began):,.0f} a second")
+    source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in kept)
+    return Ids(Side.of(source, source_lengths), Side.of(target, target_lengths), lines, total - len(lines))
+
+
+def _flat(rows: list[list[int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """All ids, one row after the other, and the length of each row."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths.sum())), lengths

@@ -3,21 +3,27 @@
 import abc
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tf_transformer.base.files import encoded
-from tf_transformer.base.values import Natural, between, check_fields, checked
+from tf_transformer.base.type_names import VocabularyKind
+from tf_transformer.base.values import Count, Natural, between, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.text_files import line_problem
+from tf_transformer.text.tokenizer import Tokenizer
 
+MAX_LENGTH = 256  # tokens a side, EOS included
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
 PairsOfPart = Annotated[int, between(1, 2**63 - 1)]
 Text = str | bytes
 Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
+Texts = tuple[list[str], list[str]]  # sources and their references
+# From sources and targets to the ids of each, without BOS and EOS.
+Encode = Callable[[Sequence[bytes], Sequence[bytes]], tuple[list[list[int]], list[list[int]]]]
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,20 @@ class Source(abc.ABC):
             def pairs(self):
                 yield from json.loads(Path("dictionary.json").read_text()).items()
 
-        corpus = tt.PairCorpus(Dictionary(), dev=(sources, references))
+        corpus = tt.Corpus(Dictionary(), dev=(sources, references))
 
     It pickles, and every worker can read what it names.
 
     Attributes:
+        kind: what is learned, "translation" or "parsing".
+        max_length: tokens a side, EOS included; longer pairs are left out, unless a corpus has another length.
         skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
             such a pair is an error.
         symbols: what the texts contain that is a piece of its own in a vocabulary, as of `Tokenizer.learn_from`.
     """
 
+    kind: str = "translation"
+    max_length: int = MAX_LENGTH
     skip_bad_lines: bool = True
     symbols: Sequence[str] = ()
 
@@ -69,6 +79,10 @@ class Source(abc.ABC):
 
         With "sha256", a checksum of its contents, "train" is only a name: the text may have another one, or move.
         """
+
+    def contents(self) -> dict[str, Any]:
+        """What `describe` says of the contents alone."""
+        return contents_of(self.describe())
 
     @abc.abstractmethod
     def pairs(self) -> Iterator[Pair]:
@@ -99,8 +113,21 @@ class Source(abc.ABC):
         for pair in self.pairs():
             yield from map(decoded, pair)
 
-    def texts(self) -> tuple[list[str], list[str]]:
-        """All sources, and all targets, to watch a training with or to score: `PairCorpus(train, dev=dev.texts())`.
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
+        """The vocabulary of a new run, learned from these texts."""
+        return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.symbols)
+
+    def encoder(self, tokenizer: Tokenizer) -> Encode:
+        """A function from sources and targets to the ids that are learned."""
+        return encoder_of(tokenizer)
+
+    def learned(self, references: Sequence[str]) -> list[str]:
+        """The targets of a dev text's references; they are the same, unless what is learned has another form."""
+        return list(references)
+
+    def texts(self) -> Texts:
+        """All sources, and all targets, to watch a training with or to score: `Corpus(train, dev=dev.texts())`.
 
         Raises:
             BadInput: a line is bad, and bad ones are not to be skipped.
@@ -145,7 +172,22 @@ class Source(abc.ABC):
         return None
 
 
-def lists_of(pairs: Iterable[Iterable[Text]]) -> tuple[list[str], list[str]]:
+def encoder_of(tokenizer: Tokenizer) -> Encode:
+    """A function from sources and targets to the ids of each."""
+    return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
+
+
+def contents_of(description: dict[str, Any]) -> dict[str, Any]:
+    """What a source's `describe` says of its contents: with a checksum, "train" is only a name."""
+    return {name: value for name, value in description.items() if name != "train" or "sha256" not in description}
+
+
+def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
+    """Pairs with their numbers, from 1."""
+    return ((number, encoded(source), encoded(target)) for number, (source, target) in enumerate(pairs, 1))
+
+
+def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:
     """All sources, and all targets."""
     sources, targets = list[str](), list[str]()
     for source, target in pairs:

@@ -3,9 +3,9 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
-import itertools
-import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tf_transformer.base.files import checksum, locked, new_file, user_path, write_json
+from tf_transformer.base.files import locked, user_path, write_json
 from tf_transformer.base.reading import read_json
 from tf_transformer.base.values import Count, check_fields, checked
 from tf_transformer.config import BadInput
-from tf_transformer.corpora.data import MAX_LENGTH
 from tf_transformer.corpora.filters import Filters, hashed, repeated
-from tf_transformer.corpora.pairs import Part, Source
+from tf_transformer.corpora.ids import facts_of, tokenized
+from tf_transformer.corpora.pairs import MAX_LENGTH, Part, Row, Source
 from tf_transformer.corpora.records import check_shard
+from tf_transformer.families.registry import load_tokenizer
 from tf_transformer.text.tokenizer import Tokenizer
 
-READ_LINES = 1_000  # tokenized at a time
 NO_FILTERS = Filters()
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory: 100 MB
 
@@ -34,11 +33,11 @@ BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory
 class Preparation:
     """The records of a corpus, in a folder that all workers see. It pickles.
 
-    A shard is a file of `tf.train.Example`: ids "source" and "target" without BOS and EOS, and the "line", from 1. It
-    holds the pairs of one part of the source, so that it depends on no other shard. Beside it lies a .json with its
-    checksum, and how many pairs of each length it holds and were left out; records.json has that of all.
+    A shard is a folder of arrays (`ids.Ids`): the ids of both sides and the lines of the pairs of one part of the
+    source, so that it depends on no other shard. Its shard.json has their checksums, and how many pairs of each length
+    it holds and were left out; records.json has that of all.
 
-    What is in the folder already is kept: of a finished shard only the checksum is computed.
+    What is in the folder already is kept: of a finished shard only the checksums are computed.
 
     Attributes:
         source: of the pairs.
@@ -71,7 +70,7 @@ class Preparation:
 
         Args:
             parts: of the source.
-            tokenizer: of source and target.
+            tokenizer: of source and target, of any family.
             each: calls a function for each of some items, as `map` does.
 
         Yields:
@@ -97,7 +96,7 @@ class Preparation:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
-        manifest |= {"corpus": self.source.describe() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
+        manifest |= {"corpus": self.source.contents() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
         manifest["filters"] = self.filters.chosen()
         if (file := self.folder / "records.json").exists():
             found = read_json(file)
@@ -105,11 +104,11 @@ class Preparation:
                 if found.get(name) != value:
                     raise BadInput(f"{self.folder}: holds records of another {name}: {found.get(name)}, not {value}")
         else:
-            for facts in self.folder.glob("shard-*.json"):
-                facts.unlink()
+            for left in self.folder.glob("shard-*"):
+                shutil.rmtree(left)
             write_json(file, manifest | {"complete": False, "shards": []})
-        for left in self.folder.glob(".shard-*.tmp"):  # by workers that were killed
-            left.unlink()
+        for left in self.folder.glob(".export-shard-*"):  # by workers that were killed
+            shutil.rmtree(left, ignore_errors=True)
         tokenizer.save(self.folder / "tokenizer.model")
 
     @checked  # `int` alone, since Beam reads annotations, too
@@ -127,19 +126,25 @@ class Preparation:
         Returns:
             what records.json says of the shard.
         """
-        path = self.folder / f"shard-{part.number:05d}.tfrecord"
-        facts_file = path.with_suffix(".json")
-        if facts_file.exists() and path.exists():
-            with contextlib.suppress(BadInput):  # damaged: it is made again
-                found = check_shard(read_json(facts_file), self.max_length)
-                if (found["file"], found["sha256"]) == (path.name, checksum(path)):
-                    return found
-        with new_file(path) as temporary:
-            facts = self._write(part, drops, temporary)
-            facts = {"file": path.name, "sha256": checksum(temporary), "bytes": temporary.stat().st_size} | facts
-        with new_file(facts_file) as temporary:
-            temporary.write_text(json.dumps(facts))
-        return facts
+        folder = self.folder / f"shard-{part.number:05d}"
+        with contextlib.suppress(BadInput):  # damaged: it is made again
+            if (found := facts_of(folder)) and check_shard(found, self.max_length)["shard"] == folder.name:
+                return found
+        taken = dict.fromkeys(self.filters.chosen(), 0)
+        tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
+        rows, encode = self._rows(part, drops, taken), self.source.encoder(tokenizer)
+        ids = tokenized(rows, encode, self.max_length, tokenizer.vocab_size)
+        skipped = part.count - len(ids) - sum(taken.values())
+        lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
+        facts = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": taken}
+        ids = dataclasses.replace(ids, skipped=skipped)
+        try:
+            return ids.save(folder, facts)
+        except FileExistsError:
+            if found := facts_of(folder):  # of another worker, while this one was thought dead
+                return check_shard(found, self.max_length)
+            shutil.rmtree(folder)
+            return ids.save(folder, facts)
 
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Write records.json, and remove what only the workers needed.
@@ -152,7 +157,10 @@ class Preparation:
         """
         file = self.folder / "records.json"
         manifest = read_json(file)
-        manifest |= {"complete": True, "shards": sorted(shards, key=lambda shard: (len(shard["file"]), shard["file"]))}
+        manifest |= {
+            "complete": True,
+            "shards": sorted(shards, key=lambda shard: (len(shard["shard"]), shard["shard"])),
+        }
         write_json(file, manifest)
         shutil.rmtree(self.folder / "unpacked", ignore_errors=True)
         return manifest
@@ -168,36 +176,15 @@ class Preparation:
                 drops[number].append(places)
         return drops
 
-    def _write(self, part: Part, drops: Iterable[bytes], path: Path) -> dict[str, Any]:
-        taken = dict.fromkeys(self.filters.chosen(), 0)
-        lengths, tokens = [0] * (self.max_length + 1), [0, 0]
-        tokenizer = _tokenizer((self.folder / "tokenizer.model").read_bytes())
-        with _records(path) as write:
-            for places, sources, targets in self._batches(part, drops, taken):
-                ids = tokenizer.tokenize(sources), tokenizer.tokenize_target(targets)
-                for place, source, target in zip(places, *map(_lists, ids), strict=True):
-                    sizes = len(source) + 1, len(target) + 1  # with EOS
-                    if max(sizes) <= self.max_length and min(sizes) > 1:
-                        lengths[max(sizes)] += 1
-                        tokens = [tokens[0] + sizes[0], tokens[1] + sizes[1]]
-                        write(_example(source, target, part.first + place + 1))
-        skipped = part.count - sum(lengths) - sum(taken.values())
-        return {"skipped": skipped, "tokens": tokens, "lengths": lengths, "filtered": taken}
-
-    def _batches(self, part: Part, drops: Iterable[bytes], taken: dict[str, int]) -> Iterator[Any]:
-        """Pairs that the filters leave, `READ_LINES` at a time: places, sources, targets; `taken` counts the others."""
+    def _rows(self, part: Part, drops: Iterable[bytes], taken: dict[str, int]) -> Iterator[Row]:
+        """Pairs that the filters leave, with their numbers in the corpus, from 1; `taken` counts the others."""
         came_before = set(np.frombuffer(b"".join(drops), "u4").tolist())
-
-        def stays(row: tuple[int, bytes, bytes]) -> bool:
-            place, source, target = row
+        for place, source, target in self.source.good_pairs(part):
             reason = "duplicates" if place in came_before else self.filters.reason(*map(self._text, (source, target)))
             if reason:
                 taken[reason] += 1
-            return not reason
-
-        rows = filter(stays, self.source.good_pairs(part))
-        while batch := list(itertools.islice(rows, READ_LINES)):
-            yield zip(*batch, strict=True)
+            else:
+                yield part.first + place + 1, source, target
 
     def _text(self, text: bytes) -> bytes:
         """What filters see of a text: symbols are no part of it."""
@@ -216,29 +203,6 @@ def _pairs(parts: list[Part]) -> int:
 
 
 @functools.lru_cache(1)
-def _tokenizer(model: bytes) -> Tokenizer:
+def _tokenizer(file: Path, modified: int) -> Tokenizer:
     """One for all shards of a process."""
-    return Tokenizer(model)
-
-
-def _lists(ids: tf.RaggedTensor) -> Iterator[list[int]]:
-    """Rows of a ragged tensor [B, None]; lists are much faster than slices of arrays."""
-    values, splits = ids.values.numpy().tolist(), ids.row_splits.numpy().tolist()
-    return (values[start:end] for start, end in itertools.pairwise(splits))
-
-
-def _example(source: list[int], target: list[int], line: int) -> bytes:
-    example = tf.train.Example()
-    for name, ids in (("source", source), ("target", target), ("line", [line])):
-        example.features.feature[name].int64_list.value.extend(ids)
-    return example.SerializeToString(deterministic=True)
-
-
-@contextlib.contextmanager
-def _records(path: Path) -> Iterator[Any]:
-    """A function that writes a record to a file."""
-    try:
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            yield writer.write
-    except tf.errors.OpError as error:
-        raise OSError(f"cannot write records: {error.message}") from error
+    return load_tokenizer(file)

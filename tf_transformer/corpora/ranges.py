@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -37,24 +37,27 @@ class LineRange:
 
 
 @checked
-def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: Lines) -> list[LineRange]:
+def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: Lines, digest: Any = None) -> list[LineRange]:
     """The lines of plain files as ranges, in order. A range is of one file; an empty file has none.
 
     Args:
         paths: the files. The last line of one may lack its newline.
         lines: the most lines of a range.
+        digest: of hashlib, to take a checksum of the files.
 
     Raises:
         BadInput: `lines` is not positive.
         OSError: a file cannot be read.
     """
-    return [each for path in paths for each in _ranges_of(str(path), lines)]
+    return [each for path in paths for each in _ranges_of(str(path), lines, digest)]
 
 
-def _ranges_of(path: str, lines: int) -> Iterator[LineRange]:
+def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
     offset, first, count, end, last = 0, 0, 0, 0, b"\n"  # the range that is open, and all that was read
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
+            if digest:
+                digest.update(block)
             ends = block.count(b"\n")
             if count + ends >= lines:  # some ranges end in this block
                 places = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.base.extras import import_extra
-from tf_transformer.base.files import encoded, lines_of, matching, user_path
+from tf_transformer.base.files import checksum, encoded, lines_of, matching, user_path
 from tf_transformer.base.reading import reading
 from tf_transformer.base.values import check_fields, checked, shown
 from tf_transformer.config import BadInput
@@ -25,7 +25,7 @@ from tf_transformer.corpora.pairs import Pair, PairsOfPart, Row, Text, even_part
 from tf_transformer.corpora.pairs import Part as Part
 from tf_transformer.corpora.pairs import Source as Source
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
-from tf_transformer.corpora.text_files import unequal
+from tf_transformer.corpora.text_files import check_text_pairs, checksum_of_text, unequal
 from tf_transformer.text.tokenizer import check_symbols, sentences
 
 MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
@@ -80,8 +80,24 @@ class TextSource(Source):
             object.__setattr__(self, side, str(user_path(getattr(self, side), side)))
 
     def describe(self) -> dict[str, Any]:
-        files = (self.source, self.target)
-        return {"text": [Path(file).name for file in files], "bytes": [os.path.getsize(file) for file in files]}
+        files = [str(self.source), str(self.target)]
+        return {"train": files, "sha256": self._checksums, "skip_bad_lines": self.skip_bad_lines}
+
+    @functools.cached_property
+    def _checksums(self) -> list[str]:
+        return [checksum_of_text(file) for file in (self.source, self.target)]
+
+    def check(self) -> int:
+        """Read both files once: check every line, take the checksums, and return the number of pairs.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            BadInput: line counts differ, there are none, or a line is bad, and bad ones are not to be skipped.
+        """
+        sums = [hashlib.sha256(), hashlib.sha256()]
+        count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
+        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
+        return count
 
     def pairs(self) -> Iterator[Pair]:
         sides = lines_of(self.source), lines_of(self.target)
@@ -101,7 +117,10 @@ class TextSource(Source):
             if not Path(file).is_file():
                 raise FileNotFoundError(f"expected a text file, found none at {file}")
         folder = user_path(folder) / "unpacked"
-        sides = [line_ranges([unpacked(file, folder)], pairs) for file in (self.source, self.target)]
+        sums = [hashlib.sha256(), hashlib.sha256()]
+        files = [unpacked(file, folder) for file in (self.source, self.target)]
+        sides = [line_ranges([file], pairs, one) for file, one in zip(files, sums, strict=True)]
+        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
         counts = [sum(lines.count for lines in ranges) for ranges in sides]
         if counts[0] != counts[1]:
             raise BadInput(unequal(self.source, self.target, *counts))
@@ -142,7 +161,8 @@ class TfdsSource(Source):
             object.__setattr__(self, "data_dir", str(user_path(self.data_dir, "data_dir")))
 
     def describe(self) -> dict[str, Any]:
-        return {"tfds": self.name, "split": self.split, "languages": list(self.languages)}
+        version = str(self._named().info.version)
+        return {"train": self.name, "version": version, "split": self.split, "languages": list(self.languages)}
 
     def pairs(self) -> Iterator[Pair]:
         return self._pairs(self.split)
@@ -160,9 +180,7 @@ class TfdsSource(Source):
         return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
 
     def _builder(self) -> Any:
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder(self.name, data_dir=self.data_dir)
+        builder = self._named()
         if missing := set(self.languages) - set(builder.info.features):
             known = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
@@ -171,6 +189,10 @@ class TfdsSource(Source):
             known = ", ".join(builder.info.splits)
             raise BadInput(f"{self.name}: expected one of the splits {known}; got {split!r}")
         return builder
+
+    def _named(self) -> Any:
+        tfds = import_extra("tensorflow_datasets", "", "a corpus of TensorFlow Datasets")
+        return tfds.builder(self.name, data_dir=self.data_dir)
 
 
 @dataclass(frozen=True)
@@ -191,9 +213,11 @@ class ParquetSource(Source):
         object.__setattr__(self, "pattern", str(user_path(self.pattern, "pattern")))
 
     def describe(self) -> dict[str, Any]:
-        files = self._files()
-        sizes = sum(os.path.getsize(file) for file in files)
-        return {"parquet": Path(self.pattern).name, "columns": list(self.columns), "files": len(files), "bytes": sizes}
+        return {"train": str(self.pattern), "columns": list(self.columns), "sha256": self._checksums}
+
+    @functools.cached_property
+    def _checksums(self) -> list[str]:
+        return [checksum(file) for file in self._files()]
 
     def pairs(self) -> Iterator[Pair]:
         (whole,) = self.parts(sys.maxsize, Path())
@@ -253,7 +277,7 @@ class TaggedSource(Source):
         german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
         both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
 
-    Every tag is a piece of a vocabulary that a `PairCorpus` learns. What a source says of bad lines holds for its own.
+    Every tag is a piece of a vocabulary that is learned from it. What a source says of bad lines holds for its own.
 
     Attributes:
         sources: by their tags, which are symbols of `Tokenizer.learn_from`.
@@ -270,7 +294,7 @@ class TaggedSource(Source):
         object.__setattr__(self, "symbols", list(dict.fromkeys([*self.sources, *inside])))
 
     def describe(self) -> dict[str, Any]:
-        known = {tag: source.describe() for tag, source in self.sources.items()}
+        known = {tag: source.contents() for tag, source in self.sources.items()}
         checksums = [source.get("sha256") for source in known.values()]
         # A list, since the order counts.
         return {"tagged": list(map(list, known.items()))} | ({"sha256": checksums} if all(checksums) else {})

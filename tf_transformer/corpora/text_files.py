@@ -1,6 +1,7 @@
 """Parallel text files: what a line may be, and whether two files belong together."""
 
 import hashlib
+import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,9 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text
 
 
 @checked
-def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
+def check_text_pairs(
+    source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False, sums: Sequence[Any] = ()
+) -> int:
     """Read parallel text once and return its number of lines.
 
     Args:
@@ -25,6 +28,7 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
         target: likewise.
         skip_bad_lines: accept bad lines; who reads the files leaves them out.
         empty_lines: do not count empty lines as bad.
+        sums: two of hashlib, to take checksums of both sides.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -35,7 +39,8 @@ def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False,
         for path in pair:
             if user_path(path).is_fifo():
                 raise BadInput(f"{path}: expected a file, which can be read again, got a pipe")
-        counts = [sum(1 for _ in _checked_lines(path, skip_bad_lines, empty_lines)) for path in pair]
+        sides = itertools.zip_longest(pair, sums)
+        counts = [sum(1 for _ in _checked_lines(path, skip_bad_lines, empty_lines, one)) for path, one in sides]
         if counts[0] != counts[1]:
             raise BadInput(unequal(*pair, *counts))
         total += counts[0]
@@ -76,10 +81,10 @@ def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool) -> Iterator[bytes]:
+def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool, digest: Any = None) -> Iterator[bytes]:
     number = 0
     try:
-        for number, line in enumerate(lines_of(path), 1):
+        for number, line in enumerate(lines_of(path, digest), 1):
             problem = None if skip_bad_lines else line_problem(line)
             if problem and not (empty_lines and problem == EMPTY):
                 raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")

@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -385,14 +386,13 @@ class StopOnNonFinite(keras.callbacks.Callback):
     save, since weights may have been wrong for some steps.
 
     Args:
-        batches: `batches(number, lines=True)` gives the batches from that number on, from 0, each with the numbers of
-            its lines as last element.
+        batches: by their numbers, from 0; each has the numbers of its `lines`.
         first: the number of the batch that training begins with.
         skip: go on, since the model's `skip_not_finite` leaves the updates out.
     """
 
     @checked
-    def __init__(self, batches: Callable[..., Any], first: Natural, skip: bool = False):
+    def __init__(self, batches: Any, first: Natural, skip: bool = False):
         super().__init__()
         self.batches, self.number, self.skip = batches, first, skip
 
@@ -439,11 +439,50 @@ class StopOnNonFinite(keras.callbacks.Callback):
             say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
-        *_, lines = next(iter(self.batches(number - 1, lines=True)))
-        lines = sorted(np.asarray(lines).tolist())
+        lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # 0 is in rows of padding
         others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
         lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
         return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
+
+
+class Scalars(keras.callbacks.Callback):
+    """The values of each epoch for TensorBoard, by its own package, where TensorFlow is not installed.
+
+    Args:
+        logs: TensorBoard's folder.
+    """
+
+    @checked
+    def __init__(self, logs: str | os.PathLike[str]):
+        super().__init__()
+        self.logs = user_path(logs, "logs")
+        self._writer: Any = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = self._writer or EventFileWriter(str(self.logs / "train"))
+        for name, value in logs.items():
+            summary = Summary(value=[Summary.Value(tag=f"epoch_{name}", simple_value=float(value))])
+            self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
+        self._writer.flush()
+
+    def on_train_end(self, logs: object = None) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+
+def board(logs: Path) -> list[keras.callbacks.Callback]:
+    """The callback that writes for TensorBoard, by TensorFlow or by TensorBoard's own package; none without both."""
+    if importlib.util.find_spec("tensorflow"):
+        return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
+    if importlib.util.find_spec("tensorboard"):
+        return [Scalars(logs)]
+    say("nothing for TensorBoard, since neither tensorboard nor TensorFlow is installed: pip install tensorboard")
+    return []
 
 
 def progress() -> tuple[int, list[keras.callbacks.Callback]]:

@@ -1,6 +1,5 @@
 """Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
 
-import copy
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -8,18 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_transformer import distribution, training
 from tf_transformer.base.terminal import say
 from tf_transformer.base.values import Count, check_fields, checked, shown
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.corpora import data
-from tf_transformer.corpora.corpus import Batching, Corpus, Files, PreparedCorpus, Texts
+from tf_transformer.corpora.batches import Batches
+from tf_transformer.corpora.corpus import Batching, Corpus, Files
+from tf_transformer.corpora.pairs import Texts
+from tf_transformer.corpora.records import Records
 from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.families.registry import build_model, load_tokenizer
-from tf_transformer.fitting.callbacks import Answers, Checkpoints, DevScore, DevText, StopOnNonFinite, Stopped, progress
+from tf_transformer.fitting.callbacks import (
+    Answers,
+    Checkpoints,
+    DevScore,
+    DevText,
+    StopOnNonFinite,
+    Stopped,
+    board,
+    progress,
+)
+from tf_transformer.fitting.tasks import task_of
 from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.loading import trained
 from tf_transformer.model import Transformer
@@ -76,7 +87,7 @@ class Trainer:
     schedule: keras.optimizers.schedules.LearningRateSchedule | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     callbacks: Sequence[keras.callbacks.Callback] = ()
-    strategy: tf.distribute.Strategy | None = None
+    strategy: Any = None
     start: Translator | None = None
     tokenizer: Tokenizer | None = None
     max_length: Count | None = None
@@ -97,8 +108,8 @@ class Trainer:
             raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
-        self._strategy = self.strategy or tf.distribute.get_strategy()
-        replicas = self._strategy.num_replicas_in_sync
+        self._strategy = self.strategy or distribution.current()
+        replicas = distribution.replicas(self._strategy)
         if self.recipe.jit_compile == "on" and replicas > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
@@ -106,6 +117,7 @@ class Trainer:
         self.run = Run(self.path, keep, self.writes)
         self.steps = self.began = 0  # of the last `fit`: the training's last step, and the step it began after
         self._model: Transformer | None = None
+        self._batches: tuple[Batches, Batches] | None = None  # of training and dev text
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,18 +149,15 @@ class Trainer:
 
     def _choose_length(self) -> None:
         """Leave out what is longer than `max_length`, and than the table of learned positions."""
-        most = self.max_length or self.corpus.max_length
-        prepared = isinstance(self.corpus, PreparedCorpus)
-        if prepared and most != self.corpus.max_length:
-            raise BadInput(f"max_length: expected {self.corpus.max_length}, that of the records, got {most}")
-        if self.config.positions == "learned" and most > self.config.max_length:
-            if prepared:
+        corpus = self.corpus
+        if self.max_length:
+            corpus = dataclasses.replace(corpus, max_length=self.max_length)
+        if self.config.positions == "learned" and (most := corpus.max_length or 0) > self.config.max_length:
+            if isinstance(corpus.train, Records):
                 got = f"expected max_length={most} or more, that of the records, got {self.config.max_length}"
                 raise BadInput(f"config: {got}")
-            most = self.config.max_length
-        if most != self.corpus.max_length:
-            self.corpus = copy.copy(self.corpus)
-            self.corpus.max_length = most
+            corpus = dataclasses.replace(corpus, max_length=self.config.max_length)
+        self.corpus = corpus
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
@@ -182,8 +191,8 @@ class Trainer:
                 `until` is not positive.
         """
         try:
-            batching, steps, dev_steps = self._begin()
-            self._train(batching, steps, dev_steps, until)
+            tokenizer = self._begin()
+            self._train(tokenizer, until)
         except BaseException:
             self._model = None if self.optimizer is None else self._model  # it may have trained beyond a checkpoint
             raise
@@ -191,12 +200,8 @@ class Trainer:
             self.run.unlock()
         return self.run.history
 
-    def _begin(self) -> tuple[Batching, int, int]:
-        """A new run's tokenizer and config.json.
-
-        Returns:
-            how pairs become batches; the number of all steps; the number of dev batches.
-        """
+    def _begin(self) -> Tokenizer:
+        """A new run's tokenizer and config.json, and the batches."""
         run, recipe = self.run, self.recipe
         if (run.path / "config.json").exists():
             run.lock()  # a new run is locked when it begins, so that bad input leaves no folder
@@ -214,13 +219,14 @@ class Trainer:
             if self.tokenizer and self.tokenizer.fingerprint != tokenizer.fingerprint:
                 raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
-        summary = self.corpus.summary(batching)
-        say(f"training text: {summary}; vocabulary of {tokenizer.vocab_size:,}")
-        if not summary.pairs:
+        if self._batches is None:
+            self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
+        batches, dev_batches = self._batches
+        say(f"training text: {batches.summary()}; vocabulary of {tokenizer.vocab_size:,}")
+        if not len(batches):
             raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
-        dev_summary = data.summarize(self.corpus.dev_batches(batching), len(self.corpus.dev[0]))
-        say(f"dev text: {dev_summary}")
-        if not dev_summary.pairs:
+        say(f"dev text: {dev_batches.summary()}")
+        if not len(dev_batches):
             raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
         if self.writes:
             run.lock()
@@ -232,15 +238,17 @@ class Trainer:
                     run.save_start(self.start.astype("float32").model)
             before = run.settings() if is_there else {}  # "start" is written once
             run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
-            self.corpus.keep_ids(batching)
+            self.corpus.keep_ids(batching, batches)
         if is_first:
             distribution.wait_for_all(self._strategy)
-        steps = recipe.epochs * summary.batches if recipe.epochs else (recipe.steps or PAPER_STEPS)
-        return batching, steps, dev_summary.batches
+        return tokenizer
 
-    def _train(self, batching: Batching, steps: int, dev_steps: int, until: int | None) -> None:
-        replicas = self._strategy.num_replicas_in_sync
-        interval = self.recipe.interval(steps)
+    def _train(self, tokenizer: Tokenizer, until: int | None) -> None:
+        assert self._batches
+        (batches, dev_batches), recipe = self._batches, self.recipe
+        steps = recipe.epochs * len(batches) if recipe.epochs else (recipe.steps or PAPER_STEPS)
+        replicas = distribution.replicas(self._strategy)
+        interval = recipe.interval(steps)
         alone = not distribution.is_a_worker(self._strategy)
         asked, until = until, min(until or steps, steps)
         checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
@@ -251,9 +259,9 @@ class Trainer:
             freeze(self._model, self.run.settings().get("frozen", ()))
         model = self._model
         say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        batches.fixed_shapes = dev_batches.fixed_shapes = bool(model.jit_compile)
         if model.jit_compile:
-            batching = dataclasses.replace(batching, fixed_shapes=True)
-            say(f"XLA compiles the step for {self.corpus.summary(batching).shapes} shapes of batches")
+            say(f"XLA compiles the step for {len(batches.shapes)} shapes of batches")
         if stopped:
             say(
                 f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
@@ -267,27 +275,24 @@ class Trainer:
             model.set_weights(start.get_weights())
         checkpoints.restore(model)
 
-        def batches(first: int, lines: bool = False) -> tf.data.Dataset:
-            return self.corpus.batches(batching, first, lines)
-
         while checkpoints.step < until and not stopped:
             say(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
-            wrong = StopOnNonFinite(batches, checkpoints.step, self.recipe.on_nan == "skip")
+            wrong = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
             checkpoints.before_saving = wrong.check
             verbose, lines = progress()
             with checkpoints.saving_on_signals():
                 try:
                     model.fit(
-                        data.for_replicas(batches(checkpoints.step), replicas),
+                        data.fed(batches, replicas, checkpoints.step),
                         steps_per_epoch=interval - done,
                         initial_epoch=first,
                         epochs=first + 1 if done else -(-until // interval),
-                        validation_data=data.for_replicas(self.corpus.dev_batches(batching), replicas),
-                        validation_steps=dev_steps,
+                        validation_data=data.fed(dev_batches, replicas, count=len(dev_batches)),
+                        validation_steps=len(dev_batches),
                         shuffle=False,  # the batches are
                         verbose=verbose,
-                        callbacks=[wrong, *self._watching(model, batching), *self.callbacks, checkpoints, *lines],
+                        callbacks=[wrong, *self._watching(model, tokenizer), *self.callbacks, checkpoints, *lines],
                     )
                 except Stopped as stop:
                     if stop.number:
@@ -297,18 +302,16 @@ class Trainer:
                 break
         distribution.wait_for_all(self._strategy)  # for the chief to save
 
-    def _watching(self, model: Transformer, batching: Batching) -> list[keras.callbacks.Callback]:
+    def _watching(self, model: Transformer, tokenizer: Tokenizer) -> list[keras.callbacks.Callback]:
         """The callbacks that score the dev text and write for TensorBoard, in one worker of several."""
         if not self.writes:
             return []
-        logs = self.run.path / "logs"
-        board = keras.callbacks.TensorBoard(str(logs), write_graph=False)
+        logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         if not ON_TENSORFLOW:
             say("no dev scores, since the search needs the TensorFlow backend: score the run there")
-            return [board]
-        dev = DevText(self.corpus.metric, self.corpus.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
-        decoder = self.corpus.decoder(model, batching.tokenizer)
-        return [DevScore(decoder, dev, logs=logs), board]
+            return board(logs)
+        dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+        return [DevScore(task.decoder(model, tokenizer), dev, logs=logs), *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:
         """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
@@ -318,7 +321,7 @@ class Trainer:
         recipe = self.recipe
         keras.utils.set_random_seed(recipe.seed)
         policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
-        with self._strategy.scope():  # not around `fit`, where one worker alone creates variables
+        with distribution.scope(self._strategy):  # not around `fit`, where one worker alone creates variables
             model = build_model(self.config, policy)
             if ON_TENSORFLOW:
                 model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
@@ -345,7 +348,7 @@ class Trainer:
         paths = [one for one in given if isinstance(one, str | os.PathLike)]
         lists = [list(one) for one in given if not isinstance(one, str | os.PathLike)]
         if not lists:
-            return self.corpus.read(paths)
+            return task_of(self.corpus.kind).read(paths)
         if len(lists) != 2 or paths:
             raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
         return lists[0], lists[1]
@@ -370,5 +373,5 @@ class Trainer:
                 means the corpus's test text.
             translator: the translator to score; `None` means `self.translator()`.
         """
-        source, references = self._texts(files) if files else self.corpus.test
-        return self.corpus.scores((translator or self.translator())(source), references)
+        source, references = self._texts(files) if files else self.corpus.test or self.corpus.dev
+        return task_of(self.corpus.kind).scores((translator or self.translator())(source), references)

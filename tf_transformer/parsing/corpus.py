@@ -1,21 +1,20 @@
 """Treebanks as a corpus to train a parser on (section 6.3)."""
 
+import hashlib
+import json
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
-
-import tensorflow as tf
 
 from tf_transformer.base.files import user_path
 from tf_transformer.base.type_names import VocabularyKind
-from tf_transformer.base.values import Count, Kind, checked
+from tf_transformer.base.values import Count, Kind, check_fields, checked
 from tf_transformer.config import BadInput
-from tf_transformer.corpora import data
-from tf_transformer.corpora.corpus import Batching, Files, PairCorpus, Texts
-from tf_transformer.corpora.sources import MemorySource
-from tf_transformer.engines.translator import Translator
-from tf_transformer.parsing import evalb, treebank
-from tf_transformer.parsing.parser import EXTRA_LENGTH, MAX_LENGTH, Parser, pair_ids
-from tf_transformer.text.text_decoder import TextDecoder
+from tf_transformer.corpora.corpus import Corpus, Files
+from tf_transformer.corpora.pairs import Encode, Source, Texts
+from tf_transformer.parsing import treebank
+from tf_transformer.parsing.words import MAX_LENGTH, encoder_of
 from tf_transformer.text.tokenizer import Tokenizer
 
 # A list of gold trees is as many times as long as the ratio is small.
@@ -23,84 +22,95 @@ Ratio = Annotated[float, Kind("a number from 0.001 to 1,000", lambda number: 0.0
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 
 
-class TreebankCorpus(PairCorpus):
-    """A corpus of bracketed trees, read when it is made; sources are their words.
+@dataclass(frozen=True)
+class TreebankSource(Source):
+    """Bracketed trees; sources are their words, targets their symbols.
+
+    Attributes:
+        files: of trees, read when the source is made.
+        tags: learn each word's tag; otherwise XX for every word.
+        extra: files of trees that another parser made.
+        ratio: how many of them for each gold tree.
+
+    Raises:
+        BadInput: a file is missing, or is not trees; the message says where.
+    """
+
+    files: Files
+    tags: bool = True
+    extra: Files = ()
+    ratio: Ratio = 1.0
+    kind = "parsing"
+    max_length = MAX_LENGTH
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        trees = _trees("train", self.files)
+        if self.extra:
+            trees = mixed(trees, _trees("extra", self.extra), self.ratio)
+        lines = [(words_of(tree), " ".join(treebank.linearised(tree, self.tags))) for tree in trees]
+        self.__dict__["lines"] = lines
+        self.__dict__["sha256"] = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {"train": [str(user_path(file)) for file in self.files], "tags": self.tags}
+        if self.extra:
+            settings |= {"extra": [str(user_path(file)) for file in self.extra], "extra_ratio": self.ratio}
+        return settings | {"sha256": self.__dict__["sha256"]}
+
+    def pairs(self) -> Any:
+        return iter(self.__dict__["lines"])
+
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
+        sources, targets = zip(*self.pairs(), strict=True)
+        controls = sorted({symbol for line in targets for symbol in line.split()})
+        return Tokenizer.learn_from(sources, vocab_size, kind, controls=controls)
+
+    def encoder(self, tokenizer: Tokenizer) -> Encode:
+        if not tokenizer.controls:
+            raise BadInput("tokenizer: expected one with the symbols of trees as controls, got one without")
+        return encoder_of(tokenizer)
+
+    def learned(self, references: Sequence[str]) -> list[str]:
+        return [" ".join(treebank.linearised(treebank.read_tree(line), self.tags)) for line in references]
+
+
+@checked
+def TreebankCorpus(
+    train: Files,
+    dev: Files,
+    test: Files | None = None,
+    tags: bool = True,
+    extra: Files = (),
+    ratio: Ratio = 1.0,
+) -> Corpus:
+    """A corpus of bracketed trees, read when it is made.
 
     Args:
         train: files of trees.
         dev: files of trees to watch the training with.
         test: files of trees to score the result with; `None` means the dev files.
         tags: learn each word's tag; otherwise XX for every word.
+        extra: files of trees that another parser made, to train on, too.
+        ratio: how many of them for each gold tree.
 
     Raises:
         BadInput: a file is missing, or is not trees; the message says where.
     """
-
-    kind = "parsing"
-    metric = "F1"
-    max_length = MAX_LENGTH
-    source: MemorySource
-
-    @checked
-    def __init__(self, train: Files, dev: Files, test: Files | None = None, tags: bool = True):
-        self.tags = tags
-        self._settings: dict[str, Any] = {"train": [str(user_path(file)) for file in train], "tags": tags}
-        self.gold = self.trees = _trees("train", train)
-        self.dev_trees = _trees("dev", dev)
-        self.test_trees = _trees("test", test) if test else self.dev_trees
-        super().__init__(_linearised(self.trees, tags), _texts(self.dev_trees), _texts(self.test_trees))
-
-    @classmethod
-    @checked
-    def wsj(cls, folder: str | os.PathLike[str], tags: bool = True) -> "TreebankCorpus":
-        """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
-        train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
-        corpus = cls(train, dev, test, tags)
-        corpus._settings["train"] = str(user_path(folder))
-        return corpus
-
-    @checked
-    def add(self, extra: Files, ratio: Ratio = 1.0) -> None:
-        """Also train on trees that another parser made, `ratio` of them for each gold tree."""
-        self._settings |= {"extra": [str(user_path(file)) for file in extra], "extra_ratio": ratio}
-        self.trees = mixed(self.gold, _trees("extra", extra), ratio)
-        self.source = _linearised(self.trees, self.tags)
-
-    def describe(self) -> dict[str, Any]:
-        return self._settings | super().describe()
-
-    @checked
-    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
-        controls = sorted({symbol for line in self.source.target for symbol in line.split()})
-        return Tokenizer.learn_from(self.source.source, vocab_size, kind, controls=controls)
-
-    def pair_ids(self, tokenizer: Tokenizer) -> data.PairIds:
-        if not tokenizer.controls:
-            raise BadInput("tokenizer: expected one with the symbols of trees as controls, got one without")
-        return pair_ids(tokenizer)
-
-    def dev_batches(self, batching: Batching) -> tf.data.Dataset:
-        return self.in_order(_linearised(self.dev_trees, self.tags).pairs(), batching)
-
-    def decoder(self, model: TextDecoder, tokenizer: Tokenizer) -> Parser:
-        return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
-
-    @classmethod
-    def read(cls, files: Files) -> Texts:
-        return _texts(_trees("given", files))
-
-    @classmethod
-    def scores(cls, outputs: list[str], references: list[str]) -> dict[str, Any]:
-        return {"F1": evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))}
+    source = TreebankSource(train, tags, extra, ratio)
+    return Corpus(source, read_texts(dev), read_texts(test) if test else None)
 
 
-def _linearised(trees: list[Any], tags: bool) -> MemorySource:
-    """Their words, and what is learned of them."""
-    lines = [" ".join(treebank.linearised(tree, tags)) for tree in trees]
-    return MemorySource([words_of(tree) for tree in trees], lines)
+def wsj(folder: str | os.PathLike[str]) -> tuple[Files, Files, Files]:
+    """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
+    train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
+    return train, dev, test
 
 
-def _texts(trees: list[Any]) -> Texts:
+def read_texts(files: Files) -> Texts:
+    """The words of trees in files, and the trees as lines."""
+    trees = _trees("given", files)
     return [words_of(tree) for tree in trees], [treebank.as_line(tree) for tree in trees]
 
 

@@ -1,0 +1,44 @@
+"""What a parser learns from, as ids: the words of a text, and a tree's line of symbols with each word's first piece."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from tf_transformer.corpora.pairs import Encode
+from tf_transformer.parsing.treebank import BRACKETS
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
+
+MAX_LENGTH = 512  # tokens a side to train on, EOS included
+SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, as where trees are read
+
+
+def encoder_of(tokenizer: Tokenizer) -> Encode:
+    """A function from texts, and linearised trees with spaces between their symbols, to the ids of each.
+
+    Each word's first piece comes before its brackets and its symbol.
+    """
+    symbols = {symbol: FIRST_ID + place for place, symbol in enumerate(tokenizer.controls)}
+
+    def ids(texts: Sequence[bytes], lines: Sequence[bytes]) -> tuple[list[list[int]], list[list[int]]]:
+        words = [words_of(text) for text in texts]
+        pieces = iter(tokenizer.encode([word for of_text in words for word in of_text]))
+        by_word = [[next(pieces) for _ in of_text] for of_text in words]
+        targets = []
+        for of_words, line in zip(by_word, lines, strict=True):
+            firsts = iter([word[0] if word else UNKNOWN_ID for word in of_words])
+            target = [*[first for first in [next(firsts, None)] if first is not None]]
+            for symbol in line.decode().split():
+                target.append(symbols.get(symbol, UNKNOWN_ID))
+                if symbol[0] not in "()" and (following := next(firsts, None)) is not None:
+                    target.append(following)
+            targets.append(target)
+        return [[id for word in of_words for id in word] for of_words in by_word], targets
+
+    return ids
+
+
+def words_of(text: bytes) -> list[str]:
+    """The words of a text; a bracket and its name in a treebank are the same word."""
+    plain = text.decode("utf-8", "replace")
+    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in plain)
+    return [re.sub("|".join(BRACKETS), lambda name: BRACKETS[name[0]], word) for word in plain.split(" ") if word]
