@@ -81,7 +81,9 @@ def test_ids_and_texts(translator, source, target):
     ids = tokenizer.tokenize(answers["texts"])
     assert of_checkpoint(TRAINED, ids.to_list()) == [row[:-1] for row in answers["ids"]]  # without the end symbol
     reversed_ids = tokenizer.for_languages(target, source).tokenize_target(answers["texts"])
-    assert reversed_ids.to_list() == ids.to_list()
+    assert reversed_ids.to_list() == ids.to_list() == tokenizer.encode(answers["texts"])
+    assert tokenizer.for_languages(target, source).encode_target(answers["texts"]) == ids.to_list()
+    assert tokenizer.decode(ids.to_list()) == answers["decoded"]
     assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == answers["decoded"]
     assert tokenizer.ids(tokenizer.pieces(ids[:5])).to_list() == ids[:5].to_list()
 

@@ -26,6 +26,7 @@ from tf_transformer.families.marian.family import checkpoint_in
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]
+CODES += [">>fra<< a\nb"]
 KINDS: dict[str, dict] = {
     "unigram": {},
     "bpe": {"model_type": "bpe"},
@@ -123,6 +124,8 @@ def test_ids_and_texts(folder, tokenizer, oracle, side):
     expected = [oracle.encode(readable(text), side) for text in texts]
     assert [[rows[id] for id in row] for row in ids.to_list()] == expected
     assert decoded(tokenizer, ids) == [oracle.decode(row) for row in expected]
+    assert ids.to_list() == (tokenizer.encode if side == "source" else tokenizer.encode_target)(texts)
+    assert tokenizer.decode(ids.to_list()) == [text.decode() for text in tokenizer.detokenize(ids).numpy()]
     if importlib.util.find_spec("transformers"):
         from transformers import MarianTokenizer as Theirs
 
@@ -156,6 +159,7 @@ def test_white_space_at_the_end_of_a_text_is_nothing(tmp_path):
     texts = ["", *SPACES, "\r\n", "\n" * 97] + [f"a\u3000b{space}" for space in ["", *SPACES, "\r\n"]]
     expected = [[] if not text.strip() else tokenizer.tokenize(["a\u3000b"]).to_list()[0] for text in texts]
     assert tokenizer.tokenize(texts).to_list() == expected == [client.encode(text) for text in texts]
+    assert tokenizer.encode(texts) == expected
     assert tokenizer.tokenize(["\u200b", "\na"]).to_list() == [client.encode("\u200b"), client.encode("\na")]
     assert len(expected[-1]) > 1 and tokenizer.tokenize(["\na"]).to_list() != tokenizer.tokenize(["a"]).to_list()
 
@@ -166,6 +170,7 @@ def test_any_ids_become_texts(folder, tokenizer, oracle):
     ids = draw.choice(whole, (300, 11))
     expected = [oracle.decode([rows[id] for id in row]) for row in ids]
     assert decoded(tokenizer, ids) == expected
+    assert tokenizer.decode(ids.tolist()) == [text.decode() for text in tokenizer.detokenize(ids).numpy()]
     assert decoded(tokenizer, ids[:1]) == [tokenizer.detokenize(ids[0]).numpy().decode()]
 
 

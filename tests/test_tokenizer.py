@@ -1,9 +1,11 @@
 """The tokenizer against SentencePiece's own Python engine."""
 
+import copy
 import gzip
 import html
 import importlib
 import itertools
+import pickle
 import re
 import sys
 import unicodedata
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.engines import litert_client
-from tf_transformer.text.tokenizer import beginnings, valid_text
+from tf_transformer.text.tokenizer import MANY, beginning, beginnings, valid, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 CLEAN = [text for text in TEXTS if isinstance(text, str) and "\0" not in text]
@@ -82,6 +84,46 @@ def test_half_an_emoji_separates_words_as_invalid_bytes_do(pair):
     assert tokenizer.tokenize("two\ud83ddoors").numpy().tolist() == expected
     with_halves, without = (tt.Tokenizer.learn_from([f"red{half}door"] * 9, 268) for half in ("\ud83d", " "))
     assert with_halves.tokenize(["red door"]).to_list() == without.tokenize(["red door"]).to_list()
+
+
+CONTROLS = [*map(chr, range(33)), "\x7f\x85\xa0\u2028"]
+ODD = ["<s>", "<0x41>", "\u2581", "\ufffd", "e\u0301", "\U0001f469\u200d\U0001f467", *CONTROLS]
+ANYTHING = st.text(st.characters()) | st.binary() | st.lists(st.sampled_from(ODD)).map("".join)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(ten_of(ANYTHING))
+def test_lists_and_tensors_agree(pair, texts):
+    tokenizer, _ = pair
+    ids = tokenizer.encode(texts)
+    assert ids == tokenizer.encode_target(texts) == tokenizer.tokenize(texts).to_list()
+    assert tokenizer.decode(ids) == [text.decode() for text in tokenizer.detokenize(tokenizer.tokenize(texts)).numpy()]
+    assert [valid(text).encode() for text in texts] == valid_text(texts).numpy().tolist()
+
+
+def test_any_ids_and_many_texts_agree(pair):
+    tokenizer, _ = pair
+    rows = np.random.default_rng(5).integers(0, [[500], [250]] * 100, (200, 11), "int32")  # half of them mostly bytes
+    assert tokenizer.decode(rows.tolist()) == [text.decode() for text in tokenizer.detokenize(rows).numpy()]
+    texts = [text.replace("\n", " ") for text in CLEAN] * 101
+    assert len(texts) >= MANY and tokenizer.encode(texts) == tokenizer.tokenize(texts).to_list()
+    assert (tokenizer.encode([]), tokenizer.decode([]), tokenizer.decode([[], [5]])[0]) == ([], [], "")
+    with pytest.raises(tt.BadInput, match="texts: expected a list, got 'a door'"):
+        tokenizer.encode("a door")
+
+
+def test_a_tokenizer_can_be_pickled_and_copied(pair):
+    tokenizer, expected = pair[0], pair[0].encode(CLEAN)
+    for other in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert other.tokenize(CLEAN).to_list() == other.encode(CLEAN) == expected
+
+
+def test_the_resources_are_made_outside_of_the_function_that_needs_them_first(pair):
+    tokenizer = tt.Tokenizer(pair[0].model)
+    first, second = (tf.function(lambda texts, n=n: tokenizer.tokenize(texts[n:]).to_tensor()) for n in range(2))
+    assert first(tf.constant(["a door"])).numpy().tolist() == tokenizer.encode(["a door"])
+    keras.utils.set_random_seed(7)
+    assert second(tf.constant(["", "a door"])).numpy().tolist() == tokenizer.encode(["a door"])
 
 
 def documented():
@@ -291,6 +333,7 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
     for size in (1, most, most + 1, 17 * most):
         whole = (text.encode() * size)[:size]
         left, cut = beginnings([whole], 41)
+        assert beginning(whole, 41) == (left[0].numpy().decode() if size > most else whole, cut[0])
         before, after = (tokenizer.tokenize(each)[0, :41].numpy().tolist() for each in ([whole], left))
         assert after == before
         assert len(left[0].numpy()) <= most and (size > most or left[0].numpy() == whole)
@@ -303,11 +346,15 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
 def test_white_space_is_no_reason_to_cut_a_text(translator):
     """Nor are control characters and invalid bytes; half a character is left out."""
     for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
-        ids, length, truncated = translator.source([b"Two" + middle + b"doors." + middle])
+        text = b"Two" + middle + b"doors." + middle
+        (read,), (cut,) = beginnings([text], 41)
+        assert beginning(text, 41) == (read.numpy().decode(), cut)
+        ids, length, truncated = translator.source([text])
         expected = translator.source(["Two doors."])
         assert ids.numpy().tolist() == expected[0].numpy().tolist() and not truncated[0] and length == expected[1]
     assert translator.source([b" " * 9_999])[1:] == (0, False)
     ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # which no token holds
     assert truncated[0] and ids.numpy().tolist() == translator.source(["Two"])[0].numpy().tolist()
+    assert beginning("a" * 127 + "東" * 7, 1) == ("a" * 127 + " ", True)
     left, cut = beginnings(["a" * 127 + "東" * 7], 1)
     assert cut[0] and left[0].numpy() == b"a" * 127 + b" "

@@ -81,6 +81,7 @@ class Root(tf.Module):
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
+        self.decode = tokenizer.decode
         self.tokenizer_model: bytes = tokenizer.model
         self.first_piece = tokenizer.first_piece
         self.warm = warm

@@ -3,22 +3,34 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.base.lazy import Once
 from tf_transformer.base.reading import check_archive, reading
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, durable_tokenizer, engine_of, text_tensor
+from tf_transformer.base.values import checked
+from tf_transformer.text.tokenizer import (
+    FIRST_ID,
+    UNKNOWN_ID,
+    Tokenizer,
+    durable_tokenizer,
+    encoded_by,
+    engine_of,
+    text_tensor,
+    utf8,
+)
 
 VOCABULARY = "vocabulary.json"
 # White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
 
-class PieceTable(tf.Module):
-    """Texts to ids. Bytes that are not UTF-8 count as spaces, and white space at the end of a text is nothing.
+class PieceTable:
+    """Texts to ids: a SentencePiece model makes pieces, and a table numbers them. Bytes that are not UTF-8 count as
+    spaces, and white space at the end of a text is nothing.
 
     Args:
         model: a serialized SentencePiece model.
@@ -26,45 +38,47 @@ class PieceTable(tf.Module):
     """
 
     def __init__(self, model: bytes, pieces: list[str]) -> None:
-        super().__init__()
-        self.engine = durable_tokenizer(model, tf.string)
-        ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}  # a text has no controls
-        initializer = tf.lookup.KeyValueTensorInitializer(list(ids), list(ids.values()), tf.string, tf.int32)
-        self.table = tf.lookup.StaticHashTable(initializer, UNKNOWN_ID)
-        self.pieces = tf.constant(pieces)
+        self.model, self.pieces, self.processor = model, pieces, engine_of(model)
+        "".join(pieces).encode()  # raises for what is no text of UTF-8
+        # A text has no controls.
+        self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
+        self._op = Once(self._resources)
+
+    def _resources(self) -> tf.Module:
+        with tf.init_scope():
+            op = tf.Module()
+            ids = tf.lookup.KeyValueTensorInitializer([*self.ids], [*self.ids.values()], tf.string, tf.int32)
+            op.engine = durable_tokenizer(self.model, tf.string)
+            op.table = tf.lookup.StaticHashTable(ids, UNKNOWN_ID)
+            op.pieces = tf.constant(self.pieces)
+        return op
+
+    @property
+    def op(self) -> tf.Module:
+        """What a SavedModel must keep of it."""
+        return self._op()
+
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """The ids of each text."""
+        rows = self.split([utf8(text).rstrip() for text in texts])
+        return [[self.ids.get(piece, UNKNOWN_ID) for piece in row] for row in rows]
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
-        """Texts [B] to ids, ragged int32 [B, None]."""
+        """As `encode`, texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
-        return self.table.lookup(self.pieces_of(tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False)))
+        pieces = self.split_in_graph(tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False))
+        return self.op.table.lookup(pieces)
 
-    # A variant overrides this method to read more than SentencePiece does.
+    # A variant overrides these two methods to read more than SentencePiece does.
 
-    def pieces_of(self, texts: Tensor) -> tf.RaggedTensor:
-        """Texts [B], in UTF-8, to pieces, ragged string [B, None]."""
-        return self.engine.tokenize(texts)
+    def split(self, texts: list[str]) -> list[list[str]]:
+        """The pieces of each text."""
+        return encoded_by(self.processor, texts, str)
 
-
-class Graph(tf.Module):
-    """What a SavedModel must keep of a tokenizer.
-
-    Args:
-        texts: the text of each id.
-        target: the pieces of targets.
-        others: further resources, which become attributes.
-    """
-
-    def __init__(self, texts: list[bytes], target: PieceTable, **others: Any) -> None:
-        super().__init__()
-        self.texts, self.target = tf.constant(texts), target
-        for name, other in others.items():
-            setattr(self, name, other)
-
-    def detokenize(self, ids: Tensor) -> tf.Tensor:
-        """Ids, ragged or dense [B, N], to texts [B]."""
-        found = tf.strings.reduce_join(tf.gather(self.texts, ids), axis=-1)
-        return tf.strings.strip(tf.strings.unicode_transcode(found, "UTF-8", "UTF-8", errors="replace"))
+    def split_in_graph(self, texts: Tensor) -> tf.RaggedTensor:
+        """As `split`, texts [B], in UTF-8, to pieces, ragged string [B, None]."""
+        return self.op.engine.tokenize(texts)
 
 
 class PieceTokenizer(Tokenizer):
@@ -80,6 +94,9 @@ class PieceTokenizer(Tokenizer):
     """
 
     kind = ""  # of checkpoint, for messages
+    source: PieceTable
+    target: PieceTable
+    texts: list[bytes]  # of each id
 
     def __init__(self, model: bytes) -> None:
         with reading("vocabulary", f"a tokenizer of {self.kind}"):
@@ -88,16 +105,23 @@ class PieceTokenizer(Tokenizer):
                 self.contents = {name: archive.read(name) for name in archive.namelist()}
             pieces = json.loads(self.contents[VOCABULARY])
             self.first_piece = FIRST_ID
-            self.op = self.graph(pieces)
+            self.read(pieces)
         self.model, self.vocab_size, self.controls = model, len(pieces), []
+        self._op = Once(self._resources)
 
-    def graph(self, pieces: list[str]) -> Graph:
-        """The resources, made of the archive's contents.
+    def read(self, pieces: list[str]) -> None:
+        """Make `source`, `target` and `texts` of the archive's contents.
 
         Args:
             pieces: of targets, by id.
         """
         raise NotImplementedError
+
+    def _resources(self) -> tf.Module:
+        with tf.init_scope():
+            op = tf.Module()
+            op.texts, op.target = tf.constant(self.texts), self.target.op
+        return op
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -107,15 +131,38 @@ class PieceTokenizer(Tokenizer):
     def vocabularies(self) -> dict[str, bytes]:
         return {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
 
+    @checked
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self.source.encode(texts)
+
+    @checked
+    def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self.target.encode(texts)
+
+    @checked
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        spelled = (b"".join(self.texts[id] for id in row) for row in ids)
+        return [text.strip().decode("utf-8", "replace") for text in spelled]
+
+    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+        return self.source.tokenize(texts)
+
+    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
+        return self.target.tokenize(texts)
+
     def detokenize(self, ids: Tensor) -> tf.Tensor:
         """Ids, ragged or dense [B, N], to texts [B]; control symbols, languages and the unknown symbol are dropped."""
-        return self.op.detokenize(ids)
+        found = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
+        return tf.strings.strip(tf.strings.unicode_transcode(found, "UTF-8", "UTF-8", errors="replace"))
 
     def pieces(self, ids: Tensor) -> tf.RaggedTensor:
-        return tf.gather(self.op.target.pieces, ids)
+        return tf.gather(self.target.op.pieces, ids)
+
+    def source_pieces(self, ids: Tensor) -> tf.RaggedTensor:
+        return tf.gather(self.source.op.pieces, ids)
 
     def ids(self, pieces: Tensor) -> tf.RaggedTensor:
-        return self.op.target.table.lookup(pieces)
+        return self.target.op.table.lookup(pieces)
 
 
 def archive_of(contents: Mapping[str, Any]) -> bytes:
@@ -133,19 +180,18 @@ def archive_of(contents: Mapping[str, Any]) -> bytes:
     return written.getvalue()
 
 
-def texts_of(pieces: list[str], model: bytes) -> list[bytes]:
+def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
     """The text of each piece: empty for a control symbol, and one byte for a byte piece.
 
     Args:
         pieces: by id, our control symbols first.
-        model: a serialized SentencePiece model.
+        processor: SentencePiece's, which knows the kinds of pieces.
     """
-    engine = engine_of(model)
-    return [b""] * FIRST_ID + [_text(piece, engine) for piece in pieces[FIRST_ID:]]
+    return [b""] * FIRST_ID + [_text(piece, processor) for piece in pieces[FIRST_ID:]]
 
 
-def _text(piece: str, engine: Any) -> bytes:
-    id = engine.piece_to_id(piece)
-    if engine.is_byte(id):
+def _text(piece: str, processor: Any) -> bytes:
+    id = processor.piece_to_id(piece)
+    if processor.is_byte(id):
         return bytes([int(piece[1:-1], 16)])
-    return b"" if engine.is_control(id) else piece.replace("▁", " ").encode()
+    return b"" if processor.is_control(id) else piece.replace("▁", " ").encode()

@@ -1,5 +1,10 @@
-"""A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel."""
+"""A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel.
 
+Methods that take lists and give lists, such as `encode`, need SentencePiece alone. Those of tensors, such as
+`tokenize`, need TensorFlow and tensorflow-text, too, which are loaded when the first of them is called.
+"""
+
+import codecs
 import hashlib
 import io
 import itertools
@@ -13,6 +18,7 @@ import sentencepiece
 import tensorflow as tf
 
 from tf_transformer.base.files import encoded, lines_of, new_file, user_path
+from tf_transformer.base.lazy import Once
 from tf_transformer.base.reading import read_bytes
 from tf_transformer.base.type_names import Tensor, VocabularyKind
 from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
@@ -36,6 +42,11 @@ FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
+CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
+MANY = 1_000  # texts that are worth the start of several threads
+
+codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
 
 class Tokenizer:
@@ -58,6 +69,7 @@ class Tokenizer:
         if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
         self.model = model
+        self.processor = processor
         self.vocab_size: int = processor.vocab_size()
         ids_of_pieces = range(FIRST_ID, self.vocab_size)
         names = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
@@ -70,7 +82,20 @@ class Tokenizer:
         self.first_piece: int = next(texts, 0)
         if not self.first_piece:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
-        self.op = durable_tokenizer(model)
+        self._op = Once(self._resources)
+
+    def _resources(self) -> Any:
+        with tf.init_scope():  # also where the first call is traced
+            return durable_tokenizer(self.model)
+
+    @property
+    def op(self) -> Any:
+        """What a SavedModel must keep of it: the resources of the methods of tensors."""
+        return self._op()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without them."""
+        return type(self), (self.model,)
 
     # A tokenizer of several languages overrides these. The ids of a source, and of a target, then begin with the code
     # of their language. If it does not know both languages of a text, the text has no ids.
@@ -220,6 +245,22 @@ class Tokenizer:
         """SHA-256 of the model, which tells two vocabularies apart."""
         return hashlib.sha256(self.model).hexdigest()
 
+    @checked
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """The ids of each text, those of `tokenize`, by SentencePiece alone. Many texts take all cores."""
+        return encoded_by(self.processor, [valid(text) for text in texts], int)
+
+    @checked
+    def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """As `encode`, for targets; the ids of `tokenize_target`."""
+        return self.encode(texts)
+
+    @checked
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each list of ids, that of `detokenize`, by SentencePiece alone."""
+        kept = [[id for id in row if id > EOS_ID] for row in ids]
+        return list(self.processor.decode(kept)) if kept else []
+
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
         characters count as white space."""
@@ -257,8 +298,19 @@ def text_tensor(texts: Tensor) -> tf.Tensor:
     return tf.constant(tf.nest.map_structure(encoded, texts), tf.string)
 
 
+def utf8(text: str | bytes) -> str:
+    """A text in which each part that is not UTF-8 is a space."""
+    return encoded(text).decode("utf-8", "as_space")
+
+
+def valid(text: str | bytes) -> str:
+    """A text in which each part that is not UTF-8, and each control character, is a space."""
+    text = text if isinstance(text, str) and text.isprintable() else utf8(text)
+    return text if text.isprintable() else text.translate(CONTROLS)
+
+
 def valid_text(texts: Tensor) -> tf.Tensor:
-    """Texts in which each byte that is not UTF-8, and each control character, is a space."""
+    """As `valid`, for texts [B]."""
     texts = text_tensor(texts)
     return tf.strings.unicode_transcode(
         texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
@@ -286,6 +338,21 @@ def beginnings(texts: Tensor, tokens: Natural) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.where(is_long, begin, texts), is_long & (tf.strings.length(plain) > most)
 
     return tf.cond(tf.reduce_any(is_long), cut, lambda: (texts, is_long))
+
+
+@checked
+def beginning(text: str | bytes, tokens: Natural) -> tuple[str | bytes, bool]:
+    """As `beginnings`, for one text."""
+    most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
+    if len(text) <= most // 4 or len(encoded(text)) <= most:  # a character has at most 4 bytes
+        return text, False
+    plain = SEPARATORS.sub(" ", valid(text)).encode()
+    return utf8(plain[:most]), len(plain) > most  # without half a character at its end
+
+
+def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
+    """The ids of each text, or its pieces if `kind` is str."""
+    return processor.encode(texts, out_type=kind, num_threads=-1 if len(texts) >= MANY else 1)
 
 
 def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:

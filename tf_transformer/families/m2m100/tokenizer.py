@@ -1,7 +1,6 @@
-"""The tokenizer of an M2M100 or NLLB-200 checkpoint, in TensorFlow's graph: one SentencePiece model, a table of its
+"""The tokenizer of an M2M100 or NLLB-200 checkpoint: one SentencePiece model, a table of its
 pieces, and symbols for languages."""
 
-import copy
 import functools
 import json
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.families.pieces import Graph, PieceTable, PieceTokenizer, archive_of, texts_of
+from tf_transformer.base.values import checked
+from tf_transformer.families.pieces import PieceTable, PieceTokenizer, archive_of, texts_of
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer, text_tensor
 
@@ -31,20 +31,25 @@ class M2M100Tokenizer(PieceTokenizer):
     kind = "M2M100"
     codes = 1
 
-    def graph(self, pieces: list[str]) -> Graph:
+    def read(self, pieces: list[str]) -> None:
         said = json.loads(self.contents[IDS])
         self._ids: dict[str, int] = {str(code): int(id) for code, id in said["ids"].items()}
         self._silent = [int(id) for id in said["silent"]]
         if not {*self._ids.values(), *self._silent} <= {*range(len(pieces))}:
             raise ValueError(f"expected ids below {len(pieces)}")
         self.first_piece = min({*range(FIRST_ID, len(pieces))}.difference(self._silent))
-        texts = texts_of(pieces, self.contents[PIECES])
+        self.source = self.target = PieceTable(self.contents[PIECES], pieces)
+        self.texts = texts_of(pieces, self.source.processor)
         for id in self._silent:
-            texts[id] = b""
+            self.texts[id] = b""
         self._spoken = {name: said[name] and self._known(name, said[name]) for name in LANGUAGES}
-        ids = tf.lookup.KeyValueTensorInitializer([*self._ids], [*self._ids.values()], tf.string, tf.int32)
-        languages = tf.lookup.StaticHashTable(ids, 0)
-        return Graph(texts, PieceTable(self.contents[PIECES], pieces), languages=languages)
+
+    def _resources(self) -> tf.Module:
+        op = super()._resources()
+        with tf.init_scope():
+            ids = tf.lookup.KeyValueTensorInitializer([*self._ids], [*self._ids.values()], tf.string, tf.int32)
+            op.languages = tf.lookup.StaticHashTable(ids, 0)
+        return op
 
     @functools.cached_property
     def model(self) -> bytes:  # type: ignore[override]  # of a tokenizer that `for_languages` made
@@ -59,8 +64,10 @@ class M2M100Tokenizer(PieceTokenizer):
         return list(self._ids)
 
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
-        other, given = copy.copy(self), dict(zip(LANGUAGES, (source_language, target_language), strict=True))
+        given = dict(zip(LANGUAGES, (source_language, target_language), strict=True))
         given = {name: language for name, language in given.items() if language is not None}
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))  # the resources, too
         other._spoken = self._spoken | {name: self._known(name, language) for name, language in given.items()}
         other.__dict__.pop("model", None)  # it has the languages
         return other
@@ -92,10 +99,22 @@ class M2M100Tokenizer(PieceTokenizer):
     def _with_code(self, place: int, texts: Tensor) -> tf.RaggedTensor:
         texts = tf.convert_to_tensor(text_tensor(texts))
         code = self._codes(tf.shape(texts)[0])[place]
-        pieces, known = self.op.target.tokenize(texts), code > 0
+        pieces, known = self.target.tokenize(texts), code > 0
         codes = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(code, known), tf.cast(known, tf.int64))
         of_known = pieces.with_values(tf.gather(known, pieces.value_rowids()))
         return tf.concat([codes, tf.ragged.boolean_mask(pieces, of_known)], axis=1)
+
+    def _encoded(self, place: int, texts: Sequence[str | bytes]) -> list[list[int]]:
+        codes = [self._ids[language] for language in self.spoken()]
+        return [[codes[place], *row] if all(codes) else [] for row in self.source.encode(texts)]
+
+    @checked
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self._encoded(0, texts)
+
+    @checked
+    def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self._encoded(1, texts)
 
     def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
         return self._with_code(0, texts)
