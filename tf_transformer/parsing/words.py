@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tf_transformer.corpora.pairs import Encode
 from tf_transformer.parsing.treebank import BRACKETS
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, utf8
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, as where trees are read
@@ -39,6 +39,6 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
 
 def words_of(text: bytes) -> list[str]:
     """The words of a text; a bracket and its name in a treebank are the same word."""
-    plain = text.decode("utf-8", "replace")
+    plain = utf8(text)
     plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in plain)
     return [re.sub("|".join(BRACKETS), lambda name: BRACKETS[name[0]], word) for word in plain.split(" ") if word]
