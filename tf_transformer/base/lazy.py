@@ -1,4 +1,4 @@
-"""Packages that load when they are first used, so that what needs none of them works without them."""
+"""Modules that load when they are first used, so that what needs none of them works without their packages."""
 
 import importlib
 import sys
@@ -13,31 +13,36 @@ T = TypeVar("T")
 
 
 class _Lazy(ModuleType):
+    """A module that is imported when one of its attributes is first asked for; `__doc__` is what needs it."""
+
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(sys.modules.get(self.__name__) or importlib.import_module(self.__name__), name)
+            module = sys.modules.get(self.__name__) or importlib.import_module(self.__name__)
         except ImportError as error:
-            needed = f"this needs {self.__name__}: pip install {self.__name__.replace('_', '-')}"
+            package = (error.name or self.__name__).partition(".")[0]
+            needed = f"{self.__doc__} needs {package}: pip install {package.replace('_', '-')}"
             raise BadInput(f"{needed} ({error})") from error
+        return getattr(module, name)
 
 
-def lazily(name: str) -> Any:
-    """A package that is imported when one of its attributes is first asked for.
+def lazily(name: str, purpose: str) -> Any:
+    """A module that is imported when one of its attributes is first asked for.
 
-    Type checkers get the package itself:
+    Type checkers get the module itself, and annotations are in quotes:
 
         if TYPE_CHECKING:
             import tensorflow as tf
         else:
-            tf = lazily("tensorflow")
+            tf = lazily("tensorflow", "a search")
 
     Args:
-        name: of the package.
+        name: of the module, whose package may be missing.
+        purpose: what needs it, the beginning of the error.
 
     Raises:
-        BadInput: it cannot be imported; by the attribute, not by this call.
+        BadInput: a package cannot be imported; by the attribute, not by this call.
     """
-    return _Lazy(name)
+    return _Lazy(name, purpose)
 
 
 class Once(Generic[T]):

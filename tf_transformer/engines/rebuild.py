@@ -3,16 +3,16 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
 from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, folders_of, found_in, newest
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_h5, check_kinds, reading
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.ensemble import Ensemble
-from tf_transformer.exports.savedmodel import read_export
 from tf_transformer.families import hub
 from tf_transformer.families.family import Family
 from tf_transformer.families.registry import (
@@ -30,6 +30,11 @@ from tf_transformer.runs.run import Run
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import Tokenizer
 from tf_transformer.training import average_weights
+
+if TYPE_CHECKING:
+    from tf_transformer.exports import savedmodel
+else:
+    savedmodel = lazily("tf_transformer.exports.savedmodel", "a SavedModel")
 
 LIMITS = ("n_best", "max_beam_size", "max_length")  # of an export
 
@@ -121,7 +126,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     Raises:
         BadInput: the folder holds something else.
     """
-    stored, tokenizer, weights = read_export(path)
+    stored, tokenizer, weights = savedmodel.read_export(path)
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):
         check_kinds(stored, dict.fromkeys(LIMITS, int))

@@ -5,18 +5,23 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tensorflow as tf
-
-import tf_transformer.text.tokenizer  # noqa: F401  (tensorflow-text's operations are in the SavedModel)
 from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import saved_model_of
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_kinds, read_json, reading
+from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
 from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.tokenizer import check_tensorflow_text
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a SavedModel")
 
 DESCRIBED = ("assets.extra", "tf_transformer.json")
 
@@ -53,6 +58,7 @@ class SavedModel(Engine):
         threads: Annotated[int, between(1, 1_024)] | None = None,
         **options: Any,
     ) -> None:
+        check_tensorflow_text()
         if threads:
             with contextlib.suppress(RuntimeError):  # it is too late
                 tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -101,7 +107,7 @@ class SavedModel(Engine):
             return self._best(texts, batch)
         return self._n_best(texts, batch, request)
 
-    def _best(self, texts: list[str | bytes], batch: tf.Tensor) -> Iterator[Reply]:
+    def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[Reply]:
         """By serving_default, which makes sure of the best output alone."""
         outputs = self._model.signatures["serving_default"](text=batch)
         (best,) = (output for output in outputs.values() if output.dtype == tf.string)
@@ -114,7 +120,7 @@ class SavedModel(Engine):
         for source, text, score, length, cut in zip(*columns, strict=True):
             yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
 
-    def _n_best(self, texts: list[str | bytes], batch: tf.Tensor, request: Request) -> Iterator[Reply]:
+    def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
         given = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
         given |= {name: tf.constant([language]) for name, language in request.languages.items()}
         outputs = {name: value.numpy().tolist() for name, value in self._model.translate(batch, **given).items()}

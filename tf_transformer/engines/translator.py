@@ -3,10 +3,9 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import tensorflow as tf
-
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
 from tf_transformer.base.values import Count, Positive, Seed, checked
 from tf_transformer.engines.engine import (
@@ -20,14 +19,21 @@ from tf_transformer.engines.engine import (
     warned,
 )
 from tf_transformer.engines.rebuild import rebuilt
-from tf_transformer.exports.contract import Export
 from tf_transformer.exports.formats import format_of
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.sampling import seeds_of
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import Tokenizer, text_tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tf_transformer.exports import contract
+    from tf_transformer.text import sampling
+else:
+    contract = lazily("tf_transformer.exports.contract", "a SavedModel")
+    tf, sampling = (lazily(name, "translating") for name in ("tensorflow", "tf_transformer.text.sampling"))
 
 NO_LIMIT = 2**30  # symbols of an output
 
@@ -217,7 +223,7 @@ class Translator(TextModel, Engine):
             languages: source_language and target_language, of a model of several; by default the translator's own.
         """
         sources, request = check_texts(texts), self.request(None, languages)
-        seeds = seeds_of(seed, len(sources))
+        seeds = sampling.seeds_of(seed, len(sources))
         given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
 
         def draw(model: TextModel, columns: list[Tensor], *temperature_and_k: Tensor) -> Any:
@@ -273,8 +279,9 @@ class Translator(TextModel, Engine):
         """
         format_of(format).save(self, path, **options)
 
-    def export(self, **options: Any) -> Export:
+    def export(self, **options: Any) -> "contract.Export":
         """The export that `save` writes; `exports.contract.Export` has the options. Its weights have what LoRA has
         learned."""
         model = self.model.merged()
-        return Export(self if model is self.model else self.replace(model=model), **(self.export_options | options))
+        translator = self if model is self.model else self.replace(model=model)
+        return contract.Export(translator, **(self.export_options | options))

@@ -6,11 +6,19 @@ A format is a `Format` in `FORMATS`; `Translator.save`, `trainers.export` and it
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tf_transformer.base import values
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype
 from tf_transformer.config import DTYPES, BadInput
+
+if TYPE_CHECKING:
+    from tf_transformer.exports import ctranslate2, litert, savedmodel
+else:
+    ctranslate2 = lazily("tf_transformer.exports.ctranslate2", "an export to CTranslate2")
+    litert = lazily("tf_transformer.exports.litert", "an export to LiteRT")
+    savedmodel = lazily("tf_transformer.exports.savedmodel", "a SavedModel")
 
 
 class Save(Protocol):
@@ -68,9 +76,7 @@ class Format:
 def _save_savedmodel(
     model: Any, path: str | os.PathLike[str], dtype: Dtype | None = None, checked: bool = False, **options: Any
 ) -> None:
-    from tf_transformer.exports.savedmodel import save_export
-
-    save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
+    savedmodel.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
 @values.checked
@@ -81,8 +87,6 @@ def _save_ctranslate2(
     checked: bool = False,
     **options: Any,
 ) -> None:
-    from tf_transformer.exports import ctranslate2
-
     quantization: Any = None if dtype == "float32" else dtype
     ctranslate2.save(model, path, quantization, **options)
 
@@ -90,8 +94,6 @@ def _save_ctranslate2(
 def _save_litert(
     model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
 ) -> None:
-    from tf_transformer.exports import litert
-
     own = getattr(model, "export_options", {})
     kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
     litert.save(model, path, dtype, checked=checked, **(kept | options))

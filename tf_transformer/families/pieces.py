@@ -4,11 +4,9 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from tf_transformer.base.lazy import Once
+from tf_transformer.base.lazy import Once, lazily
 from tf_transformer.base.reading import check_archive, reading
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
@@ -22,6 +20,11 @@ from tf_transformer.text.tokenizer import (
     text_tensor,
     utf8,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
 
 VOCABULARY = "vocabulary.json"
 # White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
@@ -44,17 +47,17 @@ class PieceTable:
         self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
         self._op = Once(self._resources)
 
-    def _resources(self) -> tf.Module:
+    def _resources(self) -> "tf.Module":
         with tf.init_scope():
             op = tf.Module()
             ids = tf.lookup.KeyValueTensorInitializer([*self.ids], [*self.ids.values()], tf.string, tf.int32)
-            op.engine = durable_tokenizer(self.model, tf.string)
+            op.engine = durable_tokenizer(self.model, pieces=True)
             op.table = tf.lookup.StaticHashTable(ids, UNKNOWN_ID)
             op.pieces = tf.constant(self.pieces)
         return op
 
     @property
-    def op(self) -> tf.Module:
+    def op(self) -> "tf.Module":
         """What a SavedModel must keep of it."""
         return self._op()
 
@@ -63,7 +66,7 @@ class PieceTable:
         rows = self.split([utf8(text).rstrip() for text in texts])
         return [[self.ids.get(piece, UNKNOWN_ID) for piece in row] for row in rows]
 
-    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """As `encode`, texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
@@ -76,7 +79,7 @@ class PieceTable:
         """The pieces of each text."""
         return encoded_by(self.processor, texts, str)
 
-    def split_in_graph(self, texts: Tensor) -> tf.RaggedTensor:
+    def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
         """As `split`, texts [B], in UTF-8, to pieces, ragged string [B, None]."""
         return self.op.engine.tokenize(texts)
 
@@ -117,7 +120,7 @@ class PieceTokenizer(Tokenizer):
         """
         raise NotImplementedError
 
-    def _resources(self) -> tf.Module:
+    def _resources(self) -> "tf.Module":
         with tf.init_scope():
             op = tf.Module()
             op.texts, op.target = tf.constant(self.texts), self.target.op
@@ -144,24 +147,24 @@ class PieceTokenizer(Tokenizer):
         spelled = (b"".join(self.texts[id] for id in row) for row in ids)
         return [text.strip().decode("utf-8", "replace") for text in spelled]
 
-    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         return self.source.tokenize(texts)
 
-    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
         return self.target.tokenize(texts)
 
-    def detokenize(self, ids: Tensor) -> tf.Tensor:
+    def detokenize(self, ids: Tensor) -> "tf.Tensor":
         """Ids, ragged or dense [B, N], to texts [B]; control symbols, languages and the unknown symbol are dropped."""
         found = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
         return tf.strings.strip(tf.strings.unicode_transcode(found, "UTF-8", "UTF-8", errors="replace"))
 
-    def pieces(self, ids: Tensor) -> tf.RaggedTensor:
+    def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         return tf.gather(self.target.op.pieces, ids)
 
-    def source_pieces(self, ids: Tensor) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         return tf.gather(self.source.op.pieces, ids)
 
-    def ids(self, pieces: Tensor) -> tf.RaggedTensor:
+    def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         return self.target.op.table.lookup(pieces)
 
 

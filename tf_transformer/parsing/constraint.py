@@ -1,13 +1,19 @@
 """The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+import numpy as np
 
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "parsing")
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
@@ -36,7 +42,7 @@ class Grammar:
                 closing[id] = ids.get(f"){symbol[1:]}", -1)
         if LEAF not in kinds or any(kind == OPEN and other < 0 for kind, other in zip(kinds, closing, strict=True)):
             raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
-        self.kinds, self.closing = tf.constant(kinds), tf.constant(closing)
+        self.kinds, self.closing = np.array(kinds, np.int32), np.array(closing, np.int32)
 
     def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
         """For `search.beam_search(allowed=...)`.
@@ -46,10 +52,11 @@ class Grammar:
             count: int32 [B], how many words there are in each row.
             max_length: int32 [B], more than twice the number of words, if there are words.
         """
+        all_kinds, closing_of = tf.constant(self.kinds), tf.constant(self.closing)
         firsts = tf.pad(firsts, [[0, 0], [0, 1]])
 
         def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
-            kinds = tf.gather(self.kinds, ids)  # [B, K, L]; after `position` all is OTHER
+            kinds = tf.gather(all_kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
             depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
             depth = depths[:, :, -1]  # [B, K]
@@ -59,7 +66,7 @@ class Grammar:
             now = (words == leaves) & (words < total)  # the next word comes
             named = words > leaves  # the newest word has no symbol yet
             innermost = _last(opens & (depths == depth[:, :, tf.newaxis]))  # place of the innermost open bracket
-            closing = tf.gather(self.closing, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
+            closing = tf.gather(closing_of, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
             room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
             least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
@@ -72,13 +79,11 @@ class Grammar:
                 CLOSE: never,  # but one
                 END: (leaves == total) & (depth == 0),
             }
-            may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), self.kinds, axis=2)
+            may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)
             first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
 
             def only(id: Tensor, condition: Tensor) -> Any:
-                return condition[:, :, tf.newaxis] & (
-                    tf.range(tf.size(self.kinds)) == id[:, :, tf.newaxis]
-                )  # [B, K, V]
+                return condition[:, :, tf.newaxis] & (tf.range(tf.size(all_kinds)) == id[:, :, tf.newaxis])  # [B, K, V]
 
             return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
 

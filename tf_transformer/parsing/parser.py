@@ -8,32 +8,38 @@ not count words. White space separates the words of a text; "(" and "-LRB-" are 
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tf_transformer.base.folders import find_saved_model
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
-from tf_transformer.base.values import checked
+from tf_transformer.base.values import MOST, checked
 from tf_transformer.config import BadInput
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request, in_batches
 from tf_transformer.engines.translator import Translator
-from tf_transformer.exports.contract import ParserExport
-from tf_transformer.exports.savedmodel import save_export
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.text.beams import Hypotheses
-from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce, check_length
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tf_transformer.exports import contract, savedmodel
+    from tf_transformer.text import beams, search
+else:
+    tf, search = (lazily(name, "parsing") for name in ("tensorflow", "tf_transformer.text.search"))
+    contract, savedmodel = (
+        lazily(f"tf_transformer.exports.{name}", "a SavedModel") for name in ("contract", "savedmodel")
+    )
+
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
 
-def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> "tuple[tf.RaggedTensor, tf.RaggedTensor]":
     """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
     # White space and control characters of all kinds separate words, as they do where trees are read.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
@@ -43,7 +49,7 @@ def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> tuple[tf.RaggedTensor, t
     return words, words.with_flat_values(tokenizer.tokenize(plain))
 
 
-def first_pieces(pieces: tf.RaggedTensor) -> tf.RaggedTensor:
+def first_pieces(pieces: Tensor) -> "tf.RaggedTensor":
     """The first piece of each word, or the unknown id: ids [B, None, None] to [B, None]."""
     by_word = pieces.values
     unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
@@ -76,12 +82,12 @@ EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
 class Source(NamedTuple):
     """Texts as words and as ids for the encoder."""
 
-    words: tf.RaggedTensor  # string [B, None], all of them
-    count: tf.Tensor  # int32 [B], the words that are parsed, the first ones
-    firsts: tf.Tensor  # int32 [B, N], the first piece of each word
-    ids: tf.Tensor  # int32 [B, S], of these words, EOS at the end
-    length: tf.Tensor  # int32 [B], how many ids, without EOS; at least one a word
-    truncated: tf.Tensor  # bool [B], the text has more words
+    words: Any  # string [B, None], all of them
+    count: Any  # int32 [B], the words that are parsed, the first ones
+    firsts: Any  # int32 [B, N], the first piece of each word
+    ids: Any  # int32 [B, S], of these words, EOS at the end
+    length: Any  # int32 [B], how many ids, without EOS; at least one a word
+    truncated: Any  # bool [B], the text has more words
 
 
 class Parser(SetOnce, Engine):
@@ -107,12 +113,12 @@ class Parser(SetOnce, Engine):
         self.translator = translator
         self.tokenizer = translator.tokenizer
         config = translator.model.config
-        self.max_length: int = config.max_length if config.positions == "learned" else tf.int32.max
+        self.max_length: int = config.max_length if config.positions == "learned" else MOST
         self.grammar = Grammar(self.tokenizer.controls, self.tokenizer.vocab_size)
         names = self.tokenizer.controls
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in names]
         after = self.tokenizer.vocab_size - FIRST_ID - len(names)
-        self._written = tf.constant([""] * FIRST_ID + written + [""] * after)
+        self._written = [""] * FIRST_ID + written + [""] * after
 
     @classmethod
     def from_pretrained(cls, path: Folders, **options: Any) -> Self:
@@ -240,26 +246,26 @@ class Parser(SetOnce, Engine):
             truncated=count < tf.cast(words.row_lengths(), tf.int32),
         )
 
-    def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def parse(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
         and 0."""
         source, problem = self._problem(text)
         found = self._search(problem, source)
         return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
 
-    def _problem(self, text: Tensor) -> tuple[Source, SearchProblem]:
+    def _problem(self, text: Tensor) -> "tuple[Source, search.SearchProblem]":
         source = self.source(text)
-        problem = self.translator.problem(source.ids, source.length, tf.int32.max)
+        problem = self.translator.problem(source.ids, source.length, MOST)
         most = tf.minimum(problem.max_length + source.count, self.max_length)  # the words themselves do not count
         return source, problem._replace(max_length=most)
 
-    def _search(self, problem: SearchProblem, source: Source | None = None) -> Hypotheses:
+    def _search(self, problem: "search.SearchProblem", source: Source | None = None) -> "beams.Hypotheses":
         """Search; with a source, under the grammar."""
         allowed = source and self.grammar.allowed(source.firsts, source.count, problem.max_length)
-        translator = self.translator
-        return beam_search(problem, allowed=allowed, **{name: translator.options[name] for name in OPTIONS})
+        options = {name: self.translator.options[name] for name in search.OPTIONS}
+        return search.beam_search(problem, allowed=allowed, **options)
 
-    def trees(self, ids: Tensor, source: Source) -> tf.Tensor:
+    def trees(self, ids: Tensor, source: Source) -> "tf.Tensor":
         """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
         words = source.words
         for pattern, replacement in ESCAPES:
@@ -278,9 +284,9 @@ class Parser(SetOnce, Engine):
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `exports.savedmodel` does."""
-        save_export(self.export(**facts), path, checked)
+        savedmodel.save_export(self.export(**facts), path, checked)
 
-    def export(self, **facts: Any) -> ParserExport:
+    def export(self, **facts: Any) -> "contract.ParserExport":
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
         model, facts = self.translator.model.merged(), self.translator.export_options | facts
-        return ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)
+        return contract.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)

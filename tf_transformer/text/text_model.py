@@ -2,25 +2,31 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
-import tensorflow as tf
 
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import Natural, checked
+from tf_transformer.base.values import MOST, Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
-from tf_transformer.text.beams import Hypotheses, Symbols
-from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.logits import RULES, begins_with
-from tf_transformer.text.sampling import sample
-from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, text_tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tf_transformer.text import beams, decoding, logits, sampling
+    from tf_transformer.text import search as searching
+else:
+    tf = lazily("tensorflow", "translating")
+    decoding, logits, sampling, searching = (
+        lazily(f"tf_transformer.text.{name}", "translating") for name in ("decoding", "logits", "sampling", "search")
+    )
 
 FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
 
@@ -108,7 +114,7 @@ class TextModel(SetOnce):
         """A text model of this model for other languages, the arguments of `Tokenizer.for_languages`, if any."""
         return TextModel(self.model, self.tokenizer.for_languages(*languages), **self.options) if languages else self
 
-    def source(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def source(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Tokenize texts [B] for the encoder.
 
         Returns:
@@ -120,18 +126,18 @@ class TextModel(SetOnce):
         ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
         return ids, length, truncated | cut
 
-    def reference(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, for targets to score: without the language's id, and with EOS."""
         text, cut = beginnings(text, self.max_source_length)
         ids, length, truncated = self.with_end(self.target(text))
         return ids, length, truncated | cut
 
-    def target(self, text: Tensor) -> tf.RaggedTensor:
+    def target(self, text: Tensor) -> "tf.RaggedTensor":
         """Tokenize texts [B] as outputs are: ragged ids [B, None], without the language's."""
         return self.tokenizer.tokenize_target(text)[:, self.tokenizer.codes :]
 
     @checked
-    def with_end(self, tokens: tf.RaggedTensor, codes: Natural = 0) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def with_end(self, tokens: Tensor, codes: Natural = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, from ragged ids [B, None], of which the first `codes` are languages."""
         if (backend := keras.backend.backend()) != "tensorflow":
             raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
@@ -150,7 +156,7 @@ class TextModel(SetOnce):
         exact_n: Tensor = None,
         prefix: Tensor = None,
         **options: Any,
-    ) -> Hypotheses:
+    ) -> "beams.Hypotheses":
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
@@ -163,44 +169,46 @@ class TextModel(SetOnce):
                 model's own, and max_length, by default no limit.
         """
         problem, options = self._asked(source, source_length, options)
-        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
-        return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
+        allowed = None if prefix is None else logits.begins_with(prefix, self.model.config.vocab_size)
+        return searching.beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
-    def detailed_search(self, source: Tensor, source_length: Tensor, **options: Any) -> tuple[Hypotheses, Symbols]:
+    def detailed_search(
+        self, source: Tensor, source_length: Tensor, **options: Any
+    ) -> "tuple[beams.Hypotheses, beams.Symbols]":
         """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
         in the last layer, a mean over heads."""
         problem, options = self._asked(source, source_length, options)
-        return detailed_search(problem, **options)
+        return searching.detailed_search(problem, **options)
 
     def _asked(
         self, source: Tensor, source_length: Tensor, options: dict[str, Any]
-    ) -> tuple[SearchProblem, dict[str, Any]]:
+    ) -> "tuple[searching.SearchProblem, dict[str, Any]]":
         """The problem and the options of a search, from those of a request."""
-        options = {name: self.options[name] for name in OPTIONS} | options
-        return self.problem(source, source_length, options.pop("max_length", tf.int32.max)), options
+        options = {name: self.options[name] for name in searching.OPTIONS} | options
+        return self.problem(source, source_length, options.pop("max_length", MOST)), options
 
     def drawn(
         self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None
-    ) -> Hypotheses:
+    ) -> "beams.Hypotheses":
         """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
         `sampling.sample`."""
-        problem = self.problem(source, source_length, tf.int32.max)
-        return sample(problem, seeds, temperature, k, **{name: self.options[name] for name in RULES})
+        problem = self.problem(source, source_length, MOST)
+        return sampling.sample(problem, seeds, temperature, k, **{name: self.options[name] for name in logits.RULES})
 
-    def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> SearchProblem:
+    def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> "searching.SearchProblem":
         """The problem of a search; the arguments are as in `search`."""
         memory, memory_mask, _ = self.model.encode(source)
-        decoder, start = decoder_of(self.model, memory, memory_mask), self.tokenizer.start(tf.shape(source)[0])
+        decoder, start = decoding.decoder_of(self.model, memory, memory_mask), self.tokenizer.start(tf.shape(source)[0])
         for place in range(start.shape[1] - 1):
-            decoder = decoder_after(decoder, start[:, place])
-        return SearchProblem(
+            decoder = decoding.decoder_after(decoder, start[:, place])
+        return searching.SearchProblem(
             decoder,
             start_ids=start[:, -1],
             max_length=self.limit(source_length, max_length),
             end_id=EOS_ID,
         )
 
-    def limit(self, source_length: Tensor, max_length: Tensor) -> tf.Tensor:
+    def limit(self, source_length: Tensor, max_length: Tensor) -> "tf.Tensor":
         """The most symbols of an output, its end symbol included: int32 [B]. The arguments are as in `search`."""
         limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
@@ -219,7 +227,7 @@ class TextModel(SetOnce):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
         lengths = tf.cast(tokenizer.tokenize(text_tensor(texts)).row_lengths(), tf.int32) - tokenizer.codes
-        limits = self.limit(lengths, tf.int32.max).numpy()
+        limits = self.limit(lengths, MOST).numpy()
         ids = tokenizer.tokenize_target(text_tensor(prefixes))[:, tokenizer.codes :].to_list()
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
@@ -229,7 +237,7 @@ class TextModel(SetOnce):
             if UNKNOWN_ID in row:
                 raise BadInput(f"prefixes: expected symbols of the vocabulary, got {prefixes[i]!r:.99} at place {i}")
 
-    def force(self, source: Tensor, target: Tensor) -> tf.Tensor:
+    def force(self, source: Tensor, target: Tensor) -> "tf.Tensor":
         """The log-probability of each symbol of given targets. Their logits are made for some rows at a time.
 
         Args:
@@ -244,19 +252,19 @@ class TextModel(SetOnce):
         at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
         start = self.tokenizer.start(rows)
 
-        def score(i: tf.Tensor, log_probs: tf.TensorArray) -> tuple[Any, ...]:
+        def score(i: Tensor, log_probs: Any) -> tuple[Any, ...]:
             some = slice(i * at_once, (i + 1) * at_once)
             memory, memory_mask = tf.nest.map_structure(lambda part: part[some], encoded)
             shifted = tf.concat([start[some], target[some]], axis=1)[:, :-1]
-            logits = self.model.decode(shifted, memory, memory_mask)[0][:, start.shape[1] - 1 :]
-            return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], logits))
+            scores = self.model.decode(shifted, memory, memory_mask)[0][:, start.shape[1] - 1 :]
+            return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], scores))
 
         count = tf.maximum(-(-rows // at_once), 1)
         parts = tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None, None])
         _, parts = tf.while_loop(lambda i, _: i < count, score, [tf.constant(0), parts], parallel_iterations=1)
         return parts.concat()
 
-    def texts(self, ids: Tensor) -> tf.Tensor:
+    def texts(self, ids: Tensor) -> "tf.Tensor":
         """Output ids [B, N, L] to texts [B, N]."""
         shape = tf.shape(ids)
         flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
@@ -293,7 +301,7 @@ class TextModel(SetOnce):
         tokens = _tokens(self.tokenizer.source_pieces(source))
         return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
 
-    def ended(self, name: str, ids: tf.RaggedTensor) -> tf.Tensor:
+    def ended(self, name: str, ids: Tensor) -> "tf.Tensor":
         """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
 
         Raises:
@@ -321,7 +329,7 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-def append_end(ids: tf.RaggedTensor) -> tf.Tensor:
+def append_end(ids: Tensor) -> "tf.Tensor":
     """Ragged ids [1, None] as ids [1, T] that end with EOS."""
     return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
 

@@ -11,29 +11,23 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import sentencepiece
-import tensorflow as tf
 
 from tf_transformer.base.files import encoded, lines_of, new_file, user_path
-from tf_transformer.base.lazy import Once
+from tf_transformer.base.lazy import Once, lazily
 from tf_transformer.base.reading import read_bytes
 from tf_transformer.base.type_names import Tensor, VocabularyKind
 from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 
-try:
-    import tensorflow_text
-
-    # The op itself, for the `shared_name` that the public class does not pass on.
-    from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
-except (ImportError, tf.errors.NotFoundError) as error:  # there is none, or it is of another TensorFlow
-    reason = str(error).splitlines()[0]
-    wanted = ".".join(tf.__version__.split(".")[:2])
-    raise BadInput(f"text: expected tensorflow-text {wanted}, that of TensorFlow {tf.__version__}: {reason}") from error
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
 
 BOS_ID = 1
 EOS_ID = 2
@@ -130,7 +124,7 @@ class Tokenizer:
         """Whether the ids of another tokenizer mean the same; the languages that texts are in may differ."""
         return self.fingerprint == other.fingerprint
 
-    def start(self, rows: Tensor) -> tf.Tensor:
+    def start(self, rows: Tensor) -> "tf.Tensor":
         """The ids before an output, int32 [rows, P]: the start symbol and, if there are `languages`, the target's."""
         return tf.fill([rows, 1], BOS_ID)
 
@@ -261,35 +255,35 @@ class Tokenizer:
         kept = [[id for id in row if id > EOS_ID] for row in ids]
         return list(self.processor.decode(kept)) if kept else []
 
-    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
         characters count as white space."""
         return self.op.tokenize(valid_text(texts))
 
-    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
         """As `tokenize`, for targets; other kinds of tokenizer may treat them differently."""
         return self.tokenize(texts)
 
-    def detokenize(self, ids: Tensor) -> tf.Tensor:
+    def detokenize(self, ids: Tensor) -> "tf.Tensor":
         """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
         return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
-    def pieces(self, ids: Tensor) -> tf.RaggedTensor:
+    def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
         return self.op.id_to_string(ids)
 
-    def source_pieces(self, ids: Tensor) -> tf.RaggedTensor:
+    def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         """As `pieces`, for the ids that `tokenize` gives; other kinds of tokenizer may number sources differently."""
         return self.pieces(ids)
 
-    def ids(self, pieces: Tensor) -> tf.RaggedTensor:
+    def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
 
 
-def text_tensor(texts: Tensor) -> tf.Tensor:
+def text_tensor(texts: Tensor) -> "tf.Tensor":
     """A string or a list of strings as a tensor, whatever they contain (`encoded`); tensors stay as they are."""
     if isinstance(texts, np.ndarray):
         texts = texts.tolist()
@@ -309,7 +303,7 @@ def valid(text: str | bytes) -> str:
     return text if text.isprintable() else text.translate(CONTROLS)
 
 
-def valid_text(texts: Tensor) -> tf.Tensor:
+def valid_text(texts: Tensor) -> "tf.Tensor":
     """As `valid`, for texts [B]."""
     texts = text_tensor(texts)
     return tf.strings.unicode_transcode(
@@ -318,7 +312,7 @@ def valid_text(texts: Tensor) -> tf.Tensor:
 
 
 @checked
-def beginnings(texts: Tensor, tokens: Natural) -> tuple[tf.Tensor, tf.Tensor]:
+def beginnings(texts: Tensor, tokens: Natural) -> "tuple[tf.Tensor, tf.Tensor]":
     """Texts without what cannot be among their first N = `tokens` tokens. Tokenizing 4 MB takes 900 MiB and seconds.
 
     A text of at most 64 * (N + 1) bytes stays as it is. In a longer one, white space and control characters in a row
@@ -332,7 +326,7 @@ def beginnings(texts: Tensor, tokens: Natural) -> tuple[tf.Tensor, tf.Tensor]:
     most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
     is_long = tf.strings.length(texts) > most
 
-    def cut() -> tuple[tf.Tensor, tf.Tensor]:
+    def cut() -> "tuple[tf.Tensor, tf.Tensor]":
         plain = tf.strings.regex_replace(valid_text(texts), r"[\s\p{Z}]+", " ")
         begin = valid_text(tf.strings.substr(plain, 0, most))  # without half a character at its end
         return tf.where(is_long, begin, texts), is_long & (tf.strings.length(plain) > most)
@@ -370,7 +364,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text.SentencepieceTokenizer:
+def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
     """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
 
     Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
@@ -378,9 +372,18 @@ def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text
 
     Args:
         model: a serialized SentencePiece model.
-        out_type: tf.int32 for ids, tf.string for pieces.
+        pieces: whether it makes pieces of texts, and no ids.
+
+    Raises:
+        BadInput: tensorflow-text cannot be imported.
     """
-    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=out_type)
+    check_tensorflow_text()
+    import tensorflow_text
+
+    # The op itself, for the `shared_name` that the public class does not pass on.
+    from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
+
+    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create() -> Any:
@@ -389,6 +392,21 @@ def durable_tokenizer(model: bytes, out_type: Any = tf.int32) -> tensorflow_text
     tokenizer._model_resource._create_resource = create
     tokenizer._model_resource._resource_handle = create()
     return tokenizer
+
+
+def check_tensorflow_text() -> None:
+    """Check that tensorflow-text can be imported. It brings operations that the SavedModels of this package need.
+
+    Raises:
+        BadInput: there is none, or it is of another TensorFlow.
+    """
+    try:
+        import tensorflow_text  # noqa: F401
+    except (ImportError, tf.errors.NotFoundError) as error:
+        reason, version = str(error).splitlines()[0], tf.__version__
+        wanted = ".".join(version.split(".")[:2])
+        message = f"text: expected tensorflow-text {wanted}, that of TensorFlow {version}: {reason}"
+        raise BadInput(message) from error
 
 
 def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:

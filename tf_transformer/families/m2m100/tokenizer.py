@@ -4,15 +4,19 @@ pieces, and symbols for languages."""
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
 from tf_transformer.families.pieces import PieceTable, PieceTokenizer, archive_of, texts_of
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer, text_tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
 
 IDS, PIECES = "languages.json", "sentencepiece.bpe.model"
 
@@ -44,7 +48,7 @@ class M2M100Tokenizer(PieceTokenizer):
             self.texts[id] = b""
         self._spoken = {name: said[name] and self._known(name, said[name]) for name in LANGUAGES}
 
-    def _resources(self) -> tf.Module:
+    def _resources(self) -> "tf.Module":
         op = super()._resources()
         with tf.init_scope():
             ids = tf.lookup.KeyValueTensorInitializer([*self._ids], [*self._ids.values()], tf.string, tf.int32)
@@ -85,18 +89,18 @@ class M2M100Tokenizer(PieceTokenizer):
         return self.files, self.vocabularies, self._ids, self._silent
 
     def _known(self, name: str, language: Any) -> Any:
-        if not tf.is_tensor(language):
+        if isinstance(language, str | None) or not tf.is_tensor(language):
             check_language(name, language, list(self._ids))
         return language
 
-    def _codes(self, rows: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _codes(self, rows: Tensor) -> "tuple[tf.Tensor, tf.Tensor]":
         """The ids of the languages of sources and targets, each int32 [rows]; 0 where one of the two is unknown."""
         languages = [tf.reshape(language, [-1]) for language in self.spoken()]
         source, target = (tf.broadcast_to(self.op.languages.lookup(language), [rows]) for language in languages)
         known = (source > 0) & (target > 0)
         return tf.where(known, source, 0), tf.where(known, target, 0)
 
-    def _with_code(self, place: int, texts: Tensor) -> tf.RaggedTensor:
+    def _with_code(self, place: int, texts: Tensor) -> "tf.RaggedTensor":
         texts = tf.convert_to_tensor(text_tensor(texts))
         code = self._codes(tf.shape(texts)[0])[place]
         pieces, known = self.target.tokenize(texts), code > 0
@@ -116,11 +120,11 @@ class M2M100Tokenizer(PieceTokenizer):
     def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
         return self._encoded(1, texts)
 
-    def tokenize(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         return self._with_code(0, texts)
 
-    def tokenize_target(self, texts: Tensor) -> tf.RaggedTensor:
+    def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
         return self._with_code(1, texts)
 
-    def start(self, rows: Tensor) -> tf.Tensor:
+    def start(self, rows: Tensor) -> "tf.Tensor":
         return tf.stack([tf.fill([rows], BOS_ID), self._codes(rows)[1]], axis=1)

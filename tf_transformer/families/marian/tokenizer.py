@@ -2,11 +2,16 @@
 
 import json
 import re
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
-
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, texts_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
 
 SOURCE, TARGET = "source.spm", "target.spm"
 SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
@@ -35,7 +40,7 @@ class MarianTokenizer(PieceTokenizer):
         self.source, self.target = _Side(source, source_pieces), _Side(target, pieces)
         self.texts = texts_of(pieces, (self.target if separate else self.source).processor)
 
-    def _resources(self) -> tf.Module:
+    def _resources(self) -> "tf.Module":
         op = super()._resources()
         op.source = self.source.op
         return op
@@ -53,7 +58,7 @@ class _Side(PieceTable):
         rows = super().split([text[code.end() if code else 0 :] for text, code in zip(texts, found, strict=True)])
         return [[code[0], *row] if code else row for row, code in zip(rows, found, strict=True)]
 
-    def split_in_graph(self, texts: Tensor) -> tf.RaggedTensor:
+    def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
         has_code = tf.strings.regex_full_match(texts, f"{CODE}(?s:.*)")
         code = tf.boolean_mask(texts, has_code)
         code = tf.strings.regex_replace(code, f"({CODE})(?s:.*)", r"\1", replace_global=False)

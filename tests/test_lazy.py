@@ -1,0 +1,110 @@
+"""What works where TensorFlow, or tensorflow-text alone, is not installed: in processes that cannot import them."""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
+from checkpoints import M2M100, MARIAN
+from programs import run_python
+
+import tf_transformer as tt
+from tf_transformer.base.lazy import Once, lazily
+
+BACKEND = next((name for name in ("jax", "torch") if importlib.util.find_spec(name)), "")
+MISSING = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+
+def line_of(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except tt.BadInput as error:
+        return str(error)
+
+import tf_transformer as tt
+"""
+TOKENIZER = """
+from tf_transformer.families.registry import load_tokenizer
+
+texts, file = ["The old woman opens the red door.", b"two\\xffdoors", ""], sys.argv[2] + "/tokenizer.model"
+tt.Tokenizer.learn_from([texts[0], "two doors"] * 9, 287).save(file)
+tokenizer = load_tokenizer(file)
+assert tokenizer.decode(tokenizer.encode(texts)) == [texts[0], "two doors", ""]
+assert line_of(tokenizer.tokenize, texts).startswith("a tokenizer of tensors needs tensorflow: ")
+assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
+"""
+MODELS = """
+import json, pathlib
+from tf_transformer.base.files import checksum
+from tf_transformer.families.registry import build_model
+
+folder, *checkpoints = map(pathlib.Path, sys.argv[2:])
+config = tt.TransformerConfig(1, 8, 11, 2, vocab_size=287)
+step = folder / "checkpoints/step-00000003"
+step.mkdir(parents=True)
+build_model(config).save_weights(step / "model.weights.h5")
+(step / "state.json").write_text(json.dumps({"step": 3, "sha256": checksum(step / "model.weights.h5")}))
+settings = {"version": 1, "kind": "translation", "model": config.to_dict(), "recipe": {}, "corpus": {}}
+(folder / "config.json").write_text(json.dumps(settings))
+for path in (folder, *checkpoints):
+    translator = tt.load(path)
+    assert type(translator) is tt.Translator and len(translator.model.weights) > 9, path
+    assert (translator.export_options == {}) == (path == folder), translator.export_options
+    spoken = dict(source_language="en", target_language="de") if translator.languages else {}
+    assert any(translator.tokenizer.for_languages(**spoken).encode(texts))
+    line = line_of(translator, texts, **spoken)
+    assert line == "translating needs tensorflow: pip install tensorflow (No module named 'tensorflow')", line
+assert line_of(translator.save, folder / "saved/1").startswith("a SavedModel needs tensorflow: ")
+assert line_of(translator.tokenizer.for_languages, "xx").startswith("source_language: expected one of ")
+assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
+"""
+needs_backend = pytest.mark.skipif(not BACKEND, reason="neither jax nor torch is installed")
+
+
+def run_without(packages, program, *arguments, **environment):
+    return run_python(MISSING + program, packages, *arguments, **environment)
+
+
+@needs_backend
+def test_a_tokenizer_needs_no_tensorflow(tmp_path):
+    run_without("tensorflow tensorflow_text", TOKENIZER, tmp_path, KERAS_BACKEND=BACKEND)
+
+
+@needs_backend
+@pytest.mark.program
+def test_models_load_without_tensorflow(tmp_path):
+    packages, programs = "tensorflow tensorflow_text tensorflow_datasets", TOKENIZER + MODELS
+    run_without(packages, programs, tmp_path, MARIAN, M2M100, KERAS_BACKEND=BACKEND)
+
+
+def test_a_module_loads_when_it_is_used(tmp_path, monkeypatch):
+    (tmp_path / "some_package.py").write_text("made = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = lazily("some_package", "a test")
+    assert isinstance(found, ModuleType) and "some_package" not in sys.modules
+    assert found.made is sys.modules["some_package"].made
+    with pytest.raises(AttributeError, match="some_package"):
+        _ = found.nothing
+    del sys.modules["some_package"]
+
+
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
+    """Also one that the module needs itself."""
+    (tmp_path / "needs_another.py").write_text("import an_other.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("an_other", "an_other.part", "needs_another"):
+        with pytest.raises(tt.BadInput, match=r"^a test needs an_other: pip install an-other \(No module named .*\)$"):
+            _ = lazily(name, "a test").something
+
+
+def test_a_value_is_made_once():
+    made = []
+    value = Once(lambda: made.append(7) or list(made))
+    assert not made and value() is value() and made == [7]
