@@ -14,7 +14,7 @@ from tf_transformer.config import BadInput
 if TYPE_CHECKING:
     import tensorflow as tf
 else:
-    tf = lazily("tensorflow")
+    tf = lazily("tensorflow", "training on several devices")
 
 Strategy = Any  # of tf.distribute; `None` on another backend
 

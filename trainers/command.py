@@ -24,6 +24,7 @@ from tf_transformer.runs.recipe import RECIPES, Recipe
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
 
+CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
 
@@ -90,7 +91,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--run", type=as_path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
     recipe = [field.name for field in dataclasses.fields(Recipe) if field.name != "dev_sentences"]
     add_fields(add, Recipe, recipe, RECIPES.values())
-    add_fields(add, TransformerConfig, ["vocab_size", "dropout"], PRESETS.values())
+    add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
     cost = "estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)"
     add("--dry-run", nargs="?", const="8x9.5", metavar="NxTFLOPS", help=cost)

@@ -24,7 +24,7 @@ from tf_transformer.runs.run import Run
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 
-from .command import chosen
+from .command import CONFIG_OPTIONS, chosen
 
 if TYPE_CHECKING:
     from tf_transformer.exports.contract import Root
@@ -35,7 +35,7 @@ def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> t
     start = given.get("start")
     recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
     config = start.model.config if start else PRESETS[given["preset"]]
-    config = dataclasses.replace(config, **chosen(given, ("vocab_size", "dropout")))
+    config = dataclasses.replace(config, **chosen(given, CONFIG_OPTIONS))
     return config, recipe
 
 

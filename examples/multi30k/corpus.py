@@ -1,19 +1,18 @@
 """A training text that changes: first both directions, then one, with translations and word dropout."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
 from tf_transformer import BadInput
 from tf_transformer.base.files import lines_of
-from tf_transformer.corpora import data
-from tf_transformer.corpora.corpus import Batching, PairCorpus
-from tf_transformer.corpora.ids import Batch, Batches
-from tf_transformer.corpora.pairs import Row
+from tf_transformer.corpora.batches import Batches, Block
+from tf_transformer.corpora.corpus import Batching, Corpus
+from tf_transformer.corpora.ids import Batch, tokenized
+from tf_transformer.corpora.pairs import Row, Source
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
 
 
@@ -45,64 +44,63 @@ class Methods:
                 raise BadInput(f"{name}: expected a rate in [0, 1), got {value}")
 
 
-class StagedCorpus(PairCorpus):
+@dataclasses.dataclass(frozen=True)
+class StagedCorpus(Corpus):
     """A text in both directions for the first steps, then in one direction, with the teachers' translations of it.
 
-    Args:
-        text: the training text, with its dev and test text.
+    Attributes:
         methods: how the text changes.
         teachers: folders of runs; the corpus includes their translations of the text.
     """
 
-    def __init__(self, text: PairCorpus, methods: Methods, teachers: Sequence[str | Path] = ()):
-        super().__init__(text.source, text.dev, text.test, text.languages)
-        self.text, self.methods = text, methods
-        self.teachers = [Path(folder) for folder in teachers]
+    methods: Methods = dataclasses.field(default_factory=Methods)
+    teachers: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, text: Corpus, methods: Methods, teachers: Sequence[str | Path] = ()) -> "StagedCorpus":
+        """A corpus's text with these methods."""
+        fields = {field.name: getattr(text, field.name) for field in dataclasses.fields(Corpus)}
+        return cls(**fields, methods=methods, teachers=tuple(map(Path, teachers)))
 
     def describe(self) -> dict[str, Any]:
-        settings = self.text.describe() | dataclasses.asdict(self.methods)
+        settings = self.train.describe() | dataclasses.asdict(self.methods)
         if self.teachers:
             return settings | {"teachers": [str(folder) for folder in self.teachers]}
         del settings["student_dropout"]
         return settings
 
-    def rows(self) -> Iterator[Row]:
-        return with_translations(self.text.rows(), self.teachers)
+    def batches(self, batching: Batching) -> "StagedBatches":
+        assert isinstance(self.train, Source)
+        texts = both_directions(self.train.rows()), with_translations(self.train.rows(), self.teachers)
+        encode, longest = self.train.encoder(batching.tokenizer), self.max_length or 0
+        stages = [tokenized(text, encode, longest, batching.tokenizer.vocab_size) for text in texts]
+        both_ways, one_way = (Batches([Block.of(ids, longest)], batching.batch_tokens, batching.seed) for ids in stages)
+        return StagedBatches(both_ways, one_way, self.methods)
 
-    def batches(self, batching: Batching, first: int = 0, lines: bool = False) -> tf.data.Dataset:
-        both_ways, one_way = self._stages(batching)
+    def keep_ids(self, batching: Batching, batches: Batches) -> None:
+        """They change with the teachers; making them takes seconds."""
+
+
+class StagedBatches(Batches):
+    """Batches of one text, then those of another, in which some words are hidden."""
+
+    def __init__(self, both_ways: Batches, one_way: Batches, methods: Methods) -> None:
+        super().__init__(one_way.blocks, one_way.batch_tokens, one_way.seed)
+        self.both_ways, self.methods = both_ways, methods
+
+    def __getitem__(self, number: int) -> Batch:
         steps = self.methods.bidirectional_steps
+        if number < steps:
+            self.both_ways.fixed_shapes = self.fixed_shapes
+            return self.both_ways[number]
+        batch = super().__getitem__(number - steps)
+        seen = [self._hidden(ids, [self.seed or 0, number, side]) for side, ids in enumerate(batch[:2])]
+        return batch._replace(source=seen[0], target_in=seen[1])
 
-        def numbered() -> Iterator[Batch]:
-            for number in itertools.count(first):
-                yield both_ways[number] if number < steps else one_way[number - steps]
-
-        batches = data.dataset(numbered, lines)
-        return self._hide_words(batches, batching.seed, first) if self.methods.word_dropout else batches
-
-    def _stages(self, batching: Batching) -> tuple[Batches, Batches]:
-        """The batches of both stages, tokenized once."""
-        key = (batching.tokenizer.fingerprint, batching.batch_tokens, batching.seed)
-        if self._made is None or self._made[0] != key:
-            stages = both_directions(self.text.rows()), self.rows()
-            both_ways, one_way = (self.made_of(stage, batching) for stage in stages)
-            self._made = key, (both_ways, one_way)
-        return self._made[1]
-
-    _made: tuple[Any, tuple[Batches, Batches]] | None = None
-
-    def _hide_words(self, batches: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
-        """Replace some input ids by the unknown id, by seed and step; labels stay as they are."""
-
-        def hide(number: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-            rate = tf.where(number < self.methods.bidirectional_steps, 0.0, self.methods.word_dropout)
-            seen = []
-            for side, ids in enumerate(batch[0]):  # source, target_in
-                hidden = tf.random.stateless_uniform(tf.shape(ids), (seed, 2 * number + side)) < rate
-                seen.append(tf.where(hidden & (ids >= FIRST_ID), UNKNOWN_ID, ids))
-            return tuple(seen), *batch[1:]
-
-        return batches.enumerate(first).map(hide)
+    def _hidden(self, ids: np.ndarray, seed: Sequence[int]) -> np.ndarray:
+        """Input ids of which some are the unknown id; labels stay as they are."""
+        hidden = np.random.default_rng(seed).random(ids.shape) < self.methods.word_dropout
+        return np.where(hidden & (ids >= FIRST_ID), np.int32(UNKNOWN_ID), ids)
 
 
 def translations_of(folder: Path) -> tuple[Path, Path]:

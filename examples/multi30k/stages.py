@@ -32,7 +32,7 @@ class StagedTrainer(Trainer):
 
     def learn_both_directions(self) -> "StagedTrainer":
         """Train or resume for the bidirectional steps alone, without cooldown, and return the last stage."""
-        corpus = StagedCorpus(self.corpus.text, self.corpus.methods)
+        corpus = dataclasses.replace(self.corpus, teachers=())
         recipe = dataclasses.replace(self.recipe, steps=corpus.methods.bidirectional_steps, cooldown_steps=0)
         return dataclasses.replace(self, corpus=corpus, recipe=recipe, whole=self)._learn(self.config.dropout)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from examples.multi30k.corpus import StagedCorpus, translations_of
+from examples.multi30k.corpus import translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
 from tf_transformer.base.files import write_text
-from tf_transformer.corpora.pairs import lists_of
+from tf_transformer.corpora.pairs import Source, lists_of
 from tf_transformer.corpora.text_files import check_text_pairs
 from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
@@ -55,7 +55,8 @@ def learn_from_teachers(
     else:
         runs[0] = _taught(model, folders)
     model, *others = runs
-    sides = lists_of((source, target) for _, source, target in model.corpus.text.rows())
+    assert isinstance(model.corpus.train, Source)
+    sides = lists_of((source, target) for _, source, target in model.corpus.train.rows())
     pending = []  # pending: runs that have yet to translate
     for one in [*others, model]:  # all are checked before the first is trained
         is_there = one.run.exists(one.settings)
@@ -77,7 +78,7 @@ def learn_from_teachers(
 
 
 def _taught(one: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
-    return dataclasses.replace(one, corpus=StagedCorpus(one.corpus.text, one.corpus.methods, by))
+    return dataclasses.replace(one, corpus=dataclasses.replace(one.corpus, teachers=tuple(by)))
 
 
 def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) -> StagedTrainer:
@@ -92,7 +93,8 @@ def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) ->
             recipe["cooldown_steps"] = begun.get("cooldown_steps", 0)
             methods = {name: corpus.get(name, 0.0) for name in ("word_dropout", "student_dropout")}
             teachers = corpus.get("teachers", [])
-    its_corpus = StagedCorpus(model.corpus.text, dataclasses.replace(model.corpus.methods, **methods), teachers)
+    its_methods = dataclasses.replace(model.corpus.methods, **methods)
+    its_corpus = dataclasses.replace(model.corpus, methods=its_methods, teachers=tuple(map(Path, teachers)))
     return dataclasses.replace(
         model, path=folder, recipe=dataclasses.replace(model.recipe, **recipe), corpus=its_corpus
     )

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     root = args.export or Path("savedmodels") / folder.name
     if tt.distribution.is_chief(strategy):
         next_version(root)
-    corpus = StagedCorpus(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)
+    corpus = StagedCorpus.of(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)
     model = StagedTrainer(folder, config, corpus, recipe, strategy=strategy)
     trainer = learn_from_teachers(model, args.teachers, args.ensemble, search) if args.teachers else model.learn()
     if not trainer.writes or is_complete(trainer):

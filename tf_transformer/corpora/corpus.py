@@ -167,10 +167,11 @@ def TextCorpus(train: Files, dev: Files, test: Files | None = None, skip_bad_lin
         FileNotFoundError: a file is missing.
         BadInput: the lines do not match, or one is bad; the message says where.
     """
-    source = TextSource(*two_files("train", train), skip_bad_lines)
+    files = two_files("train", train)
+    source = TextSource(files[0], files[1], skip_bad_lines)
     texts = read_texts(dev), read_texts(test) if test else None
     source.check()
-    return Corpus(source, *texts, languages_of([str(source.source), str(source.target)]))
+    return Corpus(source, *texts, languages_of(files))
 
 
 @checked

@@ -112,13 +112,13 @@ class Ids:
     @classmethod
     def joined(cls, parts: Sequence["Ids"]) -> "Ids":
         """Several texts as one, in memory."""
-        sides = (
-            Side.of(
-                np.concatenate([side.ids for side in each]), np.concatenate([np.diff(side.starts) for side in each])
-            )
-            for each in ([part.source for part in parts], [part.target for part in parts])
-        )
-        return cls(*sides, np.concatenate([part.lines for part in parts]), sum(part.skipped for part in parts))
+
+        def together(sides: list[Side]) -> Side:
+            ids, lengths = [side.ids for side in sides], [np.diff(side.starts) for side in sides]
+            return Side.of(np.concatenate(ids), np.concatenate(lengths))
+
+        source, target = together([part.source for part in parts]), together([part.target for part in parts])
+        return cls(source, target, np.concatenate([part.lines for part in parts]), sum(part.skipped for part in parts))
 
     def save(self, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         """Write them as a shard: a new folder of arrays, and shard.json with `facts`, the size and the checksums.

@@ -1,0 +1,93 @@
+"""A whole training on a machine with a GPU and without TensorFlow: the program `translation` under JAX in bfloat16.
+
+It is killed once and goes on. Then the run's last checkpoints are packed without the optimizer's moments, a file each,
+to be scored where TensorFlow is: unpack them in one folder, and give that to `tf-transformer evaluate --model`.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+
+def main(argv=None) -> dict:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--text", type=Path, required=True, metavar="DIR", help="folder of train.en, train.de, dev.en, dev.de")
+    add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
+    add("--to", type=Path, required=True, metavar="DIR", help="where the packed checkpoints go")
+    add("--kill-at", type=int, default=1, metavar="N", help="kill it when it has N checkpoints; 0 does not (1)")
+    add("--keep", type=int, default=5, metavar="N", help="checkpoints to pack (5)")
+    add("options", nargs="*", help="of tf-transformer translation, after --")
+    args = parser.parse_args(argv)
+    files = [[str(args.text / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev")]
+    command = [sys.executable, "-m", "trainers.translation", "--run", str(args.run)]
+    command += ["--train", *files[0], "--dev", *files[1], "--mixed-precision", "bfloat16", *args.options]
+    cache = str(args.run.with_name(f"{args.run.name}-compiled"))
+    environment = {"KERAS_BACKEND": "jax", "JAX_COMPILATION_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"} | os.environ
+    began = time.monotonic()
+    program = subprocess.Popen(command, env=environment)
+    if args.kill_at:
+        while program.poll() is None and len(checkpoints(args.run)) < args.kill_at:
+            time.sleep(0.2)
+        time.sleep(1)  # in the middle of an interval
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+        killed = time.monotonic() - began
+        print(f"killed after {killed:.0f} s; going on", flush=True)
+        program = subprocess.Popen(command, env=environment)
+    if program.wait():
+        sys.exit(program.returncode)
+    minutes = (time.monotonic() - began) / 60
+    args.to.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(args.to / "run.tar", "w") as packed:
+        for name in ("config.json", "tokenizer.model", "history.csv"):
+            packed.add(args.run / name, name)
+    for folder in checkpoints(args.run)[-args.keep :]:
+        without_optimizer(folder)
+        with tarfile.open(args.to / f"{folder.name}.tar", "w") as packed:
+            packed.add(folder, f"checkpoints/{folder.name}")
+    rows = list(csv.DictReader((args.run / "history.csv").read_text().splitlines()))
+    speeds = sorted(float(row["tokens/s"]) for row in rows)
+    line = {
+        "benchmark": "gpu_training",
+        "minutes": round(minutes, 2),
+        "steps": int(rows[-1]["step"]),
+        "tokens_per_second": [round(speeds[0]), round(speeds[len(speeds) // 2]), round(speeds[-1])],
+        "val_loss": float(rows[-1]["val_loss"]),
+        "val_perplexity": float(rows[-1]["val_perplexity"]),
+    }
+    print(json.dumps(line))
+    return line
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted(file.parent for file in run.glob("checkpoints/step-*/state.json"))
+
+
+def without_optimizer(folder: Path) -> None:
+    """Leave the optimizer's variables, two thirds of the file, out of a checkpoint."""
+    import h5py
+
+    weights = folder / "model.weights.h5"
+    smaller = weights.with_name("smaller.h5")
+    with h5py.File(weights) as old, h5py.File(smaller, "w") as new:
+        for name in old:
+            if not name.startswith("optimizer"):
+                old.copy(name, new)
+        new.attrs.update(old.attrs)
+    smaller.replace(weights)
+    state = json.loads((folder / "state.json").read_text())
+    state["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+if __name__ == "__main__":
+    main()
