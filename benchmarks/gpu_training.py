@@ -24,6 +24,7 @@ def main(argv=None) -> dict:
     add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
     add("--to", type=Path, required=True, metavar="DIR", help="where the packed checkpoints go")
     add("--kill-at", type=int, default=1, metavar="N", help="kill it when it has N checkpoints; 0 does not (1)")
+    add("--minutes", type=float, default=60, metavar="M", help="stop it then, and pack what there is (60)")
     add("--keep", type=int, default=5, metavar="N", help="checkpoints to pack (5)")
     add("options", nargs="*", help="of tf-transformer translation, after --")
     args = parser.parse_args(argv)
@@ -43,7 +44,11 @@ def main(argv=None) -> dict:
         killed = time.monotonic() - began
         print(f"killed after {killed:.0f} s; going on", flush=True)
         program = subprocess.Popen(command, env=environment)
-    if program.wait():
+    try:
+        program.wait(max(1, began + 60 * args.minutes - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        program.send_signal(signal.SIGTERM)  # it saves
+    if program.wait() not in (0, 128 + signal.SIGTERM):
         sys.exit(program.returncode)
     minutes = (time.monotonic() - began) / 60
     args.to.mkdir(parents=True, exist_ok=True)

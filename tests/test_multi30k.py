@@ -363,7 +363,7 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
     monkeypatch.setattr(
         teachers, "in_chunks", lambda *given: found.append(given) or [Reply("", (Answer("made", 0.0),), 1, False)]
     )
-    corpus = StagedCorpus(corpus_of(zip(*sides, strict=True)), Methods())
+    corpus = StagedCorpus.of(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")
     teachers.translate(StagedTrainer(tmp_path, translator.model.config, corpus, recipe), sides, {})
     lengths = [len(translator.tokenizer.tokenize(text)) for text in ("Two doors.", target)]

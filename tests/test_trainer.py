@@ -130,6 +130,17 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
     assert seen == [100_000, 800]
 
 
+def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path):
+    """After so many checkpoints in a row, also where the run was stopped in between."""
+    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
+    assert [row["step"] for row in trainer.fit(until=2)] == [1, 2]
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
+    assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
+    assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
+    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # asked for more
+
+
 @pytest.mark.program
 def test_epochs_are_passes(corpus, tmp_path):
     """Of a small text, too: three passes train on every target token three times."""

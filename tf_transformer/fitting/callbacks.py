@@ -445,6 +445,29 @@ class StopOnNonFinite(keras.callbacks.Callback):
         return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
 
 
+class StopAfter(keras.callbacks.Callback):
+    """Stops after so many epochs in a row without a better value. It counts in the run's history, so that a run which
+    was stopped goes on counting; stand before `Checkpoints`, which adds the row.
+
+    Args:
+        run: whose history it is.
+        name: of the value.
+        count: of epochs.
+        smaller: whether a smaller value is better.
+    """
+
+    @checked
+    def __init__(self, run: Run, name: str, count: Count, smaller: bool = False):
+        super().__init__()
+        self.run, self.name, self.count, self.sign = run, name, count, -1 if smaller else 1
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        values = [self.sign * float(row[self.name]) for row in (*self.run.history, logs) if self.name in row]
+        if values and len(values) - 1 - int(np.argmax(values)) >= self.count:
+            say(f"  no better {self.name} in {self.count:,} checkpoints")
+            self.model.stop_training = True
+
+
 class Scalars(keras.callbacks.Callback):
     """The values of each epoch for TensorBoard, by its own package, where TensorFlow is not installed.
 

@@ -25,6 +25,7 @@ from tf_transformer.fitting.callbacks import (
     Checkpoints,
     DevScore,
     DevText,
+    StopAfter,
     StopOnNonFinite,
     Stopped,
     board,
@@ -104,6 +105,8 @@ class Trainer:
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
             got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
+        if self.recipe.stop_after and distribution.is_a_worker(self.strategy):
+            raise BadInput(f"stop_after: expected none on several machines, got {self.recipe.stop_after}")
         if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
             raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
@@ -307,11 +310,15 @@ class Trainer:
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
-        if not ON_TENSORFLOW:
+        watching, better = list[keras.callbacks.Callback](), "val_loss"
+        if ON_TENSORFLOW:
+            dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+            watching, better = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)], f"dev_{task.metric.lower()}"
+        else:
             say("no dev scores, since the search needs the TensorFlow backend: score the run there")
-            return board(logs)
-        dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
-        return [DevScore(task.decoder(model, tokenizer), dev, logs=logs), *board(logs)]
+        if count := self.recipe.stop_after:
+            watching.append(StopAfter(self.run, better, count, smaller=better == "val_loss"))
+        return [*watching, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:
         """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).

@@ -10,7 +10,17 @@ from tf_transformer.config import PRESETS, BadInput
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)
 # What may change as a run goes on:
-CHANGEABLE = ("steps", "epochs", "eval_every", "average_last", "dev_sentences", "parts", "on_nan", "jit_compile")
+CHANGEABLE = (
+    "steps",
+    "epochs",
+    "eval_every",
+    "stop_after",
+    "average_last",
+    "dev_sentences",
+    "parts",
+    "on_nan",
+    "jit_compile",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Recipe:
         cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
             none.
         eval_every: steps between checkpoints. `None` means a twentieth of all steps, and at most 1,500.
+        stop_after: stop after this many checkpoints in a row without a better dev score, or without a smaller dev loss
+            where there are no scores. `None` means never.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
         tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
@@ -52,6 +64,7 @@ class Recipe:
     learning_rate: Positive | None = None
     cooldown_steps: Natural = 0
     eval_every: Count | None = None
+    stop_after: Count | None = None
     average_last: Count = 5
     dev_sentences: Count = 500
     tokenizer: VocabularyKind = "bpe"
