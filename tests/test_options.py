@@ -258,7 +258,7 @@ def test_nothing_is_left_of_a_translation_with_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-PROGRAMS = ("translation", "parsing", "prepare", "variations", "evaluate", "translate", "export", "attention")
+PROGRAMS = ("translation", "parsing", "prepare", "evaluate", "translate", "export", "attention")
 
 
 def test_help_loads_no_tensorflow():
