@@ -77,7 +77,7 @@ def members():
     """Every class and function on the API's pages, or of the package's own names, by its full name."""
     pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/reference/api").glob("*.md")))
     names = re.findall(r"^::: tf_transformer\.(\S+)", pages, re.MULTILINE)
-    names += [".".join(filter(None, home)) for home in tt._LAZY.values()]
+    names += [f"{module}.{name}".removeprefix("tf_transformer.") for name, module in tt._HOMES.items()]
     found = {}
     for name in names:
         if name.split(".")[0] == "beam":  # test_beam.py has it
