@@ -10,8 +10,8 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
+from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.products import as_rows
-from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import as_key_mask, intersect
 
 
@@ -67,7 +67,7 @@ def attention(
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(Rematerialized):
+class MultiHeadAttention(Layer):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from the same sequence, as everywhere in the paper.
@@ -103,7 +103,6 @@ class MultiHeadAttention(Rematerialized):
         self.d_v = d_v
         self.dropout = dropout
         self.use_bias = use_bias
-        self.supports_masking = True
 
     def build(self, query_shape: Shape, value_shape: Shape = None) -> None:
         value_shape = value_shape or query_shape
@@ -187,10 +186,3 @@ class MultiHeadAttention(Rematerialized):
         kv = self.project(query if value is None else value)
         output, scores = self.attend(query, kv, intersect(attention_mask, as_key_mask(key_mask)))
         return (output, scores) if return_attention_scores else output
-
-    def compute_output_shape(self, query_shape: Shape, value_shape: Shape = None) -> Any:
-        return query_shape
-
-    def get_config(self) -> dict[str, Any]:
-        names = ("num_heads", "d_k", "d_v", "dropout", "use_bias")
-        return super().get_config() | {name: getattr(self, name) for name in names}

@@ -112,9 +112,6 @@ class RestrictedEncoderLayer(EncoderLayer):
         blocks = functools.partial(restricted_attention, window=self.window)
         return self.self_attention.attend(x, kv, mask, blocks)
 
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"window": self.window}
-
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class RestrictedDecoderLayer(DecoderLayer):
@@ -150,6 +147,3 @@ class RestrictedDecoderLayer(DecoderLayer):
         reach = self.window // 2
         mask = intersect(mask, near_mask(T, self.window)) if slot is None else last_allowed(mask, reach + 1)
         return super().attend_to_target(x, target, mask, padding, slot, scores)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"window": self.window}
