@@ -254,6 +254,32 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
     assert_close(answer(padded(case, ids))[:, 2 : 2 + T], answer(ids))
 
 
+# Dropout
+
+
+def rates_of(case):
+    """The config of a layer of the list without dropout, and the names of its rates in there."""
+    config = case.make().get_config()
+    rates = config["config"] if case in MODELS else config
+    names = [name for name in ("dropout", "attention_dropout") if name in rates]
+    rates |= dict.fromkeys(names, 0.0)
+    return config, rates, names
+
+
+@promise([case for case in LAYERS + MODELS if rates_of(case)[2]])
+def test_each_dropout_works_by_itself_and_in_training_alone(case):
+    config, rates, names = rates_of(case)
+    for name in names:
+        rates[name] = 0.5
+        layer = type(case.make()).from_config(config)
+        case.call(layer, case.arrays())
+        layer.set_weights(case.built().get_weights())
+        for inference in ({}, {"training": False}):
+            assert_close(case.call(layer, case.arrays(), **inference), case.answer())
+        assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.answer()).max() > 0.1, name
+        rates[name] = 0.0
+
+
 # Dtypes
 
 

@@ -125,23 +125,9 @@ def test_an_encoder_layer(mask):
         close(scores[b], expected[1])
 
 
-@given(S=st.integers(1, 40), more=st.integers(1, 40), seed=st.integers(0, 99))
-def test_padding_changes_nothing_in_a_restricted_layer(S, more, seed):
-    x = normal(B, S, d)
-    padded = np.concatenate([x, 100 * normal(B, more, d, seed=seed)], axis=1)
-    mask = np.broadcast_to(np.arange(S + more) < S, (B, S + more))
-    close(RESTRICTED(padded, mask=mask)[:, :S], RESTRICTED(x))
-
-
 def test_a_window_wider_than_the_sequence_restricts_nothing():
     x = normal(B, LENGTH, d)
     close(built(RestrictedEncoderLayer, window=2 * LENGTH)(x), LAYER(x))
-
-
-def test_restricted_dropout_of_weights_is_for_training_only():
-    layer, x = built(RestrictedEncoderLayer, dropout=0.0, attention_dropout=0.5, window=WINDOW), normal(B, LENGTH, d)
-    close(layer(x), RESTRICTED(x))
-    assert np.abs(array(layer(x, training=True)) - array(RESTRICTED(x))).max() > 0.1
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="lengths are known when others compile")
