@@ -8,6 +8,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from conftest import array, draw_weights
 from keras.backend import standardize_dtype
 from keras.src.testing import TestCase
 from promises import (
@@ -16,13 +17,11 @@ from promises import (
     D,
     T,
     V,
-    array,
     assert_close,
     every_case,
     every_layer,
     every_layer_of_one_input,
     promise,
-    randomized,
 )
 
 import tf_transformer as tt
@@ -139,7 +138,7 @@ def test_in_a_subclassed_model(case):
 
     model = Around(case.make())
     model(case.arrays())
-    assert_close(randomized(model)(case.arrays()), case.answer())
+    assert_close(draw_weights(model)(case.arrays()), case.answer())
 
 
 @every_case
@@ -204,7 +203,7 @@ def masked_model(case, *then):
     ids = [keras.Input((None,), dtype="int32") for _ in case.lengths]
     inputs = ids if case.of_ids else [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in ids]
     output = case.call(case.make(), inputs)
-    return randomized(keras.Model(ids, [layer(output) for layer in then] or output))
+    return draw_weights(keras.Model(ids, [layer(output) for layer in then] or output))
 
 
 def sentences(case):
@@ -244,7 +243,7 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
     symbols = [keras.Input((None,), dtype="int32") for _ in ids]
     mask = keras.Input((None, None), dtype="bool")
     embedded = [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in symbols]
-    model = randomized(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
+    model = draw_weights(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
 
     def answer(ids):
         of_self = case.name.endswith("decoder")  # whose attention_mask is for its self-attention

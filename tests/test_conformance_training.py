@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from conftest import array
 from keras.callbacks import BackupAndRestore, Callback, ModelCheckpoint, SwapEMAWeights
 from programs import run_python
-from promises import array, assert_close, every_case, jax_only, tensorflow_only
+from promises import assert_close, every_case, jax_only, tensorflow_only
 
 import tf_transformer as tt
 
