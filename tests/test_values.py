@@ -289,41 +289,6 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_every_constructor_refuses_or_works(translator, tmp_path, monkeypatch):
-    """The attribute is a value of Python's own, and what Keras saves makes the same object again."""
-    monkeypatch.chdir(tmp_path)
-    arguments = {
-        "PositionalEmbedding": {"vocab_size": 300},
-        "Cooldown": {"schedule": tt.WarmupSchedule(8), "cooldown_steps": 1, "train_steps": 2**31 - 1},
-        "WarmupSchedule": {"d_model": 8},
-        "Checkpoints": {"run": tmp_path},
-        "DevScore": {"function": max, "dev": tt.callbacks.DevText("a", max, [], [])},
-        "StopOnNonFinite": {"batches": max, "first": 0},
-        "Run": {"path": tmp_path},
-        "Translator": {"model": translator.model, "tokenizer": translator.tokenizer},
-    }
-    reading = re.compile("Corpus|Records|RecordBatches|Export|SavedModel|LiteRT")  # files, or tracing
-    table = [(name, options) for name, _, options in functions() if not reading.search(name)]
-    table.append(("tf_transformer.engines.translator.Translator.__init__", translator.options))
-    for name, options in table:
-        kind = resolved(name.removesuffix(".__init__"))
-        if not inspect.isclass(kind):
-            continue
-        own = arguments.get(kind.__name__, {})
-        for option in options:
-            for value in HOSTILE:
-                made = outcome(option, lambda k=kind, a=own | {option: value}: k(**a))
-                if not made:
-                    continue
-                attributes = {"first": "number"} if kind is tt.callbacks.StopOnNonFinite else {}
-                found = getattr(made[0], attributes.get(option, option))
-                assert is_plain(found), (name, option, value)
-                if hasattr(made[0], "get_config"):
-                    config = json.loads(json.dumps(made[0].get_config()))
-                    assert kind.from_config(config).get_config() == made[0].get_config(), (name, option, value)
-    assert not list(tmp_path.iterdir())
-
-
 def cheap_calls(folder, translator):
     """Functions and methods with options, by the end of their names, with their other arguments."""
     tiny, x = tt.PRESETS["tiny"], np.ones((1, 1, 3, 2), "float32")
