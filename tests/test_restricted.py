@@ -1,8 +1,5 @@
 """Restricted self-attention (section 4): each position attends to its neighbourhood."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import oracle
@@ -11,6 +8,7 @@ from conftest import BACKEND, array, close, draw_weights, normal, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
+from programs import run_python
 
 import tf_transformer as tt
 from tf_transformer.layers import (
@@ -167,9 +165,7 @@ print(peak() - before, h * n * n * 4)
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights(side):
     """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
-    process = subprocess.run([sys.executable, "-c", LONG, side], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr[-5000:]
-    taken, all_weights = map(int, process.stdout.split())
+    taken, all_weights = map(int, run_python(LONG, side).split())
     assert all_weights == 8 * 2**30 and 0 < taken < all_weights / 16
 
 
