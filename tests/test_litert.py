@@ -329,17 +329,11 @@ def trained(**options):
     return tt.Translator.from_pretrained(MARIAN, **({"max_source_length": 31} | options))
 
 
-OTHERS = {
-    "norm first": {"num_decoder_layers": 2, "norm_first": True, "activation": "gelu"},
-    "window": {"attention_window": 5},
-}
-
-
 @pytest.mark.program
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_models(name, translator, tmp_path):
-    """Besides those of matrix.py: learned positions, an ensemble, a family's."""
-    other = translator.replace(model=random_model(350, 3, 2.0, OTHERS[name]), beam_size=2)
+def test_another_model(translator, tmp_path):
+    """Not the paper's order, activation and depths."""
+    sizes = {"num_decoder_layers": 1, "norm_first": True, "activation": "gelu"}
+    other = translator.replace(model=random_model(350, 2, 0.0, sizes), beam_size=2)
     other.save(tmp_path / "1", format="litert")
     agree(other, tmp_path / "1", sentences(19), 2)
 
