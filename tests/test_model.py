@@ -67,25 +67,6 @@ def test_logits_and_attention_weights(kind, tmp_path):
 # Parameters
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        TransformerConfig(num_layers=1, **SIZES),
-        TransformerConfig(num_layers=3, **SIZES | {"d_k": 5, "d_v": 2}),
-        TransformerConfig(num_layers=2, d_model=21, d_ff=5, num_heads=7, vocab_size=31),
-        TransformerConfig(num_layers=1, positions="learned", max_length=37, **SIZES),
-    ],
-)
-def test_the_number_of_weights_is_that_of_figure_1(config):
-    model = Transformer(config)
-    model.build()
-    d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
-    learned = config.max_length if config.positions == "learned" else 0
-    sizes = (config.num_layers, config.d_model, config.d_ff, config.num_heads, d_k, d_v, config.vocab_size)
-    assert model.count_params() == sum(weight.size for weight in model.get_weights())
-    assert model.count_params() == oracle.parameters(*sizes, learned)
-
-
 @functools.cache
 def parameters(name, vocab_size):
     """How many weights a preset has, in millions, without making room for them."""
