@@ -16,6 +16,34 @@ import tarfile
 import time
 from pathlib import Path
 
+# The step and the evaluation of `Trainer`'s model for each shape of batches, so that JAX keeps what it compiles.
+COMPILE = """
+import sys
+import numpy as np
+import tf_transformer as tt
+from trainers.publishing import plan_of
+from trainers.command import add_training_options, options
+parser = options("translation", "")
+parser.add_argument("--preset")
+add = parser.add_argument
+for name in ("--train", "--dev"):
+    add(name, nargs=2)
+add_training_options(add)
+count, *argv, number = sys.argv[1:]
+args = parser.parse_args(argv)
+config, recipe = plan_of(vars(args), "translation")
+corpus = tt.TextCorpus(args.train, args.dev)
+tokenizer = corpus.learn_tokenizer(config.vocab_size, recipe.tokenizer)
+from tf_transformer.corpora.corpus import Batching
+batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
+model = tt.Trainer("unused", config, corpus, recipe).make_model(recipe.steps)
+shapes = [(kind, shape) for kind in ("batches", "dev_batches") for shape in getattr(corpus, kind)(batching).shapes]
+for kind, (rows, width) in shapes[int(number) :: int(count)]:
+    ids = np.ones((rows, width), "int32")
+    call = model.fit if kind == "batches" else model.evaluate
+    call((ids, ids), ids, batch_size=rows, verbose=0)
+"""
+
 
 def main(argv=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,6 +51,7 @@ def main(argv=None) -> dict:
     add("--text", type=Path, required=True, metavar="DIR", help="folder of train.en, train.de, dev.en, dev.de")
     add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
     add("--to", type=Path, required=True, metavar="DIR", help="where the packed checkpoints go")
+    add("--compilers", type=int, default=0, metavar="N", help="processes that compile all shapes first (none)")
     add("--kill-at", type=int, default=1, metavar="N", help="kill it when it has N checkpoints; 0 does not (1)")
     add("--minutes", type=float, default=60, metavar="M", help="stop it then, and pack what there is (60)")
     add("--keep", type=int, default=5, metavar="N", help="checkpoints to pack (5)")
@@ -34,6 +63,12 @@ def main(argv=None) -> dict:
     cache = str(args.run.with_name(f"{args.run.name}-compiled"))
     environment = {"KERAS_BACKEND": "jax", "JAX_COMPILATION_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"} | os.environ
     began = time.monotonic()
+    if args.compilers:
+        first = [sys.executable, "-c", COMPILE, str(args.compilers), *command[5:]]
+        apart = environment | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        for process in [subprocess.Popen([*first, str(i)], env=apart) for i in range(args.compilers)]:
+            process.wait()
+        print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
     program = subprocess.Popen(command, env=environment)
     if args.kill_at:
         while program.poll() is None and len(checkpoints(args.run)) < args.kill_at:

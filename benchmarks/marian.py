@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import common
-from benchmarks.ctranslate2_parity import batches, noise_finds
 
 COLUMNS = ("check", "lines", "same", "tie", "rounding", "unexplained")
 COLUMNS += ("max_log_prob_difference", "max_difference_per_symbol", "bleu", "bleu_there")
@@ -249,6 +248,42 @@ class Comparison:
     def noise_finds(self, source: str, ids: list[int], beam_size: int) -> bool:
         search = self.ours.translator.source([source])[0], beam_size, self.args.longest
         return noise_finds(self.ours.translator, search, ids, self.args.tolerance)
+
+
+def noise_finds(translator, search, output: list[int], tolerance: float, tries: int = 20) -> bool:
+    """Whether our search gives `output` when logits change by at most the tolerance, at random.
+
+    Args:
+        translator: a `Translator`.
+        search: the source's ids [1, S], the beam size and the greatest length.
+        output: ids.
+        tolerance: of logits.
+        tries: how often to try.
+    """
+    import tensorflow as tf
+
+    source, beam_size, longest = search
+    exact, random = translator.model.decode_step, tf.random.Generator.from_seed(1)
+
+    def noisy(*args, **kwargs):
+        logits, *others = exact(*args, **kwargs)
+        return logits + random.uniform(tf.shape(logits), -tolerance, tolerance), *others
+
+    translator.model.decode_step = noisy
+    try:
+        length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
+        for _ in range(tries):
+            found = translator.search(source, length, beam_size=beam_size, max_length=longest)
+            if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
+                return True
+        return False
+    finally:
+        del translator.model.decode_step
+
+
+def batches(items: list, size: int = 32, key=len):
+    ordered = sorted(items, key=key)
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
 def counted(check: str, here: list, there: list) -> dict:

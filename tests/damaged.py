@@ -14,14 +14,13 @@ import io
 import json
 import random
 import resource
-import shutil
 import sys
 import warnings
 from pathlib import Path
 
 import keras
 import numpy as np
-from checkpoints import in_a_pickle, in_h5, in_several_files
+from checkpoints import M2M100, MAKERS, MARIAN, in_a_pickle, in_h5, in_several_files
 from hostile import TEXTS
 
 import tf_transformer as tt
@@ -41,6 +40,7 @@ from tf_transformer.runs.run import Run
 HERE = Path(__file__).parent
 SECONDS, MEMORY = 60, 2**31
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
+FORTH = {"source_language": "en", "target_language": "de"}
 SENTENCES = [text for text in TEXTS if isinstance(text, str) and len(text) < 100]
 HOSTILE = [None, True, -1, 0, 1.5, 10**12, 10**30, 1e308, float("nan"), "", "16", "../x", "\ud800", "x" * 10**5, [], {}]
 HOSTILE += [[[]] * 9, {"a": {}}, [10**12], ["x"], json.loads("[" * 500 + "]" * 500)]
@@ -247,64 +247,45 @@ def litert(folder):
     return read
 
 
-def marian(folder):
-    path = folder / "marian"
-    shutil.copytree(HERE / "marian/trained", path)
-    head = "---\nlanguage:\n- en\n- de\nlicense: apache-2.0\ntags: [translation, &a x]\n---\n# Title\n"
-    (path / "README.md").write_text(head)
-    return lambda: use(tt.Translator.from_pretrained(path))
-
-
-def m2m100(folder, name="m2m100"):
-    path = folder / name
-    shutil.copytree(HERE / "m2m100/trained", path)
-    symbols = {"additional_special_tokens": ["eng_Latn", {"content": "deu_Latn"}]}
-    (path / "special_tokens_map.json").write_text(json.dumps(symbols))
-    return lambda: use(tt.Translator.from_pretrained(path, source_language="en", target_language="de"))
-
-
-def nllb(folder):
-    """Without vocab.json: the pieces are numbered as SentencePiece has them."""
-    m2m100(folder, "nllb")
-    (folder / "nllb/vocab.json").unlink()
-    (folder / "nllb/tokenizer_config.json").write_text('{"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}')
-    return lambda: use(tt.Translator.from_pretrained(folder / "nllb"))
-
-
-def exported_m2m100(folder):
-    read = exported_marian(folder)
-    tokenizer = tt.Translator.from_pretrained(HERE / "m2m100/trained", target_language="de").tokenizer
-    (folder / "tokenizer.model").write_bytes(tokenizer.model)
-    return read
-
-
-def marian_in(change):
-    """The maker of a checkpoint whose weights are in other files."""
+def checkpoint(name, change=lambda folder: None, **options):
+    """The maker of a checkpoint of `checkpoints.py`, changed."""
 
     def make(folder):
-        read = marian(folder)
-        change(folder / "marian")
-        return read
+        MAKERS[name](folder / name)
+        change(folder / name)
+        return lambda: use(tt.Translator.from_pretrained(folder / name, **options))
 
     return make
 
 
-def marian_s_own(folder):
-    from test_marian_native import write_release
-
-    path = write_release(folder / "release")
-    return lambda: use(tt.Translator.from_pretrained(path))
+def with_a_page(folder):
+    head = "---\nlanguage:\n- en\n- de\nlicense: apache-2.0\ntags: [translation, &a x]\n---\n# Title\n"
+    (folder / "README.md").write_text(head)
 
 
-def exported_marian(folder):
-    (folder / "tokenizer.model").write_bytes(tt.Translator.from_pretrained(HERE / "marian/trained").tokenizer.model)
+def as_nllb(folder):
+    """Without vocab.json: the pieces are numbered as SentencePiece has them."""
+    (folder / "vocab.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}')
+    symbols = {"additional_special_tokens": ["eng_Latn", {"content": "deu_Latn"}]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(symbols))
 
-    def read():
-        tokenizer = load_tokenizer(folder / "tokenizer.model")
-        found = tokenizer.tokenize(SENTENCES)
-        tokenizer.detokenize(found), tokenizer.pieces(found)
 
-    return read
+def exported(checkpoint, **options):
+    """The maker of the tokenizer of its export."""
+
+    def make(folder):
+        tokenizer = tt.Translator.from_pretrained(checkpoint, **options).tokenizer
+        (folder / "tokenizer.model").write_bytes(tokenizer.model)
+
+        def read():
+            tokenizer = load_tokenizer(folder / "tokenizer.model")
+            found = tokenizer.tokenize(SENTENCES)
+            tokenizer.detokenize(found), tokenizer.pieces(found)
+
+        return read
+
+    return make
 
 
 def trees(folder):
@@ -363,28 +344,28 @@ KINDS = {  # by name the maker, and the file
     "LiteRT's facts": (litert, "lite/1/model.json"),
     "LiteRT's model": (litert, "lite/1/model.tflite"),
     "LiteRT's tokenizer": (litert, "lite/1/tokenizer.model"),
-    "Marian's config": (marian, "marian/config.json"),
-    "Marian's vocabulary": (marian, "marian/vocab.json"),
-    "Marian's weights": (marian, "marian/model.safetensors"),
-    "Marian's generation": (marian, "marian/generation_config.json"),
-    "Marian's tokenizer": (marian, "marian/tokenizer_config.json"),
-    "Marian's source pieces": (marian, "marian/source.spm"),
-    "Marian's target pieces": (marian, "marian/target.spm"),
-    "Marian's page": (marian, "marian/README.md"),
-    "Marian's index": (marian_in(in_several_files), "marian/model.safetensors.index.json"),
-    "Marian's h5": (marian_in(in_h5), "marian/tf_model.h5"),
-    "Marian's pickle": (marian_in(in_a_pickle), "marian/pytorch_model.bin"),
-    "Marian's own decoder": (marian_s_own, "release/decoder.yml"),
-    "Marian's own vocabulary": (marian_s_own, "release/*.yml"),
-    "Marian's own weights": (marian_s_own, "release/*.npz"),
-    "exported Marian's tokenizer": (exported_marian, "tokenizer.model"),
-    "M2M100's config": (m2m100, "m2m100/config.json"),
-    "M2M100's vocabulary": (m2m100, "m2m100/vocab.json"),
-    "M2M100's weights": (m2m100, "m2m100/model.safetensors"),
-    "M2M100's pieces": (m2m100, "m2m100/sentencepiece.bpe.model"),
-    "M2M100's tokenizer": (m2m100, "m2m100/tokenizer_config.json"),
-    "NLLB's symbols": (nllb, "nllb/special_tokens_map.json"),
-    "exported M2M100's tokenizer": (exported_m2m100, "tokenizer.model"),
+    "Marian's config": (checkpoint("marian"), "marian/config.json"),
+    "Marian's vocabulary": (checkpoint("marian"), "marian/vocab.json"),
+    "Marian's weights": (checkpoint("marian"), "marian/model.safetensors"),
+    "Marian's generation": (checkpoint("marian"), "marian/generation_config.json"),
+    "Marian's tokenizer": (checkpoint("marian"), "marian/tokenizer_config.json"),
+    "Marian's source pieces": (checkpoint("marian"), "marian/source.spm"),
+    "Marian's target pieces": (checkpoint("marian"), "marian/target.spm"),
+    "Marian's page": (checkpoint("marian", with_a_page), "marian/README.md"),
+    "Marian's index": (checkpoint("marian", in_several_files), "marian/model.safetensors.index.json"),
+    "Marian's h5": (checkpoint("marian", in_h5), "marian/tf_model.h5"),
+    "Marian's pickle": (checkpoint("marian", in_a_pickle), "marian/pytorch_model.bin"),
+    "Marian's own decoder": (checkpoint("release"), "release/decoder.yml"),
+    "Marian's own vocabulary": (checkpoint("release"), "release/*.yml"),
+    "Marian's own weights": (checkpoint("release"), "release/*.npz"),
+    "exported Marian's tokenizer": (exported(MARIAN), "tokenizer.model"),
+    "M2M100's config": (checkpoint("m2m100", **FORTH), "m2m100/config.json"),
+    "M2M100's vocabulary": (checkpoint("m2m100", **FORTH), "m2m100/vocab.json"),
+    "M2M100's weights": (checkpoint("m2m100", **FORTH), "m2m100/model.safetensors"),
+    "M2M100's pieces": (checkpoint("m2m100", **FORTH), "m2m100/sentencepiece.bpe.model"),
+    "M2M100's tokenizer": (checkpoint("m2m100", **FORTH), "m2m100/tokenizer_config.json"),
+    "NLLB's symbols": (checkpoint("m2m100", as_nllb), "m2m100/special_tokens_map.json"),
+    "exported M2M100's tokenizer": (exported(M2M100, **FORTH), "tokenizer.model"),
     "trees": (trees, "some.trees"),
     "text": (plain_text, "text/train.de"),
     "packed text": (packed_text, "text/train.de.gz"),

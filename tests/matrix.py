@@ -43,6 +43,11 @@ def transformer_learned(translator, folder):
     return tt.Translator(random_model(350, 3, 2.0, sizes), translator.tokenizer, **LIMITS)
 
 
+def transformer_window(translator, folder):
+    """With restricted self-attention."""
+    return tt.Translator(random_model(350, 3, 2.0, {"attention_window": 5}), translator.tokenizer, **LIMITS)
+
+
 def transformer_ensemble(translator, folder):
     both = [random_model(350, seed, 1.0, {}) for seed in (2, 9)]
     return tt.Translator(tt.Ensemble(both), translator.tokenizer, **LIMITS)
@@ -100,6 +105,7 @@ FAMILIES = {
     for family in (
         transformer,
         transformer_learned,
+        transformer_window,
         transformer_ensemble,
         transformer_parser,
         marian,
@@ -117,6 +123,7 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 # Formats: what cannot be saved in one, and the line that says so.
 
 CANNOT_BE_SAVED = {
+    ("transformer_window", "ctranslate2"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
     ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got a Parser",
     ("transformer_parser", "litert"): "translator: expected a TextModel, got a Parser",

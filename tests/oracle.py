@@ -210,16 +210,6 @@ def transformer(source, target, weights, num_layers, num_heads, window=None, num
     return x @ table.T, scores
 
 
-def parameters(num_layers, d_model, d_ff, num_heads, d_k, d_v, vocab_size, positions=0):
-    """The number of weights, counted off Figure 1. `positions` is the number of learned ones (row E of Table 3)."""
-    of_attention = num_heads * (d_model * d_k + d_model * d_k + d_model * d_v + d_v * d_model)
-    of_feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
-    of_norm = 2 * d_model
-    of_encoder_layer = of_attention + of_feed_forward + 2 * of_norm
-    of_decoder_layer = 2 * of_attention + of_feed_forward + 3 * of_norm
-    return num_layers * (of_encoder_layer + of_decoder_layer) + (vocab_size + positions) * d_model
-
-
 # 5 Training
 
 

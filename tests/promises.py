@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import pytest
-from keras import ops
+from conftest import array, close, draw_weights
 
 import tf_transformer as tt
 
@@ -66,7 +66,7 @@ class Case:
         """The layer, built by a call, with weights that no initializer makes."""
         layer = self.make(**kwargs)
         self.call(layer, self.arrays())
-        return randomized(layer)
+        return draw_weights(layer)
 
     def model(self, layer=None):
         """The layer, by default `built`, as a functional model."""
@@ -148,17 +148,4 @@ every_case = promise(LAYERS + MODELS)
 every_layer = promise(LAYERS)
 every_layer_of_one_input = promise([case for case in LAYERS if len(case.lengths) == 1])
 
-
-def randomized(layer):
-    random = np.random.default_rng(2)
-    # Gains of norms, and with them all vectors, stand around 1: around 0 they would let little through.
-    layer.set_weights([random.normal(len(weight.shape) == 1, 0.5, weight.shape) for weight in layer.weights])
-    return layer
-
-
-def array(tensor):
-    return ops.convert_to_numpy(ops.cast(tensor, "float32"))
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    np.testing.assert_allclose(array(actual), array(expected), atol=tolerance, rtol=tolerance)
+assert_close = functools.partial(close, atol=1e-5)

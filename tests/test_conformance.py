@@ -1,6 +1,7 @@
 """What every layer promises a user of Keras: configs, shapes, models of every kind, masks and dtypes."""
 
 import doctest
+import functools
 import inspect
 import json
 import shutil
@@ -8,6 +9,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from conftest import array, draw_weights
 from keras.backend import standardize_dtype
 from keras.src.testing import TestCase
 from promises import (
@@ -16,13 +18,11 @@ from promises import (
     D,
     T,
     V,
-    array,
     assert_close,
     every_case,
     every_layer,
     every_layer_of_one_input,
     promise,
-    randomized,
 )
 
 import tf_transformer as tt
@@ -139,7 +139,7 @@ def test_in_a_subclassed_model(case):
 
     model = Around(case.make())
     model(case.arrays())
-    assert_close(randomized(model)(case.arrays()), case.answer())
+    assert_close(draw_weights(model)(case.arrays()), case.answer())
 
 
 @every_case
@@ -204,7 +204,7 @@ def masked_model(case, *then):
     ids = [keras.Input((None,), dtype="int32") for _ in case.lengths]
     inputs = ids if case.of_ids else [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in ids]
     output = case.call(case.make(), inputs)
-    return randomized(keras.Model(ids, [layer(output) for layer in then] or output))
+    return draw_weights(keras.Model(ids, [layer(output) for layer in then] or output))
 
 
 def sentences(case):
@@ -244,7 +244,7 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
     symbols = [keras.Input((None,), dtype="int32") for _ in ids]
     mask = keras.Input((None, None), dtype="bool")
     embedded = [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in symbols]
-    model = randomized(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
+    model = draw_weights(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
 
     def answer(ids):
         of_self = case.name.endswith("decoder")  # whose attention_mask is for its self-attention
@@ -252,6 +252,38 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
         return array(model([*ids, np.ones((1, ids[0].shape[1], keys.shape[1]), "bool")]))
 
     assert_close(answer(padded(case, ids))[:, 2 : 2 + T], answer(ids))
+
+
+# Dropout
+
+
+def rates_of(case):
+    """The config of a layer of the list without dropout, and the names of its rates in there."""
+    config = case.make().get_config()
+    rates = config["config"] if case in MODELS else config
+    names = [name for name in ("dropout", "attention_dropout") if name in rates]
+    rates |= dict.fromkeys(names, 0.0)
+    return config, rates, names
+
+
+@promise([case for case in LAYERS + MODELS if rates_of(case)[2]])
+def test_each_dropout_works_by_itself_and_in_training_alone(case):
+    config, rates, names = rates_of(case)
+    for name in names:
+        rates[name] = 0.5
+        layer = type(case.make()).from_config(config)
+        case.call(layer, case.arrays())
+        layer.set_weights(case.built().get_weights())
+        for inference in ({}, {"training": False}):
+            assert_close(case.call(layer, case.arrays(), **inference), case.answer())
+        assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.answer()).max() > 0.1, name
+        variables = layer.trainable_variables, layer.non_trainable_variables
+        state = [[variable.value for variable in those] for those in variables]
+        for training in (True, False):  # as Keras's step on JAX calls it, without the context of a call
+            stateless = functools.partial(layer.stateless_call, *state, training=training)
+            output, _ = stateless(tuple(case.arrays())) if case in MODELS else stateless(*case.arrays())
+            assert (np.abs(array(output) - case.answer()).max() > 0.1) == training, name
+        rates[name] = 0.0
 
 
 # Dtypes

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+from conftest import array
 from programs import run_python
-from promises import LAYERS, MODELS, array, assert_close, every_case, promise, tensorflow_only
+from promises import LAYERS, MODELS, assert_close, every_case, promise, tensorflow_only
 
 import tf_transformer as tt
 

@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import draw_weights, random_model
+from programs import fails
 
 import tf_transformer as tt
 from tf_transformer import layers
@@ -215,19 +216,6 @@ def test_attention_agrees(both, corpus):
         assert attended.tolist() == np.argmax(found.attention[0], axis=1).tolist()
 
 
-@pytest.mark.parametrize("both", ["learned"], indirect=True)
-def test_text_to_text_as_its_documentation_shows(both, corpus):
-    texts = ["", *corpus[0], "ünheard-of «words» 👍"]
-    results = both.theirs.translate_batch(
-        both.split(texts), beam_size=4, length_penalty=0, min_decoding_length=0, max_decoding_length=100
-    )
-    ours = both.ours.n_best(texts, 1)
-    ended = [i for i, best in enumerate(ours) if best[0].finished]
-    assert len(ended) > 10
-    assert [both.pieces.decode(results[i].hypotheses[0]) for i in ended] == [ours[i][0].text for i in ended]
-    assert results[0].hypotheses[0] == []
-
-
 @pytest.fixture(scope="module")
 def translator(tokenizer):
     return tt.Translator(random_model(tokenizer.vocab_size, *MODELS["sinusoidal"]), tokenizer)
@@ -262,12 +250,7 @@ def test_quantized_models_run(translator, corpus, tmp_path, quantization):
 
 
 def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(FileExistsError, match="taken exists"):
-        save(translator, tmp_path / "taken")
-    with pytest.raises(
-        tt.BadInput, match="quantization: expected 'int8', 'int16', 'float16', 'bfloat16' or None, got 'int4'"
-    ):
+    with pytest.raises(tt.BadInput, match="quantization: expected 'int8', .*'bfloat16' or None, got 'int4'"):
         save(translator, tmp_path / "new", "int4")
 
     def full(spec, folder):
@@ -277,7 +260,7 @@ def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
     monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "save", full)
     with pytest.raises(OSError, match="no space"):
         save(translator, tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_the_package(translator, tmp_path, monkeypatch):
@@ -309,14 +292,6 @@ def test_the_program(tokenizer, tmp_path, capsys):
     for file in (tmp_path / "expected").iterdir():
         assert file.read_bytes() == (tmp_path / "base/mine/1" / file.name).read_bytes()
 
-    theirs = ["--format", "ctranslate2"]
-    for wrong, said in (
-        (["--dtype", "int16"], "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"),
-        ([*theirs, "--dtype", "int4"], "dtype: expected one of float32, int8, int16, float16, bfloat16 for a folder"),
-        ([*theirs, "--dev", "a", "b"], "a folder for CTranslate2: expected none of scores, which it cannot hold"),
-        ([*theirs, "--n-best", "2"], "a folder for CTranslate2: expected none of n_best, which it cannot hold"),
-        ([*theirs, "--run", "one", "two", "three"], "expected none of ensemble, which it cannot hold"),
-    ):
-        with pytest.raises(SystemExit):
-            export.main([*argv, *wrong])
-        assert said in capsys.readouterr().err
+    given = ["--format", "ctranslate2", "--dev", "a", "b", "--n-best", "2", "--run", "one", "two"]
+    said = "a folder for CTranslate2: expected none of ensemble, scores, n_best, which it cannot hold"
+    assert said in fails(export, [*argv, *given], capsys)

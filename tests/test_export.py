@@ -343,34 +343,6 @@ def test_threads(saved, sizes):
     run("threads.py", saved, "--threads", sizes[0], "--requests", sizes[1])
 
 
-@pytest.mark.slow
-def test_restricted_self_attention_trains_and_is_exported(translator, tmp_path):
-    """The search, step by step, and the scores of its outputs, decoded whole, agree inside the SavedModel as well."""
-    vocab_size = translator.tokenizer.vocab_size
-    model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, attention_window=5, vocab_size=vocab_size))
-    model.compile("adam", loss=tt.SmoothedCrossEntropy(0.1))
-    pairs = tt.toy_corpus.corpus(train=200, dev=0, test=0)["train"]
-    for name, texts in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-        (tmp_path / name).write_text("\n".join(texts))
-    batches = tt.data.text_pairs(tmp_path / "en", tmp_path / "de", translator.tokenizer, batch_tokens=512)
-    losses = model.fit(batches, epochs=2, shuffle=False, verbose=0).history["loss"]
-    assert losses[1] < losses[0]
-    random = np.random.default_rng(1)  # so that it chooses sharply
-    model.set_weights([weight + 0.3 * random.normal(size=weight.shape) for weight in model.get_weights()])
-
-    restricted = tt.Translator(model, translator.tokenizer, beam_size=3, extra_length=7)
-    restricted.save(tmp_path / "restricted" / "1")
-    texts = [TEXTS[0], "東京 😀", "", TEXTS[-1]]
-    found = restricted(texts)
-    assert tt.load(tmp_path / "restricted" / "1")(texts) == found and len(set(found)) == 4
-    source, length, _ = restricted.source(tf.constant(texts[:1]))
-    found = restricted.search(source, length, n_best=3, max_length=40)
-    for n in range(3):
-        used = int(found.lengths[0, n])
-        log_probs = restricted.force(source, found.ids[:, n, :used])
-        assert used > 5 and float(tf.reduce_sum(log_probs)) == pytest.approx(float(found.log_probs[0, n]), abs=1e-3)
-
-
 def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
     """In no format; the message names the first such weight."""
     model = translator.model.astype("float32")

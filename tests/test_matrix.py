@@ -29,7 +29,7 @@ def test_the_table_has_what_the_registries_have():
     """A family, a program or a client that is not there has no row or column yet."""
     assert {family.split("_")[0] for family in FAMILIES} == {family.name for family in REGISTERED}
     assert {format for door in DOORS.values() for format in door.takes} == FORMATS.keys()
-    train_or_draw = {"translation", "parsing", "variations", "prepare", "attention", "export"}
+    train_or_draw = {"translation", "parsing", "prepare", "attention", "export"}
     assert PROGRAMS.keys() - DOORS.keys() == train_or_draw
     clients = {file.stem for file in (ROOT / "savedmodels/clients").glob("*.py")}
     assert clients == {"rest", "grpc_client", "litert_client"} and {"REST", "gRPC", "LiteRT client"} <= DOORS.keys()

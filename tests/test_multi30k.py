@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
-from programs import checkpoint, fails, options, run_python, same_weights
+from programs import checkpoint, fails, options, same_weights
 from test_data import expected_rows
 
 import tf_transformer as tt
@@ -371,11 +371,6 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
         assert texts == side and (tmp_path / name).read_text() == "made\n"
         assert teacher.model.compute_dtype == "bfloat16"
         assert teacher.extra_length == (longest or lengths[1] - lengths[0])
-
-
-def test_help_loads_no_tensorflow():
-    code = "import sys; from examples.multi30k.train import main\ntry: main(['--help'])\n"
-    run_python(code + "finally: assert not {'keras', 'tensorflow'} & set(sys.modules)")
 
 
 @pytest.mark.program

@@ -1,6 +1,5 @@
 """The names of the package: loaded at first use, known to type checkers, and registered with Keras."""
 
-import ast
 import importlib.util
 from pathlib import Path
 
@@ -25,27 +24,12 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     assert run_python(program).strip() == "[]"
 
 
-def test_type_checkers_see_every_name_at_its_home():
-    tree = ast.parse(Path(tt.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    seen = {}
-    for node in block.body:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                seen[alias.asname] = f"{node.module}.{alias.name}"
-        else:  # grammar = toy_corpus
-            seen[node.targets[0].id] = seen[node.value.id]
-    homes = {name: ".".join(filter(None, ("tf_transformer", *home))) for name, home in tt._LAZY.items()}
-    assert seen == homes
-
-
 IMPORTS = """
 import importlib, sys, tf_transformer as tt
 for name in sys.argv[1:]:
     importlib.import_module(name)
-for name, (module, attribute) in tt._LAZY.items():
-    home = importlib.import_module(f"tf_transformer.{module}")
-    assert getattr(tt, name) is (getattr(home, attribute) if attribute else home), name
+for name, module in tt._HOMES.items():
+    assert getattr(tt, name) is getattr(importlib.import_module(module), name), name
 assert callable(tt.load)
 """
 

@@ -3,7 +3,6 @@
 import datetime
 import json
 import os
-import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -157,18 +156,6 @@ def test_description(translator, saved):
         "extra_length": 7,
         "parameters": translator.model.count_params(),
     }
-
-
-def test_batching_parameters(saved):
-    text = (saved / "batching_params.pbtxt").read_text()
-    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes: (\d+)", text)]
-    assert f"max_batch_size {{ value: {sizes[-1]} }}" in text  # or the server refuses to load
-    assert sizes == sorted(sizes) == list(BATCH_SIZES)
-
-
-def test_weights_are_stored_once(translator, saved):
-    stored = sum(path.stat().st_size for path in (saved / "variables").iterdir())
-    assert stored < 1.1 * 4 * translator.model.count_params() + 20_000  # names and an index beside float32 weights
 
 
 def test_warm_up_records(translator, saved, served):

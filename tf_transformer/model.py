@@ -132,12 +132,16 @@ class Transformer(KerasModel):
             if norm is not None:
                 norm.build(shape)
 
-    def embed_source(self, source: Tensor) -> Any:
+    def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
         """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
-        return self.embedding.embed(source)
+        return self.embedding.embed(source, training=training)
 
     def encode(
-        self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False
+        self,
+        source: Tensor,
+        mask: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> tuple[Any, Any, list[Any]]:
         """Encode source ids [B, S] with their padding mask [B, S], by default made from the ids.
 
@@ -146,17 +150,22 @@ class Transformer(KerasModel):
             [B, h, S, S].
         """
         mask = padding_mask(source) if mask is None else mask
-        x, scores = self.embed_source(source), []
+        x, scores = self.embed_source(source, training), []
         for layer in self.encoder_layers:
             if return_attention_scores:
-                x, layer_scores = layer(x, mask=mask, return_attention_scores=True)
+                x, layer_scores = layer(x, mask=mask, return_attention_scores=True, training=training)
                 scores.append(layer_scores)
             else:
-                x = layer(x, mask=mask)
+                x = layer(x, mask=mask, training=training)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), mask, scores
 
     def decode(
-        self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False
+        self,
+        target: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> tuple[Any, list[Any], list[Any]]:
         """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
 
@@ -164,14 +173,15 @@ class Transformer(KerasModel):
             logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
             cross-attention [B, h, T, S].
         """
-        x, self_scores, cross_scores = self.embedding.embed(target), [], []
+        x, self_scores, cross_scores = self.embedding.embed(target, training=training), [], []
+        options = {"memory_mask": memory_mask, "training": training}
         for layer in self.decoder_layers:
             if return_attention_scores:
-                x, of_self, of_cross = layer(x, memory, memory_mask=memory_mask, return_attention_scores=True)
+                x, of_self, of_cross = layer(x, memory, return_attention_scores=True, **options)
                 self_scores.append(of_self)
                 cross_scores.append(of_cross)
             else:
-                x = layer(x, memory, memory_mask=memory_mask)
+                x = layer(x, memory, **options)
         return self.logits(x), self_scores, cross_scores
 
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
@@ -181,7 +191,8 @@ class Transformer(KerasModel):
 
     def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
-        option = {"return_attention_scores": return_attention_scores}
+        # Keras's step on JAX calls this method itself, so that nothing tells the layers that they train.
+        option: dict[str, Any] = {"return_attention_scores": return_attention_scores, "training": training}
         memory, memory_mask, encoder_scores = self.encode(source, **option)
         logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **option)
         if return_attention_scores:

@@ -13,7 +13,6 @@ PROGRAMS = {
     "translation": "train a translator, score it, and export it",
     "parsing": "train a parser of English, score it, and export it",
     "prepare": "tokenize a large corpus once, into records to train from",
-    "variations": "train the rows of Table 3 with equal budgets",
     "evaluate": "score translations or SavedModels against references",
     "translate": "translate or parse a text, or many files, with a SavedModel",
     "attention": "draw a model's attention weights",

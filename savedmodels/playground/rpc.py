@@ -1,7 +1,8 @@
 """TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -62,20 +63,13 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
         self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
 
 
-class _errors:
+@contextlib.contextmanager
+def _errors(context: grpc.ServicerContext) -> Iterator[None]:
     """Errors as gRPC statuses."""
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self.context = context
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, ServingError):
-            self.context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
+    try:
+        yield
+    except ServingError as error:
+        context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
 
 
 def _proto(value: np.ndarray) -> Any:

@@ -23,15 +23,10 @@ def training_cost(hours: Amount, devices: Count, tflops: Amount) -> float:
 
 def parameters(config: TransformerConfig) -> int:
     """The number of parameters of a `Transformer`."""
-    embeddings = config.vocab_size * config.d_model
-    if config.positions == "learned":
-        embeddings += config.max_length * config.d_model
-    biases = config.d_ff + config.d_model
-    norm = 2 * config.d_model
-    encoder = _attention(config) + _feed_forward(config) + biases + 2 * norm
-    decoder = 2 * _attention(config) + _feed_forward(config) + biases + 3 * norm
-    ends = 2 * norm * config.norm_first  # at the end of each stack
-    return embeddings + config.num_layers * encoder + config.decoder_layers * decoder + ends
+    vectors = config.d_ff + config.d_model  # biases; those of norms and their gains are d_model each
+    encoder, decoder = vectors + 4 * config.d_model, vectors + 6 * config.d_model
+    ends = 4 * config.d_model * config.norm_first  # at the end of each stack
+    return config.matrix_weights + config.num_layers * encoder + config.decoder_layers * decoder + ends
 
 
 def _heads(config: TransformerConfig) -> int:

@@ -1,5 +1,6 @@
 """Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
+from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.products import as_rows
-from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import as_key_mask, intersect
 
 
@@ -67,7 +68,7 @@ def attention(
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class MultiHeadAttention(Rematerialized):
+class MultiHeadAttention(Layer):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
     Keys and values come from the same sequence, as everywhere in the paper.
@@ -103,7 +104,6 @@ class MultiHeadAttention(Rematerialized):
         self.d_v = d_v
         self.dropout = dropout
         self.use_bias = use_bias
-        self.supports_masking = True
 
     def build(self, query_shape: Shape, value_shape: Shape = None) -> None:
         value_shape = value_shape or query_shape
@@ -124,7 +124,7 @@ class MultiHeadAttention(Rematerialized):
         self.key_projection.build(value_shape)
         self.value_projection.build(value_shape)
         self.output_projection.build((*query_shape[:-1], self.num_heads * d_v))
-        self.weight_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
+        self.weight_dropout: Any = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
     def _projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
         options = {"use_bias": self.use_bias, "dtype": self.dtype_policy, "name": name}
@@ -148,6 +148,7 @@ class MultiHeadAttention(Rematerialized):
         kv: KeyValue,
         attention_mask: Tensor = None,
         attention: Callable[..., tuple[Any, Any]] = attention,
+        training: bool | None = None,
     ) -> tuple[Any, Any]:
         """Attend from query [B, T, d] to projected keys and values, with `attention` or a function like it.
 
@@ -155,7 +156,7 @@ class MultiHeadAttention(Rematerialized):
             The output [B, T, d] and the attention weights [B, h, T, S].
         """
         heads = self._heads(self.query_projection, query)
-        dropout = self.weight_dropout if self.dropout else None
+        dropout = functools.partial(self.weight_dropout, training=training) if self.dropout else None
         output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)
         joined = ops.reshape(ops.einsum("bhtd->bthd", output), (-1, self.num_heads * kv.value.shape[-1]))
         projected = self.output_projection(joined)
@@ -170,6 +171,7 @@ class MultiHeadAttention(Rematerialized):
         value_mask: Tensor = None,
         attention_mask: Tensor = None,
         return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> Any:
         """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
 
@@ -185,12 +187,6 @@ class MultiHeadAttention(Rematerialized):
         own_mask = query_mask if mask is None else mask
         key_mask = own_mask if value is None else value_mask
         kv = self.project(query if value is None else value)
-        output, scores = self.attend(query, kv, intersect(attention_mask, as_key_mask(key_mask)))
+        allowed = intersect(attention_mask, as_key_mask(key_mask))
+        output, scores = self.attend(query, kv, allowed, training=training)
         return (output, scores) if return_attention_scores else output
-
-    def compute_output_shape(self, query_shape: Shape, value_shape: Shape = None) -> Any:
-        return query_shape
-
-    def get_config(self) -> dict[str, Any]:
-        names = ("num_heads", "d_k", "d_v", "dropout", "use_bias")
-        return super().get_config() | {name: getattr(self, name) for name in names}

@@ -65,6 +65,7 @@ class DecoderLayer(TransformerLayer):
         cache: DecoderCache | None = None,
         slot: Tensor = 0,
         return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> Any:
         """Decode x [B, T, d]: the whole target, or only its newest tokens if there is a cache.
 
@@ -93,12 +94,14 @@ class DecoderLayer(TransformerLayer):
             cache, x_mask = DecoderCache(target, kv), None
         masks = attention_mask, as_key_mask(x_mask)
         newest = None if cache is None else slot
-        attended, self_scores = self.attend_to_target(inputs, target, *masks, newest, return_attention_scores)
-        x = self.self_attention_norm(x, attended)
+        asked = return_attention_scores, training
+        attended, self_scores = self.attend_to_target(inputs, target, *masks, newest, *asked)
+        x = self.self_attention_norm(x, attended, training=training)
         inputs = self.cross_attention_norm.sublayer_input(x)
-        attended, cross_scores = self.cross_attention.attend(inputs, kv, as_key_mask(memory_mask))
-        x = self.cross_attention_norm(x, attended)
-        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x)))
+        attended, cross_scores = self.cross_attention.attend(inputs, kv, as_key_mask(memory_mask), training=training)
+        x = self.cross_attention_norm(x, attended, training=training)
+        output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
+        x = self.feed_forward_norm(x, output, training=training)
 
         outputs: tuple[Any, ...] = (x,) if cache is None else (x, cache)
         if return_attention_scores:
@@ -106,7 +109,14 @@ class DecoderLayer(TransformerLayer):
         return outputs if len(outputs) > 1 else x
 
     def attend_to_target(
-        self, x: Tensor, target: KeyValue, mask: Tensor, padding: Tensor, slot: Tensor, scores: bool
+        self,
+        x: Tensor,
+        target: KeyValue,
+        mask: Tensor,
+        padding: Tensor,
+        slot: Tensor,
+        scores: bool,
+        training: bool | None,
     ) -> Any:
         """Attend from x [B, T, d] to itself and to all before it (section 3.2.3). A variant may override this.
 
@@ -117,7 +127,8 @@ class DecoderLayer(TransformerLayer):
             padding: the target's padding mask [B, 1, T], or `None`.
             slot: of the first column of x in a cache; `None` if there is no cache, and the target is whole.
             scores: whether the attention weights [B, h, T, C] are asked for.
+            training: whether weights are dropped; `None` leaves it to Keras.
         """
         if mask is None:
             mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], 0 if slot is None else slot)
-        return self.self_attention.attend(x, target, intersect(mask, padding))
+        return self.self_attention.attend(x, target, intersect(mask, padding), training=training)

@@ -126,15 +126,15 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
-    def call(self, ids: Tensor, position: Tensor = None) -> Any:
+    def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """Embed ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d]."""
-        return self.embed(ids, position)
+        return self.embed(ids, position, training)
 
-    def quantized_call(self, ids: Tensor, position: Tensor = None) -> Any:
+    def quantized_call(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """As `call`; Keras calls this after `quantize`."""
-        return self.embed(ids, position)
+        return self.embed(ids, position, training)
 
-    def embed(self, ids: Tensor, position: Tensor = None) -> Any:
+    def embed(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """As `call`, but the result carries no mask, for a caller that makes its own."""
         ids = ops.cast(ids, "int32")
         if position is None and self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
@@ -143,7 +143,7 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
                 f"got ids of shape {tuple(ids.shape)}"
             )
         summed = self.scaled(ids) + self._encoding_of(ids, position)
-        return self.sum_dropout(ops.cast(summed, self.compute_dtype))
+        return self.sum_dropout(ops.cast(summed, self.compute_dtype), training=training)
 
     def _encoding_of(self, ids: Tensor, position: Tensor) -> Any:
         if position is None and self.positions == "learned":  # a GPU would take zeros for positions beyond the table;

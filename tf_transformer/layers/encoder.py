@@ -44,7 +44,9 @@ class EncoderLayer(TransformerLayer):
         for layer in (self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(x_shape)
 
-    def call(self, x: Tensor, mask: Tensor = None, return_attention_scores: bool = False) -> Any:
+    def call(
+        self, x: Tensor, mask: Tensor = None, return_attention_scores: bool = False, training: bool | None = None
+    ) -> Any:
         """Encode x [B, S, d] under its padding mask [B, S].
 
         Returns:
@@ -52,12 +54,13 @@ class EncoderLayer(TransformerLayer):
         """
         inputs = self.self_attention_norm.sublayer_input(x)
         kv = self.self_attention.project(inputs)
-        attended, scores = self.attend_to_itself(inputs, kv, as_key_mask(mask), return_attention_scores)
-        x = self.self_attention_norm(x, attended)
-        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x)))
+        attended, scores = self.attend_to_itself(inputs, kv, as_key_mask(mask), return_attention_scores, training)
+        x = self.self_attention_norm(x, attended, training=training)
+        output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
+        x = self.feed_forward_norm(x, output, training=training)
         return (x, scores) if return_attention_scores else x
 
-    def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool) -> Any:
+    def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
         """Attend from x [B, S, d] to its own keys and values, under a padding mask [B, 1, S]. A variant may override
         this; `scores` says whether the attention weights are asked for."""
-        return self.self_attention.attend(x, kv, mask)
+        return self.self_attention.attend(x, kv, mask, training=training)

@@ -105,15 +105,12 @@ class RestrictedEncoderLayer(EncoderLayer):
         super().__init__(**options)
         self.window = window
 
-    def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool) -> Any:
+    def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
         if scores:  # they take n * n anyway, so blocks would save nothing
             near = near_mask(ops.shape(x)[1], self.window)
-            return self.self_attention.attend(x, kv, intersect(mask, near))
+            return self.self_attention.attend(x, kv, intersect(mask, near), training=training)
         blocks = functools.partial(restricted_attention, window=self.window)
-        return self.self_attention.attend(x, kv, mask, blocks)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"window": self.window}
+        return self.self_attention.attend(x, kv, mask, blocks, training)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -139,17 +136,21 @@ class RestrictedDecoderLayer(DecoderLayer):
         self.window = window
 
     def attend_to_target(
-        self, x: Tensor, target: KeyValue, mask: Tensor, padding: Tensor, slot: Tensor, scores: bool
+        self,
+        x: Tensor,
+        target: KeyValue,
+        mask: Tensor,
+        padding: Tensor,
+        slot: Tensor,
+        scores: bool,
+        training: bool | None,
     ) -> Any:
         T, C = ops.shape(x)[1], ops.shape(target.key)[2]
         if slot is None and mask is None and not scores:
             blocks = functools.partial(restricted_attention, window=self.window, causal=True)
-            return self.self_attention.attend(x, target, padding, blocks)
+            return self.self_attention.attend(x, target, padding, blocks, training)
         if mask is None:
             mask = causal_mask(T, C, 0 if slot is None else slot)
         reach = self.window // 2
         mask = intersect(mask, near_mask(T, self.window)) if slot is None else last_allowed(mask, reach + 1)
-        return super().attend_to_target(x, target, mask, padding, slot, scores)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"window": self.window}
+        return super().attend_to_target(x, target, mask, padding, slot, scores, training)

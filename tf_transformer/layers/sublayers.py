@@ -8,13 +8,13 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Positive, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
+from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
-from tf_transformer.layers.rematerialization import Rematerialized
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class FeedForward(Rematerialized):
+class FeedForward(Layer):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
 
     Args:
@@ -32,7 +32,6 @@ class FeedForward(Rematerialized):
         super().__init__(**kwargs)
         self.d_ff = d_ff
         self.activation = activation
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         self.hidden = dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
@@ -43,15 +42,9 @@ class FeedForward(Rematerialized):
     def call(self, x: Tensor) -> Any:
         return by_row(lambda rows: self.output_projection(self.hidden(rows)), x)
 
-    def compute_output_shape(self, x_shape: Shape) -> Any:
-        return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"d_ff": self.d_ff, "activation": self.activation}
-
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class AddAndNorm(Rematerialized):
+class AddAndNorm(Layer):
     """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
 
     It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d]. With `norm_first` it is
@@ -75,7 +68,6 @@ class AddAndNorm(Rematerialized):
         self.dropout = dropout
         self.epsilon = epsilon
         self.norm_first = norm_first
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> None:
         self.output_dropout = Dropout(self.dropout, dtype=self.dtype_policy, name="output_dropout")
@@ -86,13 +78,6 @@ class AddAndNorm(Rematerialized):
         """What the sub-layer reads of x [B, T, d]: x itself, or x normalized."""
         return self.norm(x) if self.norm_first else x
 
-    def call(self, x: Tensor, sublayer_output: Tensor) -> Any:
-        x = x + self.output_dropout(sublayer_output)
+    def call(self, x: Tensor, sublayer_output: Tensor, training: bool | None = None) -> Any:
+        x = x + self.output_dropout(sublayer_output, training=training)
         return x if self.norm_first else self.norm(x)
-
-    def compute_output_shape(self, x_shape: Shape, sublayer_output_shape: Shape = None) -> Any:
-        return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        names = ("dropout", "epsilon", "norm_first")
-        return super().get_config() | {name: getattr(self, name) for name in names}

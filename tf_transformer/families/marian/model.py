@@ -96,8 +96,10 @@ class MarianTransformer(Transformer):
         if self.source_embedding is not None:
             self.source_embedding.build((None, None))
 
-    def embed_source(self, source: Tensor) -> Any:
-        return super().embed_source(source) if self.source_embedding is None else self.source_embedding.embed(source)
+    def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
+        if self.source_embedding is None:
+            return super().embed_source(source, training)
+        return self.source_embedding.embed(source, training=training)
 
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
         """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""

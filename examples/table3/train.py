@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from .command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
+from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
 
 RECIPES: dict[str, dict[str, Any]] = {  # changes to a row's recipe, by --scale
     "paper": {"eval_every": 5_000},
@@ -16,7 +16,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # changes to a row's recipe, by --scale
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = options("variations", __doc__)
+    parser = options("train", __doc__, package="examples.table3")
     add = parser.add_argument
     add("--rows", default="all", metavar="LIST", help="all, or rows and groups such as base,A,B_dk16 (all)")
     add("--scale", default="multi30k", choices=sorted(RECIPES), help="size of base: paper or multi30k (multi30k)")
@@ -34,19 +34,19 @@ def main(argv: list[str] | None = None) -> None:
     import keras
 
     import tf_transformer as tt
+    from examples.table3 import table as table3
     from tf_transformer.base.files import write_json
     from tf_transformer.base.reading import read_json, reading
-    from tf_transformer.evaluation import costs, table3
+    from tf_transformer.evaluation import costs
     from tf_transformer.runs.recipe import recipe_of
-
-    from .publishing import averaged, changed, is_complete, search_of
+    from trainers.publishing import averaged, changed, is_complete, search_of
 
     rows = table3.chosen(args.rows)
     strategy = tt.distribution.strategy(args.devices)
     search = search_of(vars(args))
     changes = RECIPES[args.scale] | {"average_last": 1, "dev_sentences": 200}  # Table 3 averages no checkpoints
     recipes = {row: changed(changed(recipe_of(row, "translation"), changes), vars(args)) for row in rows}
-    folder = args.run or Path("runs") / f"variations-{args.scale}"
+    folder = args.run or Path("runs") / f"table3-{args.scale}"
     corpus = tt.TextCorpus(args.train, args.dev)
     tokenizer, lines = None, []
     for row in rows:

@@ -5,9 +5,9 @@ import csv
 import pytest
 
 import tf_transformer as tt
+from examples.table3 import table as table3
+from examples.table3 import train
 from tests.test_config import TABLE_3
-from tf_transformer.evaluation import table3
-from trainers import variations
 
 BASE = tt.PRESETS["base"]
 
@@ -44,7 +44,7 @@ def test_what_the_rows_say_is_no_option(capsys):
         (["--dry-run"], "tf-transformer translation --preset ROW"),
     ):
         with pytest.raises(SystemExit):
-            variations.main(["--train", "a", "b", "--dev", "c", "d", *given])
+            train.main(["--train", "a", "b", "--dev", "c", "d", *given])
         assert message in capsys.readouterr().err
 
 
@@ -65,7 +65,7 @@ def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, more, expected):
     monkeypatch.setattr(tt.Trainer, "fit", stop)
     sides = [[str(text / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
     with pytest.raises(KeyboardInterrupt) as stopped:
-        variations.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *more])
+        train.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *more])
     usual = {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1, "dev_sentences": 200}
     if "paper" in more:
         usual = {"average_last": 1, "dev_sentences": 200}
@@ -78,7 +78,7 @@ def test_two_rows(tmp_path, capsys):
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
     argv = ["--rows", "base,C_N2", "--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path / "run")]
     argv += ["--vocab-size", "400", "--batch-tokens", "512", "--eval-every", "2", "--beam-size", "2"]
-    variations.main([*argv, "--steps", "2"])
+    train.main([*argv, "--steps", "2"])
     for name in ("table3.csv", "table3.md", "table3.png"):
         assert (tmp_path / "run" / name).stat().st_size > 100
     with open(tmp_path / "run" / "table3.csv", newline="") as file:
@@ -102,6 +102,6 @@ def test_two_rows(tmp_path, capsys):
     assert lines[2] == "| 5.0 | 5.0 | 5.0 | 5.00 | 5.00 | 5.0 | 5.00 | 5.0 | 5.0 |"
     assert all(line.count("|") == 10 for line in [*table.splitlines(), *lines])
     capsys.readouterr()
-    variations.main([*argv, "--steps", "2"])
+    train.main([*argv, "--steps", "2"])
     assert capsys.readouterr().out.count("this run is complete") == 2
     assert (tmp_path / "run" / "table3.md").read_text() == table

@@ -1,0 +1,1 @@
+"""Table 3 again, under one budget; docs/results.md has what came of it."""
