@@ -1,6 +1,7 @@
 """What works where TensorFlow, or tensorflow-text alone, is not installed: in processes that cannot import them."""
 
 import importlib.util
+import json
 import sys
 from types import ModuleType
 
@@ -30,10 +31,10 @@ def line_of(function, *arguments, **options):
 
 import tf_transformer as tt
 """
-TOKENIZER = """
+TOKENIZER = r"""
 from tf_transformer.families.registry import load_tokenizer
 
-texts, file = ["The old woman opens the red door.", b"two\\xffdoors", ""], sys.argv[2] + "/tokenizer.model"
+texts, file = ["The old woman opens the red door.", b"two\xffdoors", ""], sys.argv[2] + "/tokenizer.model"
 tt.Tokenizer.learn_from([texts[0], "two doors"] * 9, 287).save(file)
 tokenizer = load_tokenizer(file)
 assert tokenizer.decode(tokenizer.encode(texts)) == [texts[0], "two doors", ""]
@@ -65,6 +66,26 @@ assert line_of(translator.save, folder / "saved/1").startswith("a SavedModel nee
 assert line_of(translator.tokenizer.for_languages, "xx").startswith("source_language: expected one of ")
 assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
 """
+ANSWERS = r"""
+import json
+texts = ["The old woman opens the red door.", b"two\xffdoors", "", "The dog sleeps. " * 99]
+
+def answers_of(path, **languages):
+    translator = tt.load(path, beam_size=2, extra_length=3, max_source_length=11)
+    begun = translator.n_best(texts[:2], 2, prefixes=["", "a"], **languages)
+    replies = translator.replies(texts, 2, length_penalty=0.9, **languages)
+    drawn = translator.sample(texts, 1.3, k=7, seed=5, **languages)
+    return translator, json.loads(json.dumps([begun, [reply[1:] for reply in replies], drawn]))
+"""
+WITHOUT_TEXT = """
+import warnings
+warnings.simplefilter("ignore")
+translator, answers = answers_of(sys.argv[2])
+print(json.dumps([answers, answers_of(sys.argv[3], source_language="en", target_language="de")[1]]))
+line = line_of(translator.save, sys.argv[4] + "/saved/1")
+assert line.startswith("text: expected tensorflow-text 2.") and line.endswith("No module named 'tensorflow_text'"), line
+translator.replace(max_source_length=7).save(sys.argv[4] + "/litert", format="litert", max_length=9)
+"""
 needs_backend = pytest.mark.skipif(not BACKEND, reason="neither jax nor torch is installed")
 
 
@@ -82,6 +103,19 @@ def test_a_tokenizer_needs_no_tensorflow(tmp_path):
 def test_models_load_without_tensorflow(tmp_path):
     packages, programs = "tensorflow tensorflow_text tensorflow_datasets", TOKENIZER + MODELS
     run_without(packages, programs, tmp_path, MARIAN, M2M100, KERAS_BACKEND=BACKEND)
+
+
+@pytest.mark.program
+@pytest.mark.filterwarnings("ignore:more tokens than the model reads")
+def test_texts_are_translated_without_tensorflow_text(tmp_path):
+    found = run_without("tensorflow_text", ANSWERS + WITHOUT_TEXT, MARIAN, M2M100, tmp_path)
+    names = {"tt": tt}
+    exec(ANSWERS, names)
+    expected = [names["answers_of"](MARIAN), names["answers_of"](M2M100, source_language="en", target_language="de")]
+    assert json.loads(found) == [answers for _, answers in expected]
+    assert {path.name for path in tmp_path.iterdir()} == {"litert"}
+    if importlib.util.find_spec("ai_edge_litert"):
+        assert tt.load(tmp_path / "litert")("Two doors.")
 
 
 def test_a_module_loads_when_it_is_used(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Text in, text out: a model, its tokenizer and its search as one value, in Python and as a SavedModel."""
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
@@ -23,8 +26,8 @@ from tf_transformer.exports.formats import format_of
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
-from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import Tokenizer, text_tensor
+from tf_transformer.text.text_model import TextModel, padded
+from tf_transformer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -187,22 +190,27 @@ class Translator(TextModel, Engine):
             places = 1 << (own["beam_size"] - 1).bit_length()  # few functions for all sizes
         n = tf.constant(min(request.n or 1, places))
 
-        def search(model: TextModel, columns: list[Tensor], given: Mapping[str, Tensor], n: Tensor) -> Any:
-            source, length, truncated = model.source(columns[0])
-            prefix = model.target(columns[1]).to_tensor() if len(columns) > 1 else None
-            found = model.search(source, length, n_best=places, exact_n=n, prefix=prefix, **given)
-            return length, truncated, tf.nest.map_structure(lambda part: part[:, :n], found)
+        def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor], n: Tensor) -> Any:
+            source, length, *prefix = columns
+            asked = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
+            found = self.search(source, length, start=start, **asked, **given)
+            return tf.nest.map_structure(lambda part: part[:, :n], found)
 
         name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}"
-        columns = [texts] if prefixes is None else [texts, prefixes]
-        rows = self._outputs(name, search, columns, request.languages, options, n)
+        tokenizer, columns = self._speaking(request.languages), list[Any]()
+        if prefixes is not None:
+            columns = [padded([row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)])]
+        rows = self._outputs(name, search, texts, tokenizer, columns, options, n)
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
-                Answer(text.decode(), score, log_prob, finished, symbols - finished)
+                Answer(text, score, log_prob, finished, symbols - finished)
                 for k, (text, score, log_prob, finished, symbols) in enumerate(zip(*values, strict=True))
                 if k == 0 or symbols
             ]
             yield Reply(source, tuple(answers), length, truncated)
+
+    def _speaking(self, languages: Mapping[str, str]) -> Tokenizer:
+        return self.tokenizer.for_languages(**languages) if languages else self.tokenizer
 
     @checked
     def sample(
@@ -226,16 +234,16 @@ class Translator(TextModel, Engine):
         seeds = sampling.seeds_of(seed, len(sources))
         given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
 
-        def draw(model: TextModel, columns: list[Tensor], *temperature_and_k: Tensor) -> Any:
-            source, length, truncated = model.source(columns[0])
-            return length, truncated, model.drawn(source, length, columns[1], *temperature_and_k)
+        def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
+            source, length, seeds = columns
+            return self.drawn(source, length, seeds, temperature, k, start)
 
         def replies(places: list[int]) -> Iterator[Reply]:
             batch = [sources[i] for i in places]
-            columns = [batch, tf.constant(seeds[places])]
-            rows = self._outputs(f"sample, {len(given)}", draw, columns, request.languages, *given)
+            tokenizer = self._speaking(request.languages)
+            rows = self._outputs(f"sample, {len(given)}", draw, batch, tokenizer, [seeds[places]], *given)
             for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
-                yield Reply(source, (Answer(texts[0].decode(), scores[0]),), length, truncated)
+                yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
 
         return [reply.text for reply in warned(in_batches(replies, sources, self.batch_size))]
 
@@ -243,31 +251,29 @@ class Translator(TextModel, Engine):
         self,
         name: str,
         function: Callable[..., Any],
-        columns: list[Any],
-        languages: Mapping[str, str],
+        texts: list[str | bytes],
+        tokenizer: Tokenizer,
+        columns: list[np.ndarray],
         *others: Any,
     ) -> Iterator[tuple[Any, ...]]:
         """Call a function of tensors, traced once under a name.
 
-        It takes a text model, columns of a batch [B] and others; it returns lengths of sources [B], which are
-        truncated, bool [B], and `Hypotheses`.
+        It takes a batch's ids [B, S], their lengths [B] and the further columns [B, ...] in a list, the start ids [P],
+        and others; it returns `Hypotheses`.
 
         Returns:
             of each row its length, whether it is truncated, and N texts, scores, log_probs, finished and lengths.
         """
-        tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
-        spoken = [tf.constant([language]) for language in tokenizer.spoken()]
-
-        def texts_and_more(columns: list[Tensor], spoken: list[Tensor], *others: Any) -> Any:
-            length, truncated, found = function(self.speaking(*spoken), columns, *others)
-            texts = self.texts(found.ids)
-            return length, truncated, texts, found.scores, found.log_probs, found.finished, found.lengths
-
-        columns = [text_tensor(column) for column in columns]
-        fixed = tf.nest.map_structure(tf.type_spec_from_value, (spoken, *others))
-        signature = [[tf.TensorSpec([None], column.dtype) for column in columns], *fixed]
-        parts = self.traced(name, texts_and_more, input_signature=signature)(columns, spoken, *others)
-        return zip(*(part.numpy().tolist() for part in parts), strict=True)
+        source, length, truncated = self.read(texts, tokenizer)
+        columns, start = [source, length, *columns], np.array(tokenizer.start_ids(), np.int32)
+        specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
+        fixed = tf.nest.map_structure(tf.type_spec_from_value, others)
+        signature = [specs, tf.TensorSpec(start.shape, tf.int32), *fixed]
+        found = self.traced(name, function, input_signature=signature)(columns, start, *others)
+        flat = iter(tokenizer.decode([ids for outputs in found.ids.numpy().tolist() for ids in outputs]))
+        written = [list(itertools.islice(flat, found.ids.shape[1])) for _ in texts]
+        numbers = (part.numpy().tolist() for part in (found.scores, found.log_probs, found.finished, found.lengths))
+        return zip(length.tolist(), truncated.tolist(), written, *numbers, strict=True)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
         """Write this translator in a format of `exports.formats`, whole or not at all.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import keras
+import numpy as np
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
@@ -15,7 +16,7 @@ from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.text_decoder import TextDecoder
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginning, beginnings, text_tensor
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -126,6 +127,20 @@ class TextModel(SetOnce):
         ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
         return ids, length, truncated | cut
 
+    def read(self, texts: Sequence[str | bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `source`, for a list of texts, by SentencePiece alone.
+
+        Args:
+            texts: B.
+            tokenizer: this one's, for some languages.
+        """
+        _check_backend()
+        begun = [beginning(text, self.max_source_length) for text in texts]
+        rows = tokenizer.encode([text for text, _ in begun])
+        length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
+        read = [[*row[: self.max_source_length + tokenizer.codes], EOS_ID] for row in rows]
+        return padded(read), length, np.array([cut for _, cut in begun], bool) | (length > self.max_source_length)
+
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, for targets to score: without the language's id, and with EOS."""
         text, cut = beginnings(text, self.max_source_length)
@@ -139,8 +154,7 @@ class TextModel(SetOnce):
     @checked
     def with_end(self, tokens: Tensor, codes: Natural = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, from ragged ids [B, None], of which the first `codes` are languages."""
-        if (backend := keras.backend.backend()) != "tensorflow":
-            raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
+        _check_backend()
         length = tf.cast(tokens.row_lengths(), tf.int32) - codes
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length + codes], end], axis=1).to_tensor(PAD_ID)
@@ -155,6 +169,7 @@ class TextModel(SetOnce):
         n_best: Beams = 1,
         exact_n: Tensor = None,
         prefix: Tensor = None,
+        start: Tensor = None,
         **options: Any,
     ) -> "beams.Hypotheses":
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
@@ -165,10 +180,11 @@ class TextModel(SetOnce):
             n_best: N.
             exact_n: int32 scalar: the first exact_n are certain, the others may be other than the best; `None` means N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
+            start: as in `problem`.
             options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
                 model's own, and max_length, by default no limit.
         """
-        problem, options = self._asked(source, source_length, options)
+        problem, options = self._asked(source, source_length, options, start)
         allowed = None if prefix is None else logits.begins_with(prefix, self.model.config.vocab_size)
         return searching.beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
@@ -181,24 +197,38 @@ class TextModel(SetOnce):
         return searching.detailed_search(problem, **options)
 
     def _asked(
-        self, source: Tensor, source_length: Tensor, options: dict[str, Any]
+        self, source: Tensor, source_length: Tensor, options: dict[str, Any], start: Tensor = None
     ) -> "tuple[searching.SearchProblem, dict[str, Any]]":
         """The problem and the options of a search, from those of a request."""
         options = {name: self.options[name] for name in searching.OPTIONS} | options
-        return self.problem(source, source_length, options.pop("max_length", MOST)), options
+        return self.problem(source, source_length, options.pop("max_length", MOST), start), options
 
     def drawn(
-        self, source: Tensor, source_length: Tensor, seeds: Tensor, temperature: Tensor, k: Tensor = None
+        self,
+        source: Tensor,
+        source_length: Tensor,
+        seeds: Tensor,
+        temperature: Tensor,
+        k: Tensor = None,
+        start: Tensor = None,
     ) -> "beams.Hypotheses":
-        """A random output for source ids [B, S]; the first two arguments are as in `search`, the others as in
-        `sampling.sample`."""
-        problem = self.problem(source, source_length, MOST)
+        """A random output for source ids [B, S]; the first two arguments are as in `search`, the next ones as in
+        `sampling.sample`, and the last as in `problem`."""
+        problem = self.problem(source, source_length, MOST, start)
         return sampling.sample(problem, seeds, temperature, k, **{name: self.options[name] for name in logits.RULES})
 
-    def problem(self, source: Tensor, source_length: Tensor, max_length: Tensor) -> "searching.SearchProblem":
-        """The problem of a search; the arguments are as in `search`."""
+    def problem(
+        self, source: Tensor, source_length: Tensor, max_length: Tensor, start: Tensor = None
+    ) -> "searching.SearchProblem":
+        """The problem of a search.
+
+        Args:
+            source, source_length, max_length: as in `search`.
+            start: int32 [P], the `start_ids` of all rows; `None` means those of the tokenizer's languages in the graph.
+        """
         memory, memory_mask, _ = self.model.encode(source)
-        decoder, start = decoding.decoder_of(self.model, memory, memory_mask), self.tokenizer.start(tf.shape(source)[0])
+        decoder, rows = decoding.decoder_of(self.model, memory, memory_mask), tf.shape(source)[0]
+        start = self.tokenizer.start(rows) if start is None else tf.tile([start], [rows, 1])
         for place in range(start.shape[1] - 1):
             decoder = decoding.decoder_after(decoder, start[:, place])
         return searching.SearchProblem(
@@ -226,9 +256,9 @@ class TextModel(SetOnce):
         if len(prefixes) != len(texts):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
-        lengths = tf.cast(tokenizer.tokenize(text_tensor(texts)).row_lengths(), tf.int32) - tokenizer.codes
-        limits = self.limit(lengths, MOST).numpy()
-        ids = tokenizer.tokenize_target(text_tensor(prefixes))[:, tokenizer.codes :].to_list()
+        lengths = [len(row) - tokenizer.codes for row in tokenizer.encode(texts)]
+        limits = self.limit(np.array(lengths, np.int32), MOST).numpy()
+        ids = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
                 raise BadInput(
@@ -327,6 +357,19 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name}, got an empty text")
     if tokens > most:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
+
+
+def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Lists of ids as int32 [B, N]; zeros follow the shorter ones."""
+    ids = np.full((len(rows), max(map(len, rows), default=0)), PAD_ID, np.int32)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    return ids
+
+
+def _check_backend() -> None:
+    if (backend := keras.backend.backend()) != "tensorflow":
+        raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
 
 
 def append_end(ids: Tensor) -> "tf.Tensor":

@@ -38,7 +38,7 @@ BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 character
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
-MANY = 1_000  # texts that are worth the start of several threads
+MANY = 1_000  # texts that are worth several threads
 
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
@@ -123,6 +123,10 @@ class Tokenizer:
     def shares_vocabulary(self, other: "Tokenizer") -> bool:
         """Whether the ids of another tokenizer mean the same; the languages that texts are in may differ."""
         return self.fingerprint == other.fingerprint
+
+    def start_ids(self) -> list[int]:
+        """The ids before an output, those of `start` for one row."""
+        return [BOS_ID]
 
     def start(self, rows: Tensor) -> "tf.Tensor":
         """The ids before an output, int32 [rows, P]: the start symbol and, if there are `languages`, the target's."""
@@ -253,7 +257,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of ids, that of `detokenize`, by SentencePiece alone."""
         kept = [[id for id in row if id > EOS_ID] for row in ids]
-        return list(self.processor.decode(kept)) if kept else []
+        return list(self.processor.decode(kept, num_threads=threads_for(kept))) if kept else []
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
@@ -334,8 +338,7 @@ def beginnings(texts: Tensor, tokens: Natural) -> "tuple[tf.Tensor, tf.Tensor]":
     return tf.cond(tf.reduce_any(is_long), cut, lambda: (texts, is_long))
 
 
-@checked
-def beginning(text: str | bytes, tokens: Natural) -> tuple[str | bytes, bool]:
+def beginning(text: str | bytes, tokens: int) -> tuple[str | bytes, bool]:
     """As `beginnings`, for one text."""
     most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
     if len(text) <= most // 4 or len(encoded(text)) <= most:  # a character has at most 4 bytes
@@ -346,7 +349,12 @@ def beginning(text: str | bytes, tokens: Natural) -> tuple[str | bytes, bool]:
 
 def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
     """The ids of each text, or its pieces if `kind` is str."""
-    return processor.encode(texts, out_type=kind, num_threads=-1 if len(texts) >= MANY else 1)
+    return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
+
+
+def threads_for(texts: Sequence[Any]) -> int:
+    """Of SentencePiece: all cores for many texts, since starting threads takes longer than a few texts."""
+    return -1 if len(texts) >= MANY else 1
 
 
 def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -109,8 +109,8 @@ class M2M100Tokenizer(PieceTokenizer):
         return tf.concat([codes, tf.ragged.boolean_mask(pieces, of_known)], axis=1)
 
     def _encoded(self, place: int, texts: Sequence[str | bytes]) -> list[list[int]]:
-        codes = [self._ids[language] for language in self.spoken()]
-        return [[codes[place], *row] if all(codes) else [] for row in self.source.encode(texts)]
+        code = self._ids[self.spoken()[place]]
+        return [[code, *row] for row in self.source.encode(texts)]
 
     @checked
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
@@ -125,6 +125,9 @@ class M2M100Tokenizer(PieceTokenizer):
 
     def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
         return self._with_code(1, texts)
+
+    def start_ids(self) -> list[int]:
+        return [BOS_ID, self._ids[self.spoken()[1]]]
 
     def start(self, rows: Tensor) -> "tf.Tensor":
         return tf.stack([tf.fill([rows], BOS_ID), self._codes(rows)[1]], axis=1)
