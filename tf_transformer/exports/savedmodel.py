@@ -101,11 +101,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
 
 
 def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
-    """Check what was written in a folder, before it is published as `path`.
-
-    Raises:
-        BadInput: a check failed.
-    """
+    """Refuse a folder that fails a check; it would be published as `path`."""
     if failed := failures(check(folder)):
         listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
         raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
