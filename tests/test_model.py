@@ -342,11 +342,7 @@ def test_training_refuses_it_too():
     model, rows = built(TransformerConfig(num_layers=1, **SIZES)), ragged([3, 2], [5])
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     for x, y, message in (
-        (
-            {"source": SOURCE, "target": TARGET},
-            TARGET,
-            r"^inputs: expected \(source, target\), .* got one dict$",
-        ),
+        ({"source": SOURCE, "target": TARGET}, TARGET, r"^inputs: expected \(source, target\), .* got one dict$"),
         ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
     ):
         with pytest.raises(BadInput, match=message):
