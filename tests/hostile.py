@@ -2,10 +2,12 @@
 
     python tests/hostile.py savedmodels/demo/1 --count 10000
 
-No request may raise, every text that comes back is valid UTF-8, every number finite. Prints the peak of memory."""
+No request may raise, every text that comes back is valid UTF-8, every number finite. Prints the peak of memory. With
+--threads 64 that many threads then ask for all again at once; each answer has to be the one from before."""
 
 import argparse
 import collections
+import concurrent.futures
 import random
 import resource
 import sys
@@ -113,17 +115,39 @@ def problems(answer: dict, rows: int):
                     yield f"{name} is no UTF-8: {text[:40]!r}"
 
 
+def options(r: random.Random, signature: str, rows: int) -> dict:
+    """Some options of a request, of one row or of each."""
+    if not signature.startswith("translate"):
+        return {}
+    rows = r.choice([1, rows])
+    drawn = {
+        "beam_size": np.array([r.randint(1, 6) for _ in range(rows)], np.int32),
+        "length_penalty": np.array([r.choice([0.0, 0.6, 1.0, 2.5]) for _ in range(rows)], np.float32),
+        "max_length": np.array([r.randint(1, 20) for _ in range(rows)], np.int32),
+    }
+    return {name: value for name, value in drawn.items() if r.random() < 0.8}
+
+
+def same(found: dict, expected: dict) -> bool:
+    """Whether answers are the same, numbers but for rounding."""
+    return all(
+        np.allclose(found[name], value, atol=1e-4) if value.dtype.kind == "f" else np.array_equal(found[name], value)
+        for name, value in expected.items()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("path", metavar="DIR")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     is_litert = (Path(args.path) / "model.tflite").is_file()
     ports = PORTS[:1] if is_litert else PORTS
     servable, r = (LiteRT if is_litert else Servable)(Path(args.path)), random.Random(args.seed)
-    began, wrong, asked, kinds = time.perf_counter(), 0, 0, collections.Counter()
+    began, wrong, asked, kinds, answered = time.perf_counter(), 0, 0, collections.Counter(), []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(-(-args.count // args.batch)):
         makers = r.choices(KINDS, k=min(args.batch, args.count - number * args.batch))
@@ -131,8 +155,11 @@ def main() -> None:
         kinds.update(maker.__name__ for maker in makers)
         # Most batches go to serving_default, so that the others do not make it long.
         signature, inputs = ports[0] if number % 4 else ports[number // 4 % len(ports)]
+        request = dict.fromkeys(inputs, texts) | options(r, signature, len(texts)), signature
         try:
-            found = list(problems(servable.predict(dict.fromkeys(inputs, texts), signature), len(texts)))
+            answer = servable.predict(*request)
+            found = list(problems(answer, len(texts)))
+            answered.append((request, answer))
         except RuntimeError as error:
             found = [str(error).splitlines()[0]]
         asked += len(texts)
@@ -145,6 +172,12 @@ def main() -> None:
         f"{asked:,} strings in {time.perf_counter() - began:.0f} s, {wrong} problems; "
         f"memory: {before / 1024:,.0f} MiB when loaded, {peak / 1024:,.0f} MiB at most"
     )
+    if args.threads:
+        with concurrent.futures.ThreadPoolExecutor(args.threads) as pool:
+            again = list(pool.map(lambda each: servable.predict(*each[0]), answered))
+        other = sum(not same(found, before) for found, (_, before) in zip(again, answered, strict=True))
+        print(f"{len(answered)} requests from {args.threads} threads: {other} answers other than before")
+        wrong += other
     sys.exit(1 if wrong or asked != args.count else 0)
 
 

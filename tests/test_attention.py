@@ -113,13 +113,6 @@ def test_multi_head_attention_to_another_sequence(masked):
         close(scores[b], expected[1])
 
 
-def test_call_is_project_then_attend():
-    layer, x, memory = built(), normal(B, T, d), normal(B, S, d)
-    kv = layer.project(memory)
-    assert kv.key.shape == (B, h, S, d_k) and kv.value.shape == (B, h, S, d_v)
-    close(layer(x, memory), layer.attend(ops.array(x), kv)[0])
-
-
 def test_head_widths_are_d_model_over_heads_unless_given():
     layer = MultiHeadAttention(num_heads=3)
     layer.build((None, None, 21))

@@ -369,17 +369,9 @@ def test_the_services(places):
         texts = {"text": ["a"]}
         wrong = {
             ("no", ()): ("FAILED_PRECONDITION", 'Serving signature key "no" not found.', texts),
-            ("translate", ("x",)): (
-                "INVALID_ARGUMENT",
-                "output tensor alias not found in signature: x",
-                texts,
-            ),
-            ("translate", ()): (
-                "INVALID_ARGUMENT",
-                "input alias: text not found in request",
-                {"beam_size": [1]},
-            ),
-            ("score", ()): ("INVALID_ARGUMENT", "Sent extra: {}. Missing but required: {target}.", {"source": ["a"]}),
+            ("translate", ("x",)): ("INVALID_ARGUMENT", "outputs of translate: expected some of finished, ", texts),
+            ("translate", ()): ("INVALID_ARGUMENT", "inputs of translate: expected beam_size, ", {"beam_size": [1]}),
+            ("score", ()): ("INVALID_ARGUMENT", "inputs of score: expected source, target, got s", {"source": ["a"]}),
             ("tokenize", ()): ("INVALID_ARGUMENT", "expected to be a string tensor but is a int32", {"text": [1]}),
         }
         for (signature, output_filter), (code, message, inputs) in wrong.items():

@@ -222,11 +222,8 @@ def translator(tokenizer):
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_quantized_models_run(translator, corpus, tmp_path, quantization):
-    """They score the same text nearly alike, and quantizing leaves the model as it was.
-
-    Computed in float32: CTranslate2's int8 is a quarter off with these weights on a CPU without AVX-512.
-    """
+def test_quantized_models_are_smaller(translator, tmp_path, quantization):
+    """Quantizing leaves the model as it was; test_matrix.py runs what is written."""
     before = translator.model.get_weights()
     save(translator, tmp_path / "exact")
     save(translator, tmp_path / "small", quantization)
@@ -234,19 +231,6 @@ def test_quantized_models_run(translator, corpus, tmp_path, quantization):
         np.testing.assert_array_equal(weight, copy)
     ratio = (tmp_path / "small/model.bin").stat().st_size / (tmp_path / "exact/model.bin").stat().st_size
     assert ratio < 0.95  # of so small a model the positions, which int8 and int16 leave alone, are most
-
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
-    source, target = (pieces.encode(texts, out_type=str) for texts in corpus)
-    exact, small = (
-        [np.sum(found.log_probs) for found in engine.score_batch(source, target)]
-        for engine in (
-            ctranslate2.Translator(str(tmp_path / name), intra_threads=1, compute_type="float32")
-            for name in ("exact", "small")
-        )
-    )
-    np.testing.assert_allclose(small, exact, rtol=0.05)
-    assert not np.allclose(small, exact, rtol=1e-7)
-    assert ctranslate2.Translator(str(tmp_path / "small"), intra_threads=1).translate_batch(source)[0].hypotheses
 
 
 def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):

@@ -174,14 +174,10 @@ def test_lora_is_that_of_keras(positions, tmp_path):
         layer.enable_lora(3)
 
     model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
-    model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     plain = keras.Sequential([keras.Input((None,), dtype="int32"), built(positions)])
     plain.load_weights(tmp_path / "model.weights.h5")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.layers[0].lora_rank == 3 and loaded.layers[0].lora_enabled
-    for again in (plain, loaded):
-        close(again(IDS), model(IDS), atol=1e-5)
+    close(plain(IDS), model(IDS), atol=1e-5)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])

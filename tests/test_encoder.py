@@ -3,9 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from conftest import array, close, draw_weights, normal, weights_of
-from hypothesis import given
-from hypothesis import strategies as st
+from conftest import close, draw_weights, normal, weights_of
 
 from tf_transformer.layers import EncoderLayer
 
@@ -31,17 +29,3 @@ def test_encoder_layer(mask):
         expected = oracle.encoder_layer(x[b], weights_of(LAYER), h, None if mask is None else mask[b])
         close(output[b], expected[0])
         close(scores[b], expected[1])
-
-
-@given(data=st.data(), S=st.integers(2, 7))
-def test_an_encoder_without_positions_commutes_with_permutation(data, S):
-    order = data.draw(st.permutations(range(S)))
-    layers = [LAYER, built(seed=1)]
-    x, mask = normal(B, S, d), np.arange(S) < np.array([[S], [S - 1]])
-
-    def encode(x, mask):
-        for layer in layers:
-            x = layer(x, mask=mask)
-        return array(x)
-
-    close(encode(x[:, order], mask[:, order]), encode(x, mask)[:, order])

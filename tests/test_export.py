@@ -333,14 +333,12 @@ def run(program, saved, *arguments):
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]
 
 
-@pytest.mark.parametrize("count", [70, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_hostile_texts(saved, count):
-    run("hostile.py", saved, "--count", count)
+LONG = [pytest.param(sizes, marks=pytest.mark.slow) for sizes in ("10000", "2000 --batch 2")]
 
 
-@pytest.mark.parametrize("sizes", [pytest.param(sizes, marks=pytest.mark.slow) for sizes in [(5, 3), (64, 50)]])
-def test_threads(saved, sizes):
-    run("threads.py", saved, "--threads", sizes[0], "--requests", sizes[1])
+@pytest.mark.parametrize("sizes", ["70", *LONG])
+def test_hostile_texts(saved, sizes):
+    run("hostile.py", saved, "--threads", 64, "--count", *sizes.split())
 
 
 def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):

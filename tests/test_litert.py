@@ -19,18 +19,16 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS, random_model
-from programs import ROOT, fails, without_the_package
+from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
-from tf_transformer.conformance.check import check
 from tf_transformer.engines import litert_client
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.exports import litert
 from tf_transformer.families.marian.family import checkpoint_in
 from tf_transformer.families.marian.tokenizer import MarianTokenizer
-from trainers import export, translate
 
 pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
@@ -281,11 +279,6 @@ def test_an_error_of_another_kind_is_no_fault_of_the_folder(folder, monkeypatch)
         LiteRTTranslator(folder)
 
 
-def test_an_export_has_no_languages(folder, capsys):
-    expected = "error: target_language: expected none, since this model has one pair of languages, got 'de'"
-    assert fails(translate, [folder.parent, "--target-language", "de"], capsys) == expected
-
-
 def test_a_changed_weight_is_seen(folder, tmp_path):
     """The file would load, and translate otherwise."""
     shutil.copytree(folder, tmp_path / "1")
@@ -385,17 +378,9 @@ def test_eight_bits(tmp_path):
 
 
 @pytest.mark.program
-def test_the_program_exports_what_passes_the_checks(tmp_path, capsys):
-    """It answers in a process that has neither TensorFlow nor this package."""
-    form = ["--format", "litert", "--dtype", "int8", "--max-source-length", "31"]
-    export.main(["--pretrained", str(MARIAN), *form, "--name", "demo", "--base", str(tmp_path)])
-    assert "a folder for LiteRT, int8" in capsys.readouterr().out
-    said = {finding.message: finding.level for finding in check(tmp_path / "demo/1")}
-    assert said["it answers without TensorFlow and without this package"] == "ok" and set(said.values()) == {"ok"}
-    command = [sys.executable, str(ROOT / "savedmodels/clients/litert_client.py"), str(tmp_path / "demo/1")]
-    done = subprocess.run(command, input=b"Two doors.\n", capture_output=True, env=without_the_package(tmp_path))
-    assert done.stdout.decode() == LiteRTTranslator(tmp_path / "demo/1")("Two doors.") + "\n", done.stderr
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/hostile.py"), *command[2:], "--count", "300"]
+def test_hostile_texts_where_neither_tensorflow_nor_this_package_is(folder, tmp_path):
+    """test_matrix.py has the checks of an export, and what the client gives there."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/hostile.py"), str(folder), "--count", "300"]
     assert subprocess.run(command, env=without_the_package(tmp_path)).returncode == 0
 
 

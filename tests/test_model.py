@@ -1,6 +1,6 @@
 """The Transformer as a whole: Figure 1 and Table 3."""
 
-import functools
+import dataclasses
 
 import keras
 import numpy as np
@@ -13,6 +13,7 @@ from keras import ops
 
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
+from tf_transformer.evaluation import costs
 from tf_transformer.layers import DecoderLayer
 from tf_transformer.layers.int8 import freeze, frozen_weights
 
@@ -67,15 +68,9 @@ def test_logits_and_attention_weights(kind, tmp_path):
 # Parameters
 
 
-@functools.cache
 def parameters(name, vocab_size):
-    """How many weights a preset has, in millions, without making room for them."""
-    config = TransformerConfig(**PRESETS[name].to_dict() | {"vocab_size": vocab_size})
-    with keras.StatelessScope(initialize_variables=False):
-        model = Transformer(config)
-        model.build()
-    keras.utils.clear_session()  # forget the variables that were not initialised
-    return model.count_params() / 1e6
+    """How many weights a preset has, in millions; test_costs.py compares the count with models."""
+    return costs.parameters(dataclasses.replace(PRESETS[name], vocab_size=vocab_size)) / 1e6
 
 
 # Table 3's last column, in millions. All of it fits a vocabulary of about 41,100; the paper does not say how many.
@@ -342,11 +337,7 @@ def test_training_refuses_it_too():
     model, rows = built(TransformerConfig(num_layers=1, **SIZES)), ragged([3, 2], [5])
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     for x, y, message in (
-        (
-            {"source": SOURCE, "target": TARGET},
-            TARGET,
-            r"^inputs: expected \(source, target\), .* got one dict$",
-        ),
+        ({"source": SOURCE, "target": TARGET}, TARGET, r"^inputs: expected \(source, target\), .* got one dict$"),
         ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
     ):
         with pytest.raises(BadInput, match=message):

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import warnings
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import pytest
 from programs import fails, options, run_python
 
 import tf_transformer as tt
-from tf_transformer.base.files import write_text
 from tf_transformer.corpora.corpus import languages_of
 from tf_transformer.engines.engine import Answer, Reply
 from tf_transformer.exports import savedmodel as publish
-from tf_transformer.fitting.callbacks import Stopped
 from trainers import attention, evaluate, export, translate, translation
 from trainers.__main__ import PROGRAMS
 from trainers.command import in_chunks, run_program
@@ -207,17 +204,6 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_program_that_a_signal_stopped_says_how_to_go_on(number, capsys):
-    def stopped():
-        raise Stopped("stopped after saving step 7", number)
-
-    with pytest.raises(SystemExit) as ended:
-        run_program(stopped)
-    assert ended.value.code == 128 + number
-    assert "stopped after saving step 7; start it again with the same options to go on" in capsys.readouterr().err
-
-
 def test_a_warning_is_one_line(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", None)  # for it to be as before afterwards
     run_program(lambda: None)
@@ -240,18 +226,6 @@ def test_long_texts_are_translated_part_by_part(capsys):
     assert [reply.text for reply in in_chunks(upper, texts, 17)] == [text.upper() for text in texts]
     assert list(in_chunks(upper, [], 17)) == []
     assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_left_of_a_translation_with_an_error(tmp_path):
-    class Failing:
-        def replies(self, texts):
-            if texts[0] == "c":
-                raise OSError("no more")
-            return [Reply(text, (Answer(text, 0.0),), 1, False) for text in texts]
-
-    with pytest.raises(OSError, match="no more"):
-        write_text(tmp_path / "out", (reply.line for reply in in_chunks(Failing(), ["a", "b", "c"], 2)))
-    assert not list(tmp_path.iterdir())
 
 
 HELP = """

@@ -200,39 +200,27 @@ def test_what_the_server_would_refuse(ask, body, message):
     assert len(answer["error"]) < 1000
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "message"),
-    [
-        ("other:predict", 404, "Servable not found for request: Latest(other)"),
-        ("name/versions/2:predict", 404, "Servable not found for request: Specific(name, 2)"),
-        ("name/labels/stable:predict", 400, "Unrecognized servable version label: stable"),
-        (
-            "name",
-            400,
-            "expected POST /v1/models/NAME:predict, GET /v1/models/NAME or GET /v1/models/NAME/metadata, got POST",
-        ),
-        ("name:classify", 400, "expected POST /v1/models/NAME:predict, "),
-    ],
-)
-def test_other_models_and_paths(ask, path, status, message):
-    found, answer = ask({"instances": ["a"]}, f"/v1/models/{path}")
-    assert found == status
-    assert answer["error"].startswith(message)
+LATEST, PATHS = "Servable not found for request: Latest(other)", "expected POST /v1/models/NAME:predict, "
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "message"),
+    ("method", "path", "status", "message"),
     [
-        ("/v1/models/other", 404, "Could not find any versions of model other"),
-        ("/v1/models/name/versions/2", 404, "Could not find version 2 of model name"),
-        ("/v1/models", 400, "expected POST /v1/models/NAME:predict, "),
-        ("/v1/models/name:predict", 400, "expected POST /v1/models/NAME:predict, "),
-        ("/v1/models/other/metadata", 404, "Servable not found for request: Latest(other)"),
-        ("/v2", 404, "The requested URL was not found"),
+        ("POST", "/v1/models/other:predict", 404, LATEST),
+        ("POST", "/v1/models/name/versions/2:predict", 404, "Servable not found for request: Specific(name, 2)"),
+        ("POST", "/v1/models/name/labels/stable:predict", 400, "Unrecognized servable version label: stable"),
+        ("POST", "/v1/models/name", 400, PATHS + "GET /v1/models/NAME or GET /v1/models/NAME/metadata, got POST"),
+        ("POST", "/v1/models/name:classify", 400, PATHS),
+        ("GET", "/v1/models/other", 404, "Could not find any versions of model other"),
+        ("GET", "/v1/models/name/versions/2", 404, "Could not find version 2 of model name"),
+        ("GET", "/v1/models", 400, PATHS),
+        ("GET", "/v1/models/name:predict", 400, PATHS),
+        ("GET", "/v1/models/other/metadata", 404, LATEST),
+        ("GET", "/v2", 404, "The requested URL was not found"),
     ],
 )
-def test_other_status(client, path, status, message):
-    answer = client.get(path)
+def test_other_models_and_paths(client, method, path, status, message):
+    answer = client.open(path, method=method, data=b'{"instances": ["a"]}')
     assert answer.status_code == status
     assert answer.get_json()["error"].startswith(message)
 

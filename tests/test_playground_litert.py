@@ -1,6 +1,5 @@
 """The playground with a LiteRT export, against TensorFlow's C++ answers of the SavedModel."""
 
-import base64
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,19 +46,6 @@ def test_a_litert_export_answers_as_the_savedmodel(small, served):
             assert answer.tolist() == [[text.decode() for text in row] for row in expected]
         else:
             np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5, err_msg=name)
-    columns = {name: [row[name] for row in found["predictions"]] for name in found["predictions"][0]}
-    assert ask({"signature_name": "translate", "inputs": inputs}) == (200, {"outputs": columns})
-    same = {"text": texts, **{name: values[-1:] for name, values in inputs.items() if name != "text"}}
-    assert (
-        ask({"signature_name": "translate", "inputs": same})[1]["outputs"]["scores"] == columns["scores"][len(texts) :]
-    )
-
-    coded = [{"b64": base64.b64encode(text.encode() if isinstance(text, str) else text).decode()} for text in TEXTS]
-    expected = served({"text": TEXTS})
-    for row, text, truncated in zip(
-        ask({"instances": coded})[1]["predictions"], expected["translation"], expected["truncated"], strict=True
-    ):
-        assert (row["translation"], row["truncated"]) == (text.decode(), truncated)
     keys = ["length_penalty", "beam_size", "name", "version", "parameters", "nothing"]
     info = ask({"signature_name": "model_info", "instances": keys})[1]["predictions"]
     assert info == ["0.6", "3", "name", "3", str(tt.load(small).facts["parameters"]), ""]

@@ -76,10 +76,7 @@ def test_matrix_weights_are_those_of_the_model(config):
         matrices = [weight for weight in model.weights if len(weight.shape) == 2]
         assert made.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
         made.check_stored(made.matrix_weights)
-        refused(
-            lambda made=made: made.check_stored(made.matrix_weights - 1),
-            "expected sizes of a model that fit the ",
-        )
+        refused(lambda made=made: made.check_stored(made.matrix_weights - 1), "expected sizes of a model that fit the ")
 
 
 # YAML

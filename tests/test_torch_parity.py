@@ -81,11 +81,7 @@ def test_encoder_layer(masked):
     ours, theirs = pair(EncoderLayer(h, d_ff, dropout=0.0), torch.nn.TransformerEncoderLayer)
     mask = SOURCE_MASK if masked else None
     ignored = torch.tensor(~SOURCE_MASK) if masked else None  # they say what may not be attended
-    compare(
-        lambda x: ours(x, mask=mask),
-        lambda x: theirs(x, src_key_padding_mask=ignored),
-        [normal(B, S, d)],
-    )
+    compare(lambda x: ours(x, mask=mask), lambda x: theirs(x, src_key_padding_mask=ignored), [normal(B, S, d)])
 
 
 @pytest.mark.parametrize("masked", [False, True])

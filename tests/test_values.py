@@ -305,9 +305,6 @@ def cheap_calls(folder, translator):
         "Recipe.interval": (tt.Recipe().interval, {}),
         "DevText.thinned": (tt.callbacks.DevText("a", max, ["b"], ["c"]).thinned, {}),
         "savedmodel.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
-        "Translator.astype": (translator.astype, {}),
-        "Export.__init__": (Export, {"translator": translator}),
-        "Trainer.fit": (tt.Trainer(folder / "run", tiny, tt.ToyCorpus()).fit, {}),
     }
 
 
@@ -325,7 +322,6 @@ def other_calls(folder, translator):
         "data.text_pairs": (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),
         "data.token_batches": (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
         "toy_corpus.write_corpus": (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
-        "bleu.compare": (tt.bleu.compare, {"systems": {"a": ["b"]}, "references": ["b"]}),
         "visualize.attention_figure": (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
         "Tokenizer.learn": (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
         "Tokenizer.learn_from": (tt.Tokenizer.learn_from, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
@@ -345,9 +341,6 @@ def written(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-LONG = re.compile("Trainer|compare|Export|astype")  # what they do with a good value has tests of its own
-
-
 def test_a_fact_of_an_export_goes_into_json(translator):
     for value in HOSTILE:
         for export in outcome("bleu", lambda value=value: Export(translator, bleu=value)):
@@ -356,15 +349,14 @@ def test_a_fact_of_an_export_goes_into_json(translator):
 
 @pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])
 def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
-    """And nothing is written by a call that is refused."""
+    """With the ends of its range; what is beyond `checked` refuses before. A call that is refused writes nothing."""
     monkeypatch.chdir(tmp_path)
     options = {name: options for name, _, options in functions()}
     for end, (call, arguments) in calls(tmp_path, translator).items():
         (name,) = (name for name in options if name.endswith(f".{end}"))
         for option, annotation in options[name].items():
             made = [(v, outcome(option, lambda o=option, v=v, a=annotation: convert(o, v, a))) for v in HOSTILE]
-            good = [] if LONG.search(name) else ends([(value, found[0]) for value, found in made if found])
-            for value in [value for value, found in made if not found] + good:
+            for value in ends([(value, found[0]) for value, found in made if found]):
                 before = written(tmp_path)
                 if not outcome(option, lambda c=call, a=arguments | {option: value}: c(**a)):
                     assert written(tmp_path) == before

@@ -123,10 +123,7 @@ def test_the_page_asks_the_network_for_nothing():
     ("pairs", "message"),
     [
         ([], "expected a pair of sentences to draw, got none"),
-        (
-            [(["a", "b"], ["c"], pair_of(["a"], ["c"])[2])],
-            r"encoder .* of layer 0: expected weights \(1, 3, 2, 2\)",
-        ),
+        ([(["a", "b"], ["c"], pair_of(["a"], ["c"])[2])], r"encoder .* of layer 0: expected weights \(1, 3, 2, 2\)"),
         ([(["a"], ["c"], AttentionScores([np.ones((1, 1))], [], []))], r"\(1, 'heads', 1, 1\), got \(1, 1\)"),
     ],
 )

@@ -11,16 +11,7 @@ from typing import Any
 from tf_transformer.base.files import lines_in, lines_of, write_text
 from tf_transformer.text.languages import LANGUAGES
 
-from .command import (
-    add_languages,
-    add_search_options,
-    chosen,
-    engine,
-    in_chunks,
-    options,
-    positive,
-    run_program,
-)
+from .command import add_languages, add_search_options, chosen, engine, in_chunks, options, positive, run_program
 from .pipelines import (
     add_pipeline_options,
     check_options,

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +111,15 @@ class ServedModel:
         if name not in self.signatures:
             raise ServingError("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
         signature = self.signatures[name]
-        wanted, given = set(signature.inputs), set(inputs)
-        if given - wanted or (wanted - given and not signature.defaults):
-            message = f"input size does not match signature: {len(given)}!={len(wanted)}"
-            message += f" len({_set(given)}) != len({_set(wanted)})."
-            message += f" Sent extra: {_set(given - wanted)}. Missing but required: {_set(wanted - given)}."
-            raise ServingError("INVALID_ARGUMENT", message)
-        for missing in wanted - given:
-            if missing not in signature.defaults:
-                message = f"Signature input alias: {missing} not found in request and no default value provided"
-                raise ServingError("INVALID_ARGUMENT", message)
+        lacking = signature.inputs.keys() - inputs.keys()
+        if inputs.keys() - signature.inputs.keys() or lacking - signature.defaults.keys():
+            expected, got = (", ".join(sorted(names)) for names in (signature.inputs, inputs))
+            raise ServingError("INVALID_ARGUMENT", f"inputs of {name}: expected {expected}, got {got or 'none'}")
         for output in output_filter:
             if output not in signature.outputs:
-                message = f"output tensor alias not found in signature: {output} Outputs expected to be in the set "
-                raise ServingError("INVALID_ARGUMENT", message + _set(signature.outputs) + ".")
-        defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in wanted - given}
+                expected = ", ".join(sorted(signature.outputs))
+                raise ServingError("INVALID_ARGUMENT", f"outputs of {name}: expected some of {expected}, got {output}")
+        defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in lacking}
         try:
             outputs = self._export(name, {**inputs, **defaults})
         except tf.errors.OpError as error:
@@ -134,7 +128,3 @@ class ServedModel:
         except (TypeError, ValueError) as error:  # Python sees a wrong rank or dtype before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
         return {key: outputs[key] for key in output_filter or sorted(outputs)}
-
-
-def _set(names: Iterable[str]) -> str:
-    return "{" + ",".join(sorted(names)) + "}"

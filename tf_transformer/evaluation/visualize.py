@@ -58,12 +58,7 @@ def attention_page(pairs: Iterable[Pair]) -> str:
 
 
 @checked
-def attention_figure(
-    pair: Pair,
-    kind: Kind = "cross",
-    layer: Layer = -1,
-    heads: Iterable[int] | None = None,
-) -> Any:
+def attention_figure(pair: Pair, kind: Kind = "cross", layer: Layer = -1, heads: Iterable[int] | None = None) -> Any:
     """A `matplotlib.figure.Figure` with one matrix a head: rows attend to columns. It grows with the tokens.
 
     Args:

@@ -26,7 +26,7 @@ from tf_transformer.base.files import new_folder, write_json
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.version import __version__
 from tf_transformer.config import BadInput
-from tf_transformer.conformance.check import check, failures
+from tf_transformer.exports.savedmodel import check_export
 from tf_transformer.layers import KeyValue, PositionalEmbedding
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
@@ -123,9 +123,8 @@ def save(
         for name, content in (tokenizer.files | tokenizer.vocabularies).items():
             (folder / name).write_bytes(content)
         write_json(folder / "model.json", description)
-        if checked and (failed := failures(check(folder))):
-            listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
-            raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+        if checked:
+            check_export(folder, path)
 
 
 def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:

@@ -97,10 +97,14 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
             for record in warmup_records(export):
                 file.write(record)
         if checked:
-            failed = failures(check(folder))
-            if failed:
-                listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
-                raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+            check_export(folder, path)
+
+
+def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
+    """Refuse a folder that fails a check; it would be published as `path`."""
+    if failed := failures(check(folder)):
+        listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
+        raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
