@@ -23,7 +23,8 @@ def main(argv=None) -> dict:
     import keras
     import numpy as np
 
-    from tf_transformer.corpora.ids import Batches, Ids, Order, Side
+    from tf_transformer.corpora.batches import Batches, Block
+    from tf_transformer.corpora.ids import Batch, Ids, Side
 
     rng = np.random.default_rng(common.SEED)
     sides = []
@@ -32,7 +33,7 @@ def main(argv=None) -> dict:
         ids = rng.integers(common.FIRST_ID, work.vocab_size, lengths.sum()).astype("uint16")
         sides.append(Side.of(ids, lengths))
     text = Ids(*sides, np.arange(1, args.text + 1))
-    batches = Batches(text, Order(text.lengths(), args.batch_tokens, args.max_length, common.SEED), fixed_shapes=True)
+    batches = Batches([Block.of(text, args.max_length)], args.batch_tokens, common.SEED, fixed_shapes=True)
     model = compiled_model(work, args.dtype)
 
     def fit(made) -> float:
@@ -42,15 +43,17 @@ def main(argv=None) -> dict:
 
             made = data.dataset(lambda made=made: made)
         else:
-            made = (_pair(batch) for batch in made)
+            made = map(Batch.pair, made)
         began = time.perf_counter()
         model.fit(made, steps_per_epoch=args.steps, verbose=0)
         return time.perf_counter() - began
 
-    shapes = {batches.order[number][1]: number for number in range(min(len(batches.order), 2_000))}
-    began = time.perf_counter()
-    for number in shapes.values():
+    shapes = {}
+    for number in range(min(len(batches), 2_000)):
         batch = batches[number]
+        shapes.setdefault(batch.source.shape, batch)
+    began = time.perf_counter()
+    for batch in shapes.values():
         model.fit((batch.source, batch.target_in), batch.target_out, len(batch.source), shuffle=False, verbose=0)
     compiling = time.perf_counter() - began
     before = [batches[number] for number in range(args.steps)]
@@ -78,12 +81,8 @@ def main(argv=None) -> dict:
         making_tokens_per_second=round(tokens / making),
         shapes=len(shapes),
         compiling_seconds=round(compiling, 1),
-        loss=round(float(model.evaluate(*_pair(before[0]), verbose=0, return_dict=True)["loss"]), 3),
+        loss=round(float(model.evaluate(*before[0].pair(), verbose=0, return_dict=True)["loss"]), 3),
     )
-
-
-def _pair(batch):
-    return (batch.source, batch.target_in), batch.target_out
 
 
 if __name__ == "__main__":

@@ -28,11 +28,14 @@ def main(argv=None) -> dict:
     preparing = time.perf_counter() - began
 
     common.prepare_tensorflow(args, inter_threads=args.threads)
+    from tf_transformer.corpora import data
+    from tf_transformer.corpora.batches import Batches
     from tf_transformer.corpora.records import Records
 
     began = time.perf_counter()
     records = Records(folder)
-    batches = iter(records.batches(args.batch_tokens, first=args.first))
+    made = Batches(records.blocks(), args.batch_tokens)
+    batches = iter(data.dataset(lambda: made.since(args.first)))
     next(batches)
     first = time.perf_counter() - began
     clock, cpu, source_tokens, target_tokens = read(batches, args.seconds)
@@ -48,7 +51,7 @@ def main(argv=None) -> dict:
         first_milliseconds=round(first * 1e3, 1),
         prepare_seconds=round(preparing, 1),
         others_cores=round(clock.others(), 2),
-        pairs=records.summary(args.batch_tokens).pairs,
+        pairs=made.summary().pairs,
         bytes=sum(shard["bytes"] for shard in records.shards),
         batch_tokens=args.batch_tokens,
     )

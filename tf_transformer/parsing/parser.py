@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import find_saved_model
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
@@ -21,6 +22,7 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
+from tf_transformer.parsing.words import encoder_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import SetOnce, check_length
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
@@ -35,8 +37,6 @@ else:
     contract, savedmodel = (
         lazily(f"tf_transformer.exports.{name}", "a SavedModel") for name in ("contract", "savedmodel")
     )
-
-MAX_LENGTH = 512  # tokens a side to train on, EOS included
 
 
 def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> "tuple[tf.RaggedTensor, tf.RaggedTensor]":
@@ -54,26 +54,6 @@ def first_pieces(pieces: Tensor) -> "tf.RaggedTensor":
     by_word = pieces.values
     unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
     return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
-
-
-def pair_ids(tokenizer: Tokenizer) -> Callable[..., Any]:
-    """For `data.token_batches`: ids of texts [B] and of linearised trees [B], symbols with spaces between them."""
-
-    def ids(texts: Tensor, lines: Tensor) -> Any:
-        _, pieces = word_pieces(tokenizer, texts)
-        symbols = tf.strings.split(lines)
-        is_leaf = ~tf.strings.regex_full_match(symbols.flat_values, r"[()].*")
-        place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32)) - 1, 0)
-        firsts = first_pieces(pieces)
-        end = tf.fill([firsts.nrows(), 1], -1)
-        nexts = tf.concat([tf.concat([firsts, end], axis=1)[:, 1:].flat_values, [-1]], axis=0)
-        word = tf.where(is_leaf, tf.gather(nexts, place), -1)
-        symbol = tokenizer.ids(tf.strings.join([" ", symbols.flat_values]))
-        both = symbols.with_flat_values(tf.stack([symbol, word], axis=1)).merge_dims(1, 2)
-        both = tf.concat([firsts[:, :1], tf.ragged.boolean_mask(both, both >= 0)], axis=1)
-        return pieces.merge_dims(1, 2), both
-
-    return ids
 
 
 EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
@@ -225,8 +205,8 @@ class Parser(SetOnce, Engine):
         unknown = set(symbols) - set(self.tokenizer.controls)
         if unknown:
             raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
-        _, ids = pair_ids(self.tokenizer)([source], [" ".join(symbols)])
-        return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
+        _, ids = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
+        return self.translator.attention_of(read.ids, self.translator.ended("tree", tf.ragged.constant(ids, tf.int32)))
 
     def source(self, text: Tensor) -> Source:
         """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
