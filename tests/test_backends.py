@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from test_lazy import MISSING
 
 import tf_transformer as tt
 
@@ -159,6 +161,62 @@ else:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_a_stopped_run_goes_on_as_if_it_had_not(backend, text, tmp_path):
     run(backend, "-c", RESUME, text, tmp_path)
+
+
+WITHOUT = """
+from trainers import prepare, translation
+from trainers.command import run_program
+
+run_program(lambda: {"prepare": prepare, "translation": translation}[sys.argv[2]].main(sys.argv[3:]))
+"""
+
+
+def test_the_program_where_tensorflow_is_not_installed(backend, tmp_path):
+    """To its end, killed once; a text, and records of it. Then, where TensorFlow is, it translates."""
+
+    def program(*argv):
+        command = [sys.executable, "-c", MISSING + WITHOUT, "tensorflow tensorflow_text tensorflow_datasets", *argv]
+        environment = os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+        options = {"cwd": Path(__file__).parents[1], "env": environment, "text": True}
+        return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+    demo = "translation", "--run", tmp_path / "demo"
+    killed = program(*demo)
+    while killed.poll() is None and not list(tmp_path.glob("demo/checkpoints/step-*/state.json")):
+        time.sleep(0.2)
+    killed.kill()
+    killed.communicate()
+    resumed = program(*demo)
+    printed = resumed.communicate()[0]
+    assert resumed.returncode == 0, printed[-5000:]
+    assert "going on from the checkpoint at step" in printed and "Scores and exports take TensorFlow" in printed
+    assert any(file.stat().st_size for file in (tmp_path / "demo/logs").rglob("events*"))
+
+    tt.toy_corpus.write_corpus(tmp_path, train=300, dev=7, test=7)
+    train, dev = ([tmp_path / f"{part}.{side}" for side in ("en", "de")] for part in ("train", "dev"))
+    few = "--steps", 2, "--batch-tokens", 512
+    for argv in (
+        ("prepare", "--train", *train, "--to", tmp_path / "records", "--vocab-size", 400),
+        ("translation", "--prepared", tmp_path / "records", "--dev", *dev, "--run", tmp_path / "prepared", *few),
+        (
+            "translation",
+            "--train",
+            *train,
+            "--dev",
+            *dev,
+            "--run",
+            tmp_path / "tuned",
+            "--from",
+            tmp_path / "demo",
+            *few,
+        ),
+    ):
+        last = program(*argv)
+        assert last.communicate()[0] and last.returncode == 0, argv
+
+    corpus = tt.ToyCorpus()
+    outputs = tt.load(tmp_path / "demo")(corpus.test[0])
+    assert tt.bleu.bleu(outputs, corpus.test[1]).value >= 90
 
 
 ANSWER = """
