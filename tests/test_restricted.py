@@ -215,15 +215,3 @@ def test_cached_is_the_whole_restricted_sequence(window):
         close(output, expected[:, slot : slot + size])
         slot += size
     assert slot == LENGTH
-
-
-def test_restricted_columns_may_be_beams():
-    """Each of two beams sees the newest of its own ancestors, which stand in every second slot."""
-    x, memory = normal(B, 12, d), normal(B, S, d)
-    cache = DECODER.init_cache(ops.array(memory), 12)
-    own = np.arange(12) % 2 == np.array([[0], [1]])
-    for slot in range(0, 12, 2):
-        seen = own & (np.arange(12) < slot + 2)
-        output, cache = DECODER(x[:, slot : slot + 2], attention_mask=seen[np.newaxis], cache=cache, slot=slot)
-    for beam in range(2):
-        close(output[:, beam], DECODER(x[:, beam::2], memory)[:, -1])
