@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS, random_model
+from programs import run_python
 from served import Served, merge
 
 import tf_transformer as tt
@@ -76,40 +77,28 @@ def test_signatures_and_outputs(served):
         assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
 
 
-# Restored by TensorFlow 2's own loader, and by the session that came before it, fed by the names of tensors; in a
-# process that never saw this package, from a folder that was moved.
-PROGRAM = """
+# In a process that never saw this package, from a folder that was moved, fed by the names of tensors.
+SESSION = """
 import json, sys, tensorflow as tf, tensorflow_text
 path, texts = sys.argv[1], [bytes.fromhex(text) for text in json.loads(sys.argv[2])]
-model = tf.saved_model.load(path)
-answer = model.signatures["serving_default"](text=tf.constant(texts))
-answers = [{name: value.numpy() for name, value in answer.items()}]
 with tf.compat.v1.Session(graph=tf.Graph()) as session:
     signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
     outputs = {name: info.name for name, info in signature.outputs.items()}
-    answers.append(session.run(outputs, {signature.inputs["text"].name: texts}))
+    found = session.run(outputs, {signature.inputs["text"].name: texts})
 assert "tf_transformer" not in sys.modules
-for found in answers:
-    found["translation"] = [text.decode() for text in found["translation"]]
-print(json.dumps([{name: list(map(str, values)) for name, values in found.items()} for found in answers]))
+found["translation"] = [text.decode() for text in found["translation"]]
+print(json.dumps({name: list(map(str, values)) for name, values in found.items()}))
 """
 
 
 @pytest.mark.program
-def test_three_loaders_give_what_the_translator_gives(translator, saved, served, tmp_path):
+def test_a_session_of_tensorflow_1_gives_what_the_translator_gives(translator, saved):
     texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
-    command = [sys.executable, "-c", PROGRAM, str(saved), texts]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    answers = json.loads(process.stdout.splitlines()[-1])
-    answers.append(served({"text": TEXTS}))
-    answers[-1]["translation"] = [text.decode() for text in answers[-1]["translation"]]
+    found = json.loads(run_python(SESSION, saved, texts).splitlines()[-1])
     expected = [best[0] for best in translator.n_best(TEXTS, 1)]
-    for found in answers:
-        assert found["translation"] == [best.text for best in expected]
-        np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
-        assert [str(value) for value in found["truncated"]] == [str("door door" in str(text)) for text in TEXTS]
-    assert len(answers) == 3
+    assert found["translation"] == [best.text for best in expected]
+    np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
+    assert found["truncated"] == [str("door door" in str(text)) for text in TEXTS]
 
 
 def test_options_are_by_row(served):

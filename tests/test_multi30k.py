@@ -212,15 +212,12 @@ def test_a_run_goes_on_with_the_dropout_of_its_step(runs, tmp_path):
                 file.unlink()
 
 
+BOTH = [("one", 6, 5, 0.3, 0, []), "one translates at 5", ("two", 7, 5, 0.3, 0, []), "two translates at 5"]
+BOTH += [("run", 5, 5, 0.3, 0, [])]
+
+
 def test_all_learn_both_directions_with_their_own_seeds_and_only_once(runs, tmp_path):
-    assert runs("--student-dropout", "0.05", of=("one", "two")) == [
-        ("one", 6, 5, 0.3, 0, []),
-        "one translates at 5",
-        ("two", 7, 5, 0.3, 0, []),
-        "two translates at 5",
-        ("run", 5, 5, 0.3, 0, []),
-        ("run", 5, 8, 0.05, 2, ["one", "two"]),
-    ]
+    assert runs("--student-dropout", "0.05", of=("one", "two")) == [*BOTH, ("run", 5, 8, 0.05, 2, ["one", "two"])]
     for name, of in (("one", {}), ("run", {"teachers": [str(tmp_path / "one"), str(tmp_path / "two")]})):
         settings = Run(tmp_path / name).settings()
         assert settings["model"]["dropout"] == 0.3 and settings["recipe"]["cooldown_steps"] == 2
@@ -253,15 +250,7 @@ def damage(run, step):
 
 def test_in_an_ensemble_each_learns_from_the_next(runs, tmp_path):
     ends = [("one", 6, 8, 0.1, 2, ["two"]), ("two", 7, 8, 0.1, 2, ["run"]), ("run", 5, 8, 0.1, 2, ["one"])]
-    assert runs("--ensemble", of=("one", "two")) == [
-        ("one", 6, 5, 0.3, 0, []),
-        "one translates at 5",
-        ("two", 7, 5, 0.3, 0, []),
-        "two translates at 5",
-        ("run", 5, 5, 0.3, 0, []),
-        "run translates at 5",
-        *ends,
-    ]
+    assert runs("--ensemble", of=("one", "two")) == [*BOTH, "run translates at 5", *ends]
     for name, other in (("run", "one"), ("one", "two"), ("two", "run")):
         assert Run(tmp_path / name).settings()["corpus"]["teachers"] == [str(tmp_path / other)]
     # What is there is not done again, but for the look of `fit`, which sees what is missing.

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from keras import ops
 from programs import run_python
 
-import tf_transformer as tt
 from tf_transformer.layers import (
     EncoderLayer,
     RestrictedDecoderLayer,
@@ -194,19 +193,6 @@ def test_a_decoder_layer():
             close(found[b], wanted)
 
 
-@pytest.mark.parametrize("first", [1, 15, 16, 30])
-def test_what_a_token_sees(first):
-    """A token depends on itself and on the window // 2 before it; whether weights are asked for or not."""
-    x, memory = normal(B, LENGTH, d), normal(B, S, d)
-    changed = x.copy()
-    changed[:, first] += 1
-    for asked in (False, True):
-        outputs = [DECODER(x, memory, return_attention_scores=asked) for x in (x, changed)]
-        before, after = (array(output[0] if asked else output) for output in outputs)
-        moved = np.abs(after - before).max(axis=(0, 2)) > 1e-4
-        assert np.where(moved)[0].tolist() == list(range(first, min(first + REACH // 2 + 1, LENGTH)))
-
-
 @pytest.mark.parametrize("x_mask", [None, np.arange(LENGTH) % 5 != np.array([[0], [3]])], ids=["whole", "padded"])
 def test_a_decoder_layer_under_masks(x_mask):
     """In blocks or, with a mask of one's own, not: the same. What padding holds does not matter."""
@@ -229,36 +215,3 @@ def test_cached_is_the_whole_restricted_sequence(window):
         close(output, expected[:, slot : slot + size])
         slot += size
     assert slot == LENGTH
-
-
-def test_restricted_columns_may_be_beams():
-    """Each of two beams sees the newest of its own ancestors, which stand in every second slot."""
-    x, memory = normal(B, 12, d), normal(B, S, d)
-    cache = DECODER.init_cache(ops.array(memory), 12)
-    own = np.arange(12) % 2 == np.array([[0], [1]])
-    for slot in range(0, 12, 2):
-        seen = own & (np.arange(12) < slot + 2)
-        output, cache = DECODER(x[:, slot : slot + 2], attention_mask=seen[np.newaxis], cache=cache, slot=slot)
-    for beam in range(2):
-        close(output[:, beam], DECODER(x[:, beam::2], memory)[:, -1])
-
-
-# A model
-
-
-def test_both_stacks():
-    N, V = 2, 23
-    sizes = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}
-    model = tt.Transformer(tt.TransformerConfig(N, attention_window=3, **sizes))
-    model.build()
-    draw_weights(model)
-    source = np.random.default_rng(1).integers(1, V, (B, 7)) * (np.arange(7) < [[4], [7]])
-    target = np.random.default_rng(2).integers(1, V, (B, 5))
-    logits, scores = model((source, target), return_attention_scores=True)
-    close(model((source, target)), logits, atol=1e-5)
-    for b in range(B):
-        expected, expected_scores = oracle.transformer(source[b], target[b], weights_of(model), N, h, window=3)
-        close(logits[b], expected, atol=1e-5)
-        for i in range(N):
-            close(scores.encoder[i][b], expected_scores["encoder"][i])
-            close(scores.cross[i][b], expected_scores["cross"][i])  # whole
