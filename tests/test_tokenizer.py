@@ -23,7 +23,7 @@ import tf_transformer as tt
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.engines import litert_client
 from tf_transformer.engines.savedmodel import SavedModel
-from tf_transformer.text.tokenizer import MANY, beginning, beginnings, valid, valid_text
+from tf_transformer.text.tokenizer import MANY, beginnings, begun, valid, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 CLEAN = [text for text in TEXTS if isinstance(text, str) and "\0" not in text]
@@ -332,7 +332,7 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
     for size in (1, most, most + 1, 17 * most):
         whole = (text.encode() * size)[:size]
         left, cut = beginnings([whole], 41)
-        assert beginning(whole, 41) == (left[0].numpy().decode() if size > most else whole, cut[0])
+        assert begun([whole], 41)[0] == (left[0].numpy().decode() if size > most else whole, cut[0])
         before, after = (tokenizer.tokenize(each)[0, :41].numpy().tolist() for each in ([whole], left))
         assert after == before
         assert len(left[0].numpy()) <= most and (size > most or left[0].numpy() == whole)
@@ -347,13 +347,13 @@ def test_white_space_is_no_reason_to_cut_a_text(translator):
     for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
         text = b"Two" + middle + b"doors." + middle
         (read,), (cut,) = beginnings([text], 41)
-        assert beginning(text, 41) == (read.numpy().decode(), cut)
+        assert begun([text], 41)[0] == (read.numpy().decode(), cut)
         ids, length, truncated = translator.source([text])
         expected = translator.source(["Two doors."])
         assert ids.numpy().tolist() == expected[0].numpy().tolist() and not truncated[0] and length == expected[1]
     assert translator.source([b" " * 9_999])[1:] == (0, False)
     ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # which no token holds
     assert truncated[0] and ids.numpy().tolist() == translator.source(["Two"])[0].numpy().tolist()
-    assert beginning("a" * 127 + "東" * 7, 1) == ("a" * 127 + " ", True)
+    assert begun(["a" * 127 + "東" * 7], 1)[0] == ("a" * 127 + " ", True)
     left, cut = beginnings(["a" * 127 + "東" * 7], 1)
     assert cut[0] and left[0].numpy() == b"a" * 127 + b" "

@@ -16,7 +16,7 @@ from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.text_decoder import TextDecoder
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginning, beginnings, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, begun, text_tensor
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -135,11 +135,11 @@ class TextModel(SetOnce):
             tokenizer: this one's, for some languages.
         """
         _check_backend()
-        begun = [beginning(text, self.max_source_length) for text in texts]
-        rows = tokenizer.encode([text for text, _ in begun])
+        parts = begun(texts, self.max_source_length)
+        rows, cut = tokenizer.encode([text for text, _ in parts]), [is_cut for _, is_cut in parts]
         length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
         read = [[*row[: self.max_source_length + tokenizer.codes], EOS_ID] for row in rows]
-        return padded(read), length, np.array([cut for _, cut in begun], bool) | (length > self.max_source_length)
+        return padded(read), length, np.array(cut, bool) | (length > self.max_source_length)
 
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, for targets to score: without the language's id, and with EOS."""

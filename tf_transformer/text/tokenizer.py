@@ -338,9 +338,14 @@ def beginnings(texts: Tensor, tokens: Natural) -> "tuple[tf.Tensor, tf.Tensor]":
     return tf.cond(tf.reduce_any(is_long), cut, lambda: (texts, is_long))
 
 
-def beginning(text: str | bytes, tokens: int) -> tuple[str | bytes, bool]:
-    """As `beginnings`, for one text."""
+@checked
+def begun(texts: Sequence[str | bytes], tokens: Natural) -> list[tuple[str | bytes, bool]]:
+    """As `beginnings`, in Python: of each text its beginning, and whether something was left out."""
     most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
+    return [_begun(text, most) for text in texts]
+
+
+def _begun(text: str | bytes, most: int) -> tuple[str | bytes, bool]:
     if len(text) <= most // 4 or len(encoded(text)) <= most:  # a character has at most 4 bytes
         return text, False
     plain = SEPARATORS.sub(" ", valid(text)).encode()
@@ -372,6 +377,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
+@checked
 def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
     """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
 
