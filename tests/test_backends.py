@@ -122,6 +122,7 @@ RESUME = """
 import pathlib, sys
 import numpy
 import tf_transformer as tt
+from tf_transformer.runs.run import Run
 
 text, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 corpus = tt.TextCorpus(*((text / f"{name}.en", text / f"{name}.de") for name in ("train", "dev")))
