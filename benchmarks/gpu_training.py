@@ -55,11 +55,13 @@ def main(argv=None) -> dict:
     add("--kill-at", type=int, default=1, metavar="N", help="kill it when it has N checkpoints; 0 does not (1)")
     add("--minutes", type=float, default=60, metavar="M", help="stop it then, and pack what there is (60)")
     add("--keep", type=int, default=5, metavar="N", help="checkpoints to pack (5)")
+    add("--preset", default="multi30k", metavar="NAME", help="of the configuration and the recipe (multi30k)")
     add("options", nargs="*", help="of tf-transformer translation, after --")
     args = parser.parse_args(argv)
     files = [[str(args.text / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev")]
     command = [sys.executable, "-m", "trainers.translation", "--run", str(args.run)]
-    command += ["--train", *files[0], "--dev", *files[1], "--mixed-precision", "bfloat16", *args.options]
+    command += ["--train", *files[0], "--dev", *files[1], "--preset", args.preset, "--mixed-precision", "bfloat16"]
+    command += args.options
     cache = str(args.run.with_name(f"{args.run.name}-compiled"))
     environment = {"KERAS_BACKEND": "jax", "JAX_COMPILATION_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"} | os.environ
     began = time.monotonic()

@@ -17,16 +17,15 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
     "families": ("text",),
     "exports": ("conformance", "families", "text"),
     "engines": ("conformance", "exports", "families", "runs", "text"),
-    "corpora": ("engines", "evaluation", "text"),
+    "corpora": ("families", "text"),
     "parsing": ("corpora", "engines", "exports", "text"),
     "loading": ("engines", "parsing", "runs"),
-    "fitting": ("corpora", "engines", "families", "loading", "parsing", "runs", "text"),
+    "fitting": ("corpora", "engines", "evaluation", "families", "loading", "parsing", "runs", "text"),
     "beam": ("corpora", "engines", "loading", "text"),
 }
 PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
 BACKEND_NEUTRAL = ["base", "config", "masks", "layers", "keras_model", "model", "ensemble", "training", "runs"]
-BACKEND_NEUTRAL += ["evaluation", "corpora.toy_corpus", "fitting.callbacks", "conformance", "exports.formats"]
-BACKEND_NEUTRAL += ["parsing.treebank", "parsing.evalb", "parsing.constraint", "parsing.parser"]
+BACKEND_NEUTRAL += ["distribution", "evaluation", "corpora", "fitting", "parsing", "conformance", "exports.formats"]
 BACKEND_NEUTRAL += ["text.languages", "text.search_options", "text.text_decoder", "text.text_model", "text.tokenizer"]
 BACKEND_NEUTRAL += ["families", "engines", "loading"]
 

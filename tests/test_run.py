@@ -205,7 +205,7 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
     run = Run(tmp_path)
     run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
     free = {"steps": 40, "eval_every": 7, "average_last": 3, "dev_sentences": 11, "parts": 2, "on_nan": "skip"}
-    free |= {"jit_compile": "on"}
+    free |= {"jit_compile": "on", "stop_after": 3}
     assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
     changes = {"batch_tokens": 7, "warmup_steps": 7, "factor": 0.7, "cooldown_steps": 7, "tokenizer": "unigram"}
     changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7, "learning_rate": 0.7}

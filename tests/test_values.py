@@ -38,7 +38,7 @@ HOSTILE = [
 ]
 RESULTS = {"Score", "SearchOption", "Summary"}  # dataclasses that the package makes, and users read
 INSIDE = re.compile(  # in graphs, to be overridden, what checks, and what runs without the package
-    r"\.(encode|decode|decode_step|init_cache|make_\w+|attend_to_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
+    r"\.(embed|embed_source|attend|encode|decode|decode_step|init_cache|make_\w+|attend_to_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
     r"|pairs\.Source\.(parts|place)|TextSource\.place|base\.values\.|litert_client\."
 )
 
@@ -211,7 +211,7 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
         "positions": (["learned", "sinusoidal"], ["relative", 7]),
     },
     tt.Recipe: {
-        **dict.fromkeys(("steps", "epochs", "eval_every"), (COUNTS[0] + [None], COUNTS[1])),
+        **dict.fromkeys(("steps", "epochs", "eval_every", "stop_after"), (COUNTS[0] + [None], COUNTS[1])),
         **dict.fromkeys(("batch_tokens", "warmup_steps", "average_last", "dev_sentences"), COUNTS),
         "cooldown_steps": NATURALS,
         "factor": POSITIVES,
@@ -266,10 +266,12 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     arguments = {
         "Batching": {"tokenizer": translator.tokenizer, "batch_tokens": 300, "seed": 1},
+        "Corpus": {"train": tt.sources.MemorySource(["a"], ["b"]), "dev": (["a"], ["b"])},
         "Preparation": {"source": tt.sources.TextSource("a", "b"), "folder": tmp_path},
         "ParquetSource": {"pattern": "a", "columns": ("b", "c")},
         "Part": {"number": 0, "first": 0, "count": 1},
         "MemorySource": {"source": ["a"], "target": ["b"]},
+        "ToySource": {"source": ["a"], "target": ["b"]},
         "TaggedSource": {"sources": {"<2de>": tt.sources.MemorySource(["a"], ["b"])}},
         "TextSource": {"source": "a", "target": "b"},
         "TfdsSource": {"name": "a"},

@@ -36,16 +36,29 @@ class Ensemble(keras.Model):
         self.config = models[0].config
         self.built = True
 
-    def encode(self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False) -> Any:
+    def encode(
+        self,
+        source: Tensor,
+        mask: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
         """As `Transformer.encode`; memory is a list with [B, S, d] for each model."""
         mask = padding_mask(source) if mask is None else mask
-        encoded = [model.encode(source, mask, return_attention_scores) for model in self.models]
+        encoded = [model.encode(source, mask, return_attention_scores, training) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
 
-    def decode(self, target: Tensor, memory: Tensor, memory_mask: Tensor, return_attention_scores: bool = False) -> Any:
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
         """As `Transformer.decode`."""
         decoded = [
-            model.decode(target, part, memory_mask, return_attention_scores)
+            model.decode(target, part, memory_mask, return_attention_scores, training)
             for model, part in zip(self.models, memory, strict=True)
         ]
         logits, self_scores, cross_scores = zip(*decoded, strict=True)

@@ -24,7 +24,7 @@ from tf_transformer.runs.recipe import RECIPES, Recipe
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
 
-CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
+CONFIG_OPTIONS = ("vocab_size", "dropout")
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
 

@@ -1,6 +1,4 @@
-"""Train a Transformer to translate, score it, and export it.
-Without arguments it learns English to German from the package's toy corpus, in minutes.
-"""
+"""Train a Transformer to translate, score it, and export it; by default on the package's toy corpus, in minutes."""
 
 import time
 from pathlib import Path

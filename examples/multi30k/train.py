@@ -1,6 +1,4 @@
-"""Train a Transformer on a small corpus with methods beyond the paper, score it, and export it (see README.md).
-Configuration and recipe are the preset small's.
-"""
+"""Train the preset small on a small corpus with methods beyond the paper, score it, and export it (see README.md)."""
 
 import dataclasses
 from pathlib import Path

@@ -11,7 +11,7 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 
     Args:
         module: its name, such as "safetensors.numpy".
-        extra: the extra of setup.cfg that brings the package; "" if the package itself is to be installed.
+        extra: the extra of setup.cfg that brings the package.
         purpose: what takes the package, the beginning of the error.
 
     Raises:
@@ -22,5 +22,4 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        wanted = f'"tf-transformer[{extra}]"' if extra else package.replace("_", "-")
-        raise BadInput(f"{purpose} takes {package}: pip install {wanted} ({error})") from error
+        raise BadInput(f'{purpose} takes {package}: pip install "tf-transformer[{extra}]" ({error})') from error

@@ -18,6 +18,7 @@ from typing import Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import checksum, encoded, lines_of, matching, user_path
+from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import reading
 from tf_transformer.base.values import check_fields, checked, shown
 from tf_transformer.config import BadInput
@@ -28,6 +29,7 @@ from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
 from tf_transformer.corpora.text_files import check_text_pairs, checksum_of_text, unequal
 from tf_transformer.text.tokenizer import check_symbols, sentences
 
+tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
 MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
 
 
@@ -191,7 +193,6 @@ class TfdsSource(Source):
         return builder
 
     def _named(self) -> Any:
-        tfds = import_extra("tensorflow_datasets", "", "a corpus of TensorFlow Datasets")
         return tfds.builder(self.name, data_dir=self.data_dir)
 
 

@@ -105,13 +105,15 @@ class Trainer:
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
             got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
-        if self.recipe.stop_after and distribution.is_a_worker(self.strategy):
-            raise BadInput(f"stop_after: expected none on several machines, got {self.recipe.stop_after}")
         if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
             raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
+        if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
+            raise BadInput(f"strategy: expected a tf.distribute.Strategy or None, got {shown(self.strategy)}")
         self._strategy = self.strategy or distribution.current()
+        if self.recipe.stop_after and distribution.is_a_worker(self._strategy):
+            raise BadInput(f"stop_after: expected none on several machines, got {self.recipe.stop_after}")
         replicas = distribution.replicas(self._strategy)
         if self.recipe.jit_compile == "on" and replicas > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")

@@ -99,7 +99,7 @@ def TreebankCorpus(
         BadInput: a file is missing, or is not trees; the message says where.
     """
     source = TreebankSource(train, tags, extra, ratio)
-    return Corpus(source, read_texts(dev), read_texts(test) if test else None)
+    return Corpus(source, read_texts(dev, "dev"), read_texts(test, "test") if test else None)
 
 
 def wsj(folder: str | os.PathLike[str]) -> tuple[Files, Files, Files]:
@@ -108,9 +108,9 @@ def wsj(folder: str | os.PathLike[str]) -> tuple[Files, Files, Files]:
     return train, dev, test
 
 
-def read_texts(files: Files) -> Texts:
-    """The words of trees in files, and the trees as lines."""
-    trees = _trees("given", files)
+def read_texts(files: Files, name: str = "given") -> Texts:
+    """The words of trees in files, and the trees as lines; `name` is what messages call the files."""
+    trees = _trees(name, files)
     return [words_of(tree) for tree in trees], [treebank.as_line(tree) for tree in trees]
 
 

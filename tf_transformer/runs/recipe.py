@@ -10,17 +10,8 @@ from tf_transformer.config import PRESETS, BadInput
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
 PAPER_STEPS = 100_000  # of base (section 5.2)
 # What may change as a run goes on:
-CHANGEABLE = (
-    "steps",
-    "epochs",
-    "eval_every",
-    "stop_after",
-    "average_last",
-    "dev_sentences",
-    "parts",
-    "on_nan",
-    "jit_compile",
-)
+CHANGEABLE = {"steps", "epochs", "eval_every", "stop_after", "average_last", "dev_sentences"}
+CHANGEABLE |= {"parts", "on_nan", "jit_compile"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +28,8 @@ class Recipe:
         cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
             none.
         eval_every: steps between checkpoints. `None` means a twentieth of all steps, and at most 1,500.
-        stop_after: stop after this many checkpoints in a row without a better dev score, or without a smaller dev loss
-            where there are no scores. `None` means never.
+        stop_after: checkpoints in a row without a better dev score that end the training. Where there are no scores, a
+            smaller dev loss is better; `None` means never.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
         tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
