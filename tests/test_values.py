@@ -264,6 +264,8 @@ def test_every_option_of_a_function_is_checked():
 def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
     """When it is made: it is a value of Python's own, which goes into JSON, or one line."""
     monkeypatch.chdir(tmp_path)
+    trees = tmp_path.with_name(f"{tmp_path.name}.trees")
+    trees.write_text("(TOP (NN cat))")
     arguments = {
         "Batching": {"tokenizer": translator.tokenizer, "batch_tokens": 300, "seed": 1},
         "Corpus": {"train": tt.sources.MemorySource(["a"], ["b"]), "dev": (["a"], ["b"])},
@@ -272,6 +274,7 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "Part": {"number": 0, "first": 0, "count": 1},
         "MemorySource": {"source": ["a"], "target": ["b"]},
         "ToySource": {"source": ["a"], "target": ["b"]},
+        "TreebankSource": {"files": [trees]},
         "TaggedSource": {"sources": {"<2de>": tt.sources.MemorySource(["a"], ["b"])}},
         "TextSource": {"source": "a", "target": "b"},
         "TfdsSource": {"name": "a"},

@@ -45,6 +45,8 @@ class TreebankSource(Source):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("files", "extra"):
+            object.__setattr__(self, name, [str(user_path(file, name)) for file in getattr(self, name)])
         trees = _trees("train", self.files)
         if self.extra:
             trees = mixed(trees, _trees("extra", self.extra), self.ratio)
@@ -53,9 +55,9 @@ class TreebankSource(Source):
         self.__dict__["sha256"] = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"train": [str(user_path(file)) for file in self.files], "tags": self.tags}
+        settings: dict[str, Any] = {"train": self.files, "tags": self.tags}
         if self.extra:
-            settings |= {"extra": [str(user_path(file)) for file in self.extra], "extra_ratio": self.ratio}
+            settings |= {"extra": self.extra, "extra_ratio": self.ratio}
         return settings | {"sha256": self.__dict__["sha256"]}
 
     def pairs(self) -> Any:
