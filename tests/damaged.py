@@ -25,8 +25,8 @@ from hostile import TEXTS
 
 import tf_transformer as tt
 from tf_transformer.base.files import checksum
+from tf_transformer.corpora.batches import Batches
 from tf_transformer.corpora.corpus import Batching
-from tf_transformer.corpora.ids import Ids
 from tf_transformer.corpora.preparation import Preparation
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import ParquetSource, TextSource
@@ -183,15 +183,14 @@ def run_of_a_stranger(folder):
 def ids(folder):
     corpus, path = text_of(folder), folder / "ids"
     batching = Batching(corpus.learn_tokenizer(350, "bpe"), 512, 1, folder=path)
-    corpus.keep_ids(batching)
-    summary = corpus.summary(batching)
+    batches = corpus.batches(batching)
+    corpus.keep_ids(batching, batches)
+    summary = batches.summary()
     expected = summary.pairs, summary.source_tokens, summary.target_tokens
 
     def read():
-        corpus._ids = None
-        found = corpus.summary(batching)  # how many pairs were left out, a number of its own, may be damaged
+        found = corpus.batches(batching).summary()  # how many were left out, a number of its own, may be damaged
         assert (found.pairs, found.source_tokens, found.target_tokens) == expected
-        assert Ids.load(path, {}) is None
 
     return read
 
@@ -204,10 +203,9 @@ def records(folder):
 
     def read():
         prepared = Records(folder / "records")
-        prepared.summary(2048)
-        batches = prepared.made_of(2048, 1)
-        for _, batch in zip(range(len(batches)), batches.since(), strict=False):
-            assert batch.source.max() < 350
+        batches = Batches(prepared.blocks(), 2048, 1)
+        for number in range(len(batches)):
+            assert batches[number].source.max() < 350
 
     return read
 
@@ -302,14 +300,14 @@ def packed_text(folder):
     files = [str(folder / f"text/train.{side}.gz") for side in ("en", "de")]
     dev = [str(folder / f"text/dev.{side}") for side in ("en", "de")]
     tokenizer = corpus.learn_tokenizer(350, "bpe")
-    return lambda: tt.TextCorpus(files, dev, skip_bad_lines=True).summary(Batching(tokenizer, 512, 1))
+    return lambda: tt.TextCorpus(files, dev, skip_bad_lines=True).batches(Batching(tokenizer, 512, 1))
 
 
 def plain_text(folder):
     corpus = text_of(folder)
     tokenizer = corpus.learn_tokenizer(350, "bpe")
     files = [[str(folder / f"text/{split}.{side}") for side in ("en", "de")] for split in ("train", "dev")]
-    return lambda: tt.TextCorpus(*files).summary(Batching(tokenizer, 512, 1))
+    return lambda: tt.TextCorpus(*files).batches(Batching(tokenizer, 512, 1))
 
 
 def parquet(folder):
@@ -329,14 +327,14 @@ KINDS = {  # by name the maker, and the file
     "run's weights": (run, "run/checkpoints/step-00000002/model.weights.h5"),
     "run's metrics": (run, "run/metrics.json"),
     "stranger's weights": (run_of_a_stranger, "run/checkpoints/step-00000002/model.weights.h5"),
-    "ids' key": (ids, "ids/of.json"),
+    "ids' key": (ids, "ids/shard.json"),
     "ids' tokens": (ids, "ids/target.npy"),
     "ids' starts": (ids, "ids/source_starts.npy"),
     "records' manifest": (records, "records/records.json"),
-    "records' shard": (records, "records/shard-00001.tfrecord"),
+    "records' shard": (records, "records/shard-00001/target.npy"),
     "records' tokenizer": (records, "records/tokenizer.model"),
     "preparation's manifest": (records_on_the_way, "records/records.json"),
-    "preparation's shard": (records_on_the_way, "records/shard-00001.json"),
+    "preparation's shard": (records_on_the_way, "records/shard-00001/shard.json"),
     "export's facts": (saved_model, "model/1/assets.extra/tf_transformer.json"),
     "export's tokenizer": (saved_model, "model/1/assets.extra/tokenizer.model"),
     "export's index": (saved_model, "model/1/variables/variables.index"),

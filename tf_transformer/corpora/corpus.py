@@ -1,5 +1,7 @@
 """What a run learns from: parallel text, TensorFlow Datasets, prepared records, the toy corpus; or any `Source`."""
 
+import contextlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,8 +123,9 @@ class Corpus:
         assert isinstance(self.train, Source), "records are read by block"
         folder, tokenizer = batching.folder, batching.tokenizer
         facts = facts_of(folder) if folder else None
-        if folder and facts and facts.get("of") == self._key(tokenizer):
-            return Ids.load(folder, int(facts["skipped"]))
+        if folder and facts and facts.get("of") == json.loads(json.dumps(self._key(tokenizer))):
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):  # it is made again
+                return Ids.load(folder, int(facts["skipped"]))
         return tokenized(self.train.rows(), self.train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:

@@ -23,6 +23,7 @@ from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
 CHUNK = 2_048  # pairs that are tokenized together
 SECONDS = 10  # between lines of progress
 FACTS = "shard.json"
+ARRAYS = ("source", "source_starts", "target", "target_starts", "lines")
 
 
 class Side(NamedTuple):
@@ -126,20 +127,11 @@ class Ids:
         Returns:
             what is in shard.json.
         """
-        arrays = {
-            "source": self.source.ids,
-            "source_starts": self.source.starts,
-            "target": self.target.ids,
-            "target_starts": self.target.starts,
-            "lines": self.lines,
-        }
         with new_folder(folder) as written:
-            for name, array in arrays.items():
+            for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
                 np.save(written / f"{name}.npy", array)
-            files = {name: written / f"{name}.npy" for name in arrays}
-            sizes = sum(file.stat().st_size for file in files.values())
-            sums = {name: checksum(file) for name, file in files.items()}
-            facts = facts | {"skipped": self.skipped, "bytes": sizes, "sha256": sums}
+            size = sum((written / f"{name}.npy").stat().st_size for name in ARRAYS)
+            facts = facts | {"skipped": self.skipped, "bytes": size, "sha256": sums_of(written)}
             (written / FACTS).write_text(json.dumps(facts))
         return facts
 
@@ -152,8 +144,7 @@ class Ids:
             OSError: an array is missing.
         """
         source, source_starts, target, target_starts, lines = (
-            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("source", "source_starts", "target", "target_starts", "lines")
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
         )
         for ids, starts in ((source, source_starts), (target, target_starts)):
             if not (ids.ndim == starts.ndim == lines.ndim == 1 and len(starts) == len(lines) + 1):
@@ -165,12 +156,16 @@ class Ids:
         return cls(Side(source, source_starts), Side(target, target_starts), lines, skipped)
 
 
+def sums_of(folder: Path) -> dict[str, str]:
+    """The checksums of a shard's arrays."""
+    return {name: checksum(folder / f"{name}.npy") for name in ARRAYS}
+
+
 def facts_of(folder: Path) -> dict[str, Any] | None:
     """What shard.json says of a shard; `None` if there is none, or if it is damaged."""
     try:
-        facts = json.loads((folder / FACTS).read_text())
-        whole = facts["sha256"] == {name: checksum(folder / f"{name}.npy") for name in facts["sha256"]}
-        return facts if whole else None
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
+        return facts if facts["sha256"] == sums_of(folder) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -13,7 +13,7 @@ from tf_transformer.base.reading import check_kinds, read_json, reading
 from tf_transformer.base.values import Count, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora.batches import Block
-from tf_transformer.corpora.ids import Ids
+from tf_transformer.corpora.ids import Ids, sums_of
 from tf_transformer.families.registry import load_tokenizer
 from tf_transformer.text.tokenizer import Tokenizer
 
@@ -55,6 +55,7 @@ class Records:
         if self.tokenizer.fingerprint != manifest["tokenizer"]:
             raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")
         self.max_length, self.shards = manifest["max_length"], manifest["shards"]
+        self._whole = set[str]()  # shards whose checksums are right
         for shard in self.shards:
             path = self.folder / shard["shard"]
             if (size := sum(array.stat().st_size for array in path.glob("*.npy"))) != shard["bytes"]:
@@ -103,9 +104,15 @@ class Records:
         for shard in shards:
             folder = self.folder / shard["shard"]
             with reading(folder, "the records that tf-transformer prepare wrote"):
-                parts.append(Ids.load(folder, shard["skipped"]))
-                if np.bincount(parts[-1].lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
+                if folder.name not in self._whole and sums_of(folder) != shard["sha256"]:
+                    raise ValueError("its checksums are wrong")
+                self._whole.add(folder.name)
+                ids = Ids.load(folder, shard["skipped"])
+                if np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
                     raise ValueError("pairs of other lengths than in records.json")
+                if max(int(side.ids.max(initial=0)) for side in (ids.source, ids.target)) >= self.tokenizer.vocab_size:
+                    raise ValueError("ids beyond the vocabulary")
+                parts.append(ids)
         return Ids.joined(parts)
 
 
