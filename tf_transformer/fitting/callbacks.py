@@ -500,12 +500,19 @@ class Scalars(keras.callbacks.Callback):
 
 def board(logs: Path) -> list[keras.callbacks.Callback]:
     """The callback that writes for TensorBoard, by TensorFlow or by TensorBoard's own package; none without both."""
-    if importlib.util.find_spec("tensorflow"):
+    if _is_installed("tensorflow"):
         return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
-    if importlib.util.find_spec("tensorboard"):
+    if _is_installed("tensorboard"):
         return [Scalars(logs)]
     say("nothing for TensorBoard, since neither tensorboard nor TensorFlow is installed: pip install tensorboard")
     return []
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
 
 
 def progress() -> tuple[int, list[keras.callbacks.Callback]]:
