@@ -56,7 +56,8 @@ def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, f
 PROGRAM = """
 import sys
 from trainers import prepare
-from trainers.command import run_program
+from trainers.command import load_backend, run_program
+load_backend()
 from tf_transformer.corpora import records
 records.SHARD_LINES = 5_000
 run_program(lambda: prepare.main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from tf_transformer.base.type_names import VocabularyKind
 
-from .command import add_tfds_options, as_path, options, positive, run_program
+from .command import add_tfds_options, as_path, load_backend, options, positive, run_program
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.columns and not args.parquet:
         parser.error("--columns: expected --parquet beside it")
     check_options(args.workers, args.runner, beams)
+    load_backend()  # of the tokenizers of pretrained models
     import tf_transformer as tt
 
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))

@@ -129,7 +129,7 @@ class Ids:
         """
         with new_folder(folder) as written:
             for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
-                np.save(written / f"{name}.npy", array)
+                _write(written / f"{name}.npy", array)
             size = sum((written / f"{name}.npy").stat().st_size for name in ARRAYS)
             facts = facts | {"skipped": self.skipped, "bytes": size, "sha256": sums_of(written)}
             (written / FACTS).write_text(json.dumps(facts))
@@ -154,6 +154,17 @@ class Ids:
             if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
                 raise ValueError("texts that do not follow one another")
         return cls(Side(source, source_starts), Side(target, target_starts), lines, skipped)
+
+
+def _write(file: Path, array: np.ndarray) -> None:
+    """As `np.save`, whose error does not say that a disk is full."""
+    try:
+        with open(file, "wb") as written:
+            form = np.lib.format
+            form.write_array_header_1_0(written, form.header_data_from_array_1_0(array))
+            written.write(np.ascontiguousarray(array).data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def sums_of(folder: Path) -> dict[str, str]:
