@@ -252,8 +252,14 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
         "run_program(lambda: write_text(sys.argv[1], text()))",
     ]
     command = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "out")]
+
+    def as_in_a_terminal():  # nohup, and & in a script, have signals ignored
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
     for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": as_in_a_terminal}
+        with subprocess.Popen(command, cwd=ROOT, **options) as process:
             process.stdout.readline()
             process.send_signal(number)
             assert process.wait(30) == status
