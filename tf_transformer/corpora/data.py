@@ -154,8 +154,14 @@ def for_replicas(batches: Any, replicas: Count) -> Any:
 
 @checked
 def fed(batches: Batches, replicas: Count, first: Natural = 0, count: Natural | None = None) -> Any:
-    """What a `Trainer` gives to `fit`: batches from the one numbered `first` on, `count` of them each time, or without
-    end; on TensorFlow for a strategy of so many replicas."""
+    """What a `Trainer` gives to `fit`.
+
+    Args:
+        batches: by their numbers.
+        replicas: devices that share a batch, on TensorFlow.
+        first: the number of the first batch.
+        count: of batches; `None` means without end.
+    """
     if keras.backend.backend() != "tensorflow":
         return Feed(batches, first, count)
     made = dataset(lambda: itertools.islice(batches.since(first), count))

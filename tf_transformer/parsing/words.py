@@ -1,5 +1,6 @@
 """What a parser learns from, as ids: the words of a text, and a tree's line of symbols with each word's first piece."""
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -25,12 +26,12 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
         by_word = [[next(pieces) for _ in of_text] for of_text in words]
         targets = []
         for of_words, line in zip(by_word, lines, strict=True):
-            firsts = iter([word[0] if word else UNKNOWN_ID for word in of_words])
-            target = [*[first for first in [next(firsts, None)] if first is not None]]
+            firsts = [word[0] if word else UNKNOWN_ID for word in of_words]
+            target, following = firsts[:1], iter(firsts[1:])
             for symbol in line.decode().split():
                 target.append(symbols.get(symbol, UNKNOWN_ID))
-                if symbol[0] not in "()" and (following := next(firsts, None)) is not None:
-                    target.append(following)
+                if symbol[0] not in "()":  # of a word; the next word's first piece, if there is one
+                    target += itertools.islice(following, 1)
             targets.append(target)
         return [[id for word in of_words for id in word] for of_words in by_word], targets
 

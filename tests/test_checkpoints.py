@@ -1,0 +1,342 @@
+"""A training that is told to stop goes on as if it never had been."""
+
+import csv
+import functools
+import signal
+import types
+
+import keras
+import numpy as np
+import pytest
+import test_run
+from test_run import batches, new_model, train
+
+import tf_transformer as tt
+from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, Stopped
+from tf_transformer.runs.run import Run
+
+
+class InfiniteAt18(tt.SmoothedCrossEntropy):
+    def call(self, y_true, y_pred):
+        return super().call(y_true, y_pred) * keras.ops.where(keras.ops.any(y_true == 18), np.inf, 1.0)
+
+
+class Signals(keras.callbacks.Callback):
+    """Sends this process signals during the step of that number."""
+
+    def __init__(self, step, *numbers):
+        super().__init__()
+        self.step, self.numbers = step, numbers
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step -= 1
+        if self.step == 0:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@functools.cache
+def prepared(skip=None):
+    """A model, compiled once for all tests, since TensorFlow prepares its step for seconds; and its first values."""
+    model = new_model()
+    if skip is not None:
+        model.skip_not_finite = skip
+        metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
+        model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=metrics)
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    variables = [*model.variables, *model.optimizer.variables]
+    variables += [model.steps_made, model.not_finite, model.not_finite_steps]
+    return model, [(variable, np.array(variable)) for variable in variables]
+
+
+def fresh(skip=None):
+    model, values = prepared(skip)
+    for variable, value in values:
+        variable.assign(value)
+    return model
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+    """`train` has one model, which begins anew each time."""
+    monkeypatch.setattr(test_run, "new_model", fresh)
+
+
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, as in a terminal; what a script starts with & ignores it, and these tests may be such."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.program
+def test_resumed_is_never_stopped(tmp_path):
+    """Weights, optimizer, schedule, dropout's random state, position in the data, history; and of half an epoch."""
+    whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
+    expected = train(whole, 4)
+    train(parts, 1)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped after saving step 5"):
+        train(Run(tmp_path / "parts"), 3, Signals(2, signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is handler
+    train(Run(tmp_path / "parts"), 3)
+    model = train(Run(tmp_path / "parts"), 4)
+    for weight, other in zip(model.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    names = [[path.name for path in run.checkpoints()] for run in (whole, parts)]
+    assert names[0] == names[1]  # so that the average is the same
+    files = [(tmp_path / name / "history.csv").read_text().splitlines() for name in ("whole", "parts")]
+    rows = [list(csv.DictReader(lines)) for lines in files]
+    assert [row["step"] for row in rows[1]] == ["3", "6", "9", "12"]
+    for row, other in zip(*rows, strict=True):
+        assert set(row) == set(other)
+        for name in set(row) - {"seconds", "tokens/s"}:
+            assert row[name] == other[name], name
+    assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
+
+
+@pytest.mark.program
+def test_stopped_in_an_epoch_s_last_step(tmp_path):
+    """The epoch ends there, with its row, and no further step is made."""
+    whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
+    train(whole, 3)
+    with pytest.raises(Stopped, match="stopped after saving step 6"):
+        train(parts, 3, Signals(6, signal.SIGTERM))
+    names = [path.name for path in parts.checkpoints()]
+    assert names == ["step-00000003", "step-00000006"]
+    train(Run(tmp_path / "parts", keep=2), 3)
+    assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
+    for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
+        assert row["loss"] == other["loss"]
+
+
+def test_a_shorter_last_epoch(one_model, tmp_path):
+    """The last step is its end, also where it is told to stop in it."""
+    run = Run(tmp_path / "run")
+    with pytest.raises(Stopped, match="stopped after saving step 8"):
+        train(run, 3, Signals(8, signal.SIGTERM), steps=8)
+    assert [path.name for path in run.checkpoints()] == ["step-00000003", "step-00000006", "step-00000008"]
+    assert [row["step"] for row in run.history] == [3, 6, 8]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, one_model, tmp_path):
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
+    run = Run(tmp_path / "run")
+    handler = signal.getsignal(number)
+    with pytest.raises(Stopped, match="stopped after saving step 3") as stopped:
+        train(run, 1, stop)
+    assert stopped.value.number == number
+    assert signal.getsignal(number) is handler
+    assert [path.name for path in run.checkpoints()] == ["step-00000003"]
+
+
+def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, tmp_path, capfd):
+    """The epoch's own checkpoint is the last; its row has what its steps gave, and no score of a part of the text."""
+    model, last = fresh(), None
+    fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
+    for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
+        seen, checkpoints, told = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
+        dev = DevScore(lambda texts: pytest.fail("scored"), DevText("BLEU", len, ["a"], ["b"]))
+
+        def stop(*_, of=event, seen=seen, **__):
+            seen.append(of)
+            if len(seen) == (3 if of == "on_train_batch_end" else 1):
+                signal.raise_signal(signal.SIGTERM)
+
+        setattr(told, event, stop)
+        with pytest.raises(Stopped, match="stopped after saving step 3") as stopped, checkpoints.saving_on_signals():
+            model.fit(batches(), shuffle=False, callbacks=[told, dev, checkpoints], **fit)
+        assert stopped.value.number == signal.SIGTERM and len(seen) == (3 if event == "on_train_batch_end" else 1)
+        assert [path.name for path in checkpoints.run.checkpoints()] == ["step-00000003"]
+        (row,) = checkpoints.run.history
+        assert row["step"] == 3 and np.isfinite(row["loss"]) and not {"val_loss", "dev_bleu"} & set(row)
+        assert last is None or row["loss"] < last  # the same batches again: it goes on learning
+        last = row["loss"]
+        assert capfd.readouterr().err.count("saving") == 1
+
+
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, one_model, tmp_path, capfd):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
+    assert not run.checkpoints()
+    with pytest.raises(Stopped, match="stopped after saving step 2"):
+        train(run, 1, Signals(2, signal.SIGINT))
+    assert [path.name for path in run.checkpoints()] == ["step-00000002-stopped"]
+    assert capfd.readouterr().err.count("saving after this step") == 2
+
+
+@pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len), "closed"])
+def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_path, monkeypatch):
+    """Where it is closed, a checkpoint's file may have its number."""
+    if stream == "closed":
+        with open(tmp_path / "closed", "w") as stream:
+            pass
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("os.write", lambda *_: pytest.fail("wrote to a number"))
+    with pytest.raises(Stopped), Checkpoints(tmp_path / "run").saving_on_signals():
+        signal.raise_signal(signal.SIGTERM)
+        raise Stopped("as at the end of a step")
+
+
+def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        train(Run(tmp_path / "run"), 1, Signals(2, signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def begun(folder, model, epochs=1, tokenizer=None):
+    """A callback of a `fit` that has begun, without the `fit`."""
+    checkpoints = Checkpoints(folder, tokenizer)
+    checkpoints.set_params({"epochs": epochs, "steps": 3})
+    checkpoints.set_model(model)
+    model.optimizer.build(model.trainable_variables)
+    checkpoints.on_train_begin()
+    return checkpoints
+
+
+def an_epoch(checkpoints, **logs):
+    """One more epoch of three steps, in which nothing is learned."""
+    checkpoints.on_epoch_begin(0)
+    for batch in range(3):
+        checkpoints.on_train_batch_end(batch, {"loss": 5.0} | logs)
+    checkpoints.on_epoch_end(0, {"loss": 5.0} | logs)
+    checkpoints.on_train_end()
+
+
+def compiled(optimizer=None, loss=None, **options):
+    model = new_model()
+    loss = loss or tt.SmoothedCrossEntropy(0.1)
+    model.compile(optimizer or keras.optimizers.Adam(0.5), loss, **options)
+    return model
+
+
+def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
+    """Weights and optimizer of the new model go, and perhaps there is nothing to train."""
+    folder, said = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()
+    an_epoch(begun(folder, compiled(), 1))
+    assert said() == []
+    model = compiled()
+    model.embedding.embeddings.assign(np.zeros((19, 12)))
+    again = begun(folder, model, 1)
+    goes_on, nothing = said()
+    assert goes_on.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
+    assert goes_on.endswith("; 1 epoch is done")
+    assert nothing == "the one epoch is done: nothing to train; give more epochs=, or another folder"
+    assert np.asarray(model.embedding.embeddings).any()
+    again.on_train_end()
+    an_epoch(begun(folder, compiled(), 2))
+    assert len(said()) == 1
+    begun(folder, compiled(), 2).on_train_end()
+    assert said()[1].startswith("all 2 epochs are done: nothing to train")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"optimizer": keras.optimizers.Adam(0.25)}, r"optimizer\.config\.learning_rate was 0\.5, now 0\.25;"),
+        ({"optimizer": keras.optimizers.Adam(tt.WarmupSchedule(7))}, r"learning_rate was 0\.5, now {.*WarmupSchedule"),
+        ({"optimizer": keras.optimizers.Adam(0.5, beta_2=0.7)}, r"optimizer\.config\.beta_2 was 0\.999, now 0\.7;"),
+        ({"optimizer": keras.optimizers.SGD(0.5)}, r'optimizer\.class_name was "Adam", now "SGD"'),
+        ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.epsilon was 0\.1, now 0\.3;"),
+        ({"loss": "sparse_categorical_crossentropy"}, 'loss was .*, now "sparse_categorical_crossentropy"'),
+    ],
+)
+def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
+    an_epoch(begun(tmp_path, compiled()))
+    model = compiled(**changed)
+    before = model.get_weights()
+    model.embedding.embeddings.assign(np.zeros((19, 12)))
+    with pytest.raises(tt.BadInput, match=f"{tmp_path} holds a run of another configuration: .*{message}"):
+        begun(tmp_path, model)
+    assert not np.asarray(model.embedding.embeddings).any() and len(before) == len(model.weights)
+    assert "\n" not in message
+    Run(tmp_path).unlock()
+
+
+def test_an_optimizer_of_float16_goes_on(tmp_path):
+    """`fit` has built it before a callback restores it; and what does not fit is an error, not a warning of Keras."""
+    model = tt.Transformer(new_model().config, dtype="mixed_float16")
+    model.build()
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    first = begun(tmp_path, model)
+    for variable in model.optimizer.variables:
+        variable.assign(variable + np.ones(variable.shape))
+    kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.optimizer.variables]
+    an_epoch(first)
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    begun(tmp_path, model, 2).on_train_end()
+    for variable, expected in zip(model.optimizer.variables, kept, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), expected, err_msg=variable.path)
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    model.embedding.trainable = False
+    with pytest.raises(tt.BadInput, match="step-00000003: expected a checkpoint of this model, got"):
+        begun(tmp_path, model, 2)
+    Run(tmp_path).unlock()
+
+
+def test_a_fit_goes_on_with_a_rate_that_is_a_function(tmp_path):
+    """Keras writes its code into the settings, and the place of that in a file."""
+    rates = [lambda: 0.25, lambda: 0.125 + 0.125]
+    for rate in rates:
+        an_epoch(begun(tmp_path, compiled(keras.optimizers.Adam(rate)), 2))
+
+
+def test_a_fit_goes_on_in_its_dtype(tmp_path):
+    an_epoch(begun(tmp_path, compiled()))
+    model = tt.Transformer(new_model().config, dtype="mixed_bfloat16")
+    model.build()
+    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    with pytest.raises(tt.BadInput, match='dtype was "float32", now "mixed_bfloat16"'):
+        begun(tmp_path, model)
+    Run(tmp_path).unlock()
+
+
+def test_a_rate_that_a_callback_changed_is_no_other_one(tmp_path):
+    """Neither in a process that goes on with it, nor in a new one, which compiles as the first did."""
+    model = compiled()
+    first = begun(tmp_path, model)
+    model.optimizer.learning_rate = 0.125
+    an_epoch(first)
+    for of in (model, compiled()):
+        again = begun(tmp_path, of, 2)
+        assert float(of.optimizer.learning_rate) == 0.125
+        again.on_train_end()
+    with pytest.raises(tt.BadInput, match=r"learning_rate was 0\.5, now 0\.25"):
+        begun(tmp_path, compiled(keras.optimizers.Adam(0.25)))
+    Run(tmp_path).unlock()
+
+
+def test_tokens_that_nobody_counted_are_no_number(tmp_path):
+    """Also where the run goes on with a count, which is not that of its beginning; a count from the start is one."""
+    for name, counts, expected in (("none", ({}, {"tokens": 7.0}), None), ("all", [{"tokens": 7.0}] * 2, 14)):
+        for logs in counts:
+            an_epoch(begun(tmp_path / name, compiled(), 2), **logs)
+        state = Run(tmp_path / name).newest()[1]
+        assert state.get("target_tokens") == expected
+        columns = (tmp_path / name / "history.csv").read_text().splitlines()[0].split(",")
+        assert ("target_tokens" in columns) == bool(expected)
+
+
+def test_a_run_gets_its_tokenizer_late(translator, tmp_path):
+    """It began without one, or was killed before it had one."""
+    file, of_350 = tmp_path / "tokenizer.model", translator.tokenizer
+    tokenizer = types.SimpleNamespace(vocab_size=19, fingerprint=of_350.fingerprint, save=of_350.save)
+    an_epoch(begun(tmp_path, compiled()))
+    assert not file.exists()
+    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    assert tt.Tokenizer.load(file).fingerprint == tokenizer.fingerprint
+    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    other = types.SimpleNamespace(vocab_size=19, fingerprint="another")
+    with pytest.raises(tt.BadInput, match="tokenizer: expected that of the run, .*, got another"):
+        begun(tmp_path, compiled(), tokenizer=other)
+    with pytest.raises(tt.BadInput, match="tokenizer: expected one of the model's vocab_size=19, got 350"):
+        begun(tmp_path / "new", compiled(), tokenizer=of_350)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+    for folder in (tmp_path, tmp_path / "new"):
+        Run(folder).unlock()
