@@ -38,9 +38,9 @@ def transformer(translator, folder):
 
 
 def transformer_learned(translator, folder):
-    """Learned positions, as many as an output has places."""
+    """Learned positions, as many as an output has places; weights whose choices 8 bits do not change."""
     sizes = {"positions": "learned", "max_length": 23}
-    return tt.Translator(random_model(350, 3, 2.0, sizes), translator.tokenizer, **LIMITS)
+    return tt.Translator(random_model(350, 37, 2.0, sizes), translator.tokenizer, **LIMITS)
 
 
 def transformer_window(translator, folder):
