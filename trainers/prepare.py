@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     pretrained = "take the tokenizer of a model to fine-tune: a run, a SavedModel, a checkpoint"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--vocab-size", type=positive, metavar="N", help="of the shared vocabulary (37,000)")
-    add("--tokenizer", default="bpe", choices=get_args(VocabularyKind), metavar="KIND", help="bpe or unigram (bpe)")
+    add("--tokenizer", choices=get_args(VocabularyKind), metavar="KIND", help="bpe or unigram (bpe)")
     sample = "sentences to learn the vocabulary from (1,000,000)"
     add("--sample", type=positive, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
@@ -37,8 +37,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(own)
     if [args.train, args.tfds, args.parquet].count(None) != 2:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
-    if args.start and args.vocab_size:
-        parser.error("--vocab-size: expected none with --from, since the model has its own tokenizer")
+    if args.start and (args.vocab_size or args.tokenizer):
+        parser.error(
+            "--from: expected no --vocab-size and no --tokenizer with it, since the model has its own tokenizer"
+        )
     if args.skip_bad_lines and not args.train:
         parser.error("--skip-bad-lines: expected --train beside it")
     if args.columns and not args.parquet:
@@ -74,7 +76,9 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
-        tokenizer = tt.Tokenizer.learn_from(texts, size, args.tokenizer, args.sample, symbols=work.source.symbols)
+        tokenizer = tt.Tokenizer.learn_from(
+            texts, size, args.tokenizer or "bpe", args.sample, symbols=work.source.symbols
+        )
     began = time.monotonic()
 
     def progress() -> str:
@@ -95,7 +99,8 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     print(f"{found.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
     if records.filtered:
         print("left out: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
-    print(f"now: tf-transformer translation --prepared {args.to} --dev ...")
+    of_model = f"--from {args.start} " if args.start else ""
+    print(f"now: tf-transformer translation {of_model}--prepared {args.to} --dev ...")
 
 
 def source_of(args: argparse.Namespace) -> Any:
