@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 from conftest import close, normal
 
-from tf_transformer.text.logits import IMPOSSIBLE
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search
+from tf_transformer.text.primitives import IMPOSSIBLE
+from tf_transformer.text.search import Decoder, Fixed, SearchProblem, beam_search
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
@@ -25,7 +25,8 @@ def search(logits, max_length, steps=None, **options):
         return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
 
     max_length = np.broadcast_to(max_length, [B])
-    decoder = Decoder(step, [logits], lambda cache, slots: cache, steps)
+    fixed = steps and Fixed(int(np.max(options.get("beam_size", 4), initial=1)), steps)
+    decoder = Decoder(step, [logits], lambda cache, slots: cache, fixed)
     start = SearchProblem(decoder, tf.fill([B], START), max_length, END)
     return beam_search(start, **({"patience": math.inf} | options))
 

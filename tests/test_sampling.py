@@ -8,7 +8,7 @@ from conftest import close
 from test_search import END, START, random_models, search
 
 from tf_transformer.text import sampling
-from tf_transformer.text.sampling import sample, seeds_of
+from tf_transformer.text.sampling import chances_of, sample, seeds_of
 from tf_transformer.text.search import Decoder, SearchProblem
 
 
@@ -20,7 +20,8 @@ def draw(logits, max_length, seed, **options):
     B = len(logits)
     start_ids = tf.fill([B], START)
     start = SearchProblem(Decoder(step, [tf.constant(logits)], lambda cache, slots: cache), start_ids, max_length, END)
-    return sample(start, seed if isinstance(seed, np.ndarray) else seeds_of(seed, B), **options)
+    seeds = seed if isinstance(seed, np.ndarray) else seeds_of(seed, B)
+    return sample(start, chances_of(seeds, max(max_length)), **options)
 
 
 def test_samples_come_as_often_as_they_are_likely():
@@ -61,7 +62,7 @@ def test_a_row_draws_the_same_in_every_batch():
 def test_the_numbers_are_those_of_splitmix64():
     """Its reference implementation gives these for seed 1234567 (Vigna; Rosetta Code)."""
     bits = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
-    found = sampling._chances(np.array([0, 1234567], "uint64"), 5)[1]
+    found = chances_of(np.array([0, 1234567], "uint64"), 5)[1]
     assert np.array_equal(found, [(each >> 11) / 2**53 for each in bits])
 
 

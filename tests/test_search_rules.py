@@ -7,7 +7,8 @@ import tensorflow as tf
 from conftest import close
 from markov import ALPHAS, END, START, agree, random_models, search
 
-from tf_transformer.text.logits import IMPOSSIBLE, Prefixes, begins_with, restricted
+from tf_transformer.text.logits import Prefixes, begins_with, restricted
+from tf_transformer.text.primitives import IMPOSSIBLE
 
 # Least lengths
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from keras import ops, tree
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
-from tf_transformer.base.values import Count, Positive, Seed, checked
+from tf_transformer.base.values import MOST, Count, Positive, Seed, checked
 from tf_transformer.engines.engine import (
     REQUEST_OPTIONS,
     Answer,
@@ -23,7 +24,11 @@ from tf_transformer.engines.engine import (
 )
 from tf_transformer.engines.rebuild import rebuilt
 from tf_transformer.exports.formats import format_of
+from tf_transformer.text import sampling
+from tf_transformer.text.compiling import rounded
 from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.primitives import ON_TENSORFLOW
+from tf_transformer.text.search import Fixed
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel, padded
@@ -33,10 +38,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tf_transformer.exports import contract
-    from tf_transformer.text import sampling
 else:
     contract = lazily("tf_transformer.exports.contract", "a SavedModel")
-    tf, sampling = (lazily(name, "translating") for name in ("tensorflow", "tf_transformer.text.sampling"))
+    tf = lazily("tensorflow", "an export")
 
 NO_LIMIT = 2**30  # symbols of an output
 
@@ -186,26 +190,31 @@ class Translator(TextModel, Engine):
         if request.options:
             own = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS}
             own |= request.options
-            options = {name: tf.constant(value, SEARCH_OPTIONS[name].dtype) for name, value in own.items()}
+            options = own
             places = 1 << (own["beam_size"] - 1).bit_length()  # few functions for all sizes
-        n = tf.constant(min(request.n or 1, places))
+        n = min(request.n or 1, places)
+        longest = rounded(options["max_length"], 4) if options else None
 
         def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
             asked = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
-            found = self.search(source, length, start=start, **asked, **given)
-            return tf.nest.map_structure(lambda part: part[:, :n], found)
+            return self.search(source, length, start=start, fixed=self.fixed(source, places, longest), **asked, **given)
 
         name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}"
+        if options and not ON_TENSORFLOW:
+            name += f", {longest}"
         tokenizer, columns = self._speaking(request.languages), list[Any]()
         if prefixes is not None:
-            columns = [padded([row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)])]
-        rows = self._outputs(name, search, texts, tokenizer, columns, options, n)
+            begin = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
+            width = rounded(max(map(len, begin)), 2) if any(begin) else 1
+            columns = [padded(begin, width)]
+        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
+        rows = self._outputs(name, search, texts, tokenizer, lambda *_: columns, asked, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
                 Answer(text, score, log_prob, finished, symbols - finished)
-                for k, (text, score, log_prob, finished, symbols) in enumerate(zip(*values, strict=True))
-                if k == 0 or symbols
+                for k, (text, score, log_prob, symbols, finished) in enumerate(zip(*values, strict=True))
+                if k == 0 or (k < n and symbols)
             ]
             yield Reply(source, tuple(answers), length, truncated)
 
@@ -232,16 +241,23 @@ class Translator(TextModel, Engine):
         """
         sources, request = check_texts(texts), self.request(None, languages)
         seeds = sampling.seeds_of(seed, len(sources))
-        given = [tf.constant(temperature, tf.float32), *([] if k is None else [tf.constant(k)])]
+        given = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
+        widest = None if k is None or ON_TENSORFLOW else 1 << (k - 1).bit_length()  # few functions for all k
 
         def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
-            source, length, seeds = columns
-            return self.drawn(source, length, seeds, temperature, k, start)
+            source, length, chances = columns
+            return self.drawn(source, length, start, chances, temperature=temperature, k=k, widest=widest)
 
         def replies(places: list[int]) -> Iterator[Reply]:
             batch = [sources[i] for i in places]
+
+            def chances(source: np.ndarray, length: np.ndarray) -> list[np.ndarray]:
+                longest = self.fixed(source, 1) or self.limit(length, MOST)
+                longest = longest.steps if isinstance(longest, Fixed) else int(np.max(longest))
+                return [sampling.chances_of(np.pad(seeds[places], (0, len(length) - len(places))), longest)]
+
             tokenizer = self._speaking(request.languages)
-            rows = self._outputs(f"sample, {len(given)}", draw, batch, tokenizer, [seeds[places]], *given)
+            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, tokenizer, chances, *given)
             for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
                 yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
 
@@ -253,27 +269,29 @@ class Translator(TextModel, Engine):
         function: Callable[..., Any],
         texts: list[str | bytes],
         tokenizer: Tokenizer,
-        columns: list[np.ndarray],
+        columns_of: Callable[[np.ndarray, np.ndarray], list[np.ndarray]],
         *others: Any,
     ) -> Iterator[tuple[Any, ...]]:
-        """Call a function of tensors, traced once under a name.
+        """Call a function of tensors, compiled once under a name.
 
-        It takes a batch's ids [B, S], their lengths [B] and the further columns [B, ...] in a list, the start ids [P],
-        and others; it returns `Hypotheses`.
+        It takes a batch's ids [B, S], their lengths [B] and the further columns [B, ...] that are made of both in a
+        list, the start ids [P], and others; it returns `Hypotheses`.
 
         Returns:
-            of each row its length, whether it is truncated, and N texts, scores, log_probs, finished and lengths.
+            of each row its length, whether it is truncated, and N texts, scores, log_probs, lengths and finished.
         """
-        source, length, truncated = self.read(texts, tokenizer)
-        columns, start = [source, length, *columns], np.array(tokenizer.start_ids(), np.int32)
-        specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
-        fixed = tf.nest.map_structure(tf.type_spec_from_value, others)
-        signature = [specs, tf.TensorSpec(start.shape, tf.int32), *fixed]
-        found = self.traced(name, function, input_signature=signature)(columns, start, *others)
-        flat = iter(tokenizer.decode([ids for outputs in found.ids.numpy().tolist() for ids in outputs]))
-        written = [list(itertools.islice(flat, found.ids.shape[1])) for _ in texts]
-        numbers = (part.numpy().tolist() for part in (found.scores, found.log_probs, found.finished, found.lengths))
-        return zip(length.tolist(), truncated.tolist(), written, *numbers, strict=True)
+        empty = [""] * (rounded(len(texts), 4, self.batch_size) - len(texts))  # rows that fill the batch's shape
+        source, length, truncated = self.read([*texts, *empty], tokenizer)
+        given = (
+            [source, length, *columns_of(source, length)],
+            np.array(tokenizer.start_ids(), np.int32),
+            *others,
+        )
+        found = self.traced(name, function, **_signature(*given))(*given)
+        ids, *parts = (ops.convert_to_numpy(part)[: len(texts)].tolist() for part in found)
+        flat = iter(tokenizer.decode([row for outputs in ids for row in outputs]))
+        written = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
+        return zip(length.tolist()[: len(texts)], truncated.tolist()[: len(texts)], written, *parts, strict=True)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
         """Write this translator in a format of `exports.formats`, whole or not at all.
@@ -291,3 +309,12 @@ class Translator(TextModel, Engine):
         model = self.model.merged()
         translator = self if model is self.model else self.replace(model=model)
         return contract.Export(translator, **(self.export_options | options))
+
+
+def _signature(columns: list[np.ndarray], *others: Any) -> dict[str, Any]:
+    """The `tf.function` options of a function of columns [B, ...] and others, for batches of all sizes."""
+    if not ON_TENSORFLOW:
+        return {}
+    specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
+    fixed = tree.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), others)
+    return {"input_signature": [specs, *fixed]}

@@ -18,22 +18,20 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from tf_transformer.base import values
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import new_folder, write_json
-from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.version import __version__
 from tf_transformer.config import BadInput
 from tf_transformer.exports.savedmodel import check_export
-from tf_transformer.layers import KeyValue, PositionalEmbedding
+from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import check_finite
-from tf_transformer.text.decoding import SearchKeyValue, decoder_of
+from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES
-from tf_transformer.text.search import OPTIONS, SearchProblem, beam_search
+from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
@@ -48,14 +46,6 @@ INPUTS = {
     for name, option in SEARCH_OPTIONS.items()
     if option.request and name != "beam_size" and name not in RULES
 }
-
-
-class SlicedKeyValue(SearchKeyValue):
-    """Keys and values that are written by LiteRT's dynamic_update_slice, which works in place."""
-
-    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
-        at = (0, 0, slot, 0)
-        return SlicedKeyValue(*(ops.slice_update(old, at, part) for old, part in zip(self, new, strict=True)))
 
 
 @values.checked
@@ -168,7 +158,7 @@ class _Module(tf.Module):
             length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
             limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
             memory, mask, _ = model.encode(source)
-            decoder = decoder_of(model, memory, mask, SlicedKeyValue, weights)._replace(steps=steps)
+            decoder = decoder_of(model, memory, mask, Fixed(beams, steps), weights)
             found = beam_search(
                 SearchProblem(decoder, tf.constant([BOS_ID]), limit, EOS_ID),
                 n_best=beams,

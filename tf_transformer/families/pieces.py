@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.lazy import Once, lazily
@@ -146,6 +146,12 @@ class PieceTokenizer(Tokenizer):
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         spelled = (b"".join(self.texts[id] for id in row) for row in ids)
         return [text.strip().decode("utf-8", "replace") for text in spelled]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.target.pieces[id] for id in ids]
+
+    def source_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.source.pieces[id] for id in ids]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         return self.source.tokenize(texts)

@@ -3,19 +3,22 @@
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import Count, Natural, Positive, Seed, checked
 from tf_transformer.text.beams import Hypotheses
-from tf_transformer.text.logits import IMPOSSIBLE, RULES, Prefixes, restricted
+from tf_transformer.text.logits import RULES, Prefixes, restricted
+from tf_transformer.text.primitives import BACKEND, IMPOSSIBLE, gather, least, size, sorted_top_k
 from tf_transformer.text.search import SearchProblem
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+
+WIDE = "float32" if BACKEND == "jax" else "float64"  # JAX has 64 bits only if all its numbers may have them
 
 
 @checked
 def seeds_of(seed: Seed, rows: Natural) -> np.ndarray:
-    """A seed of each row of a list, for `sample`, of one seed for all: uint64 [rows].
+    """A seed of each row of a list, of one seed for all: uint64 [rows].
 
     It depends on the seed and the row's place alone, so that a row's output does not depend on how the list is batched.
     """
@@ -23,37 +26,61 @@ def seeds_of(seed: Seed, rows: Natural) -> np.ndarray:
 
 
 @checked
+def chances_of(seeds: np.ndarray, length: Natural) -> np.ndarray:
+    """The numbers in [0, 1) that draw the symbols of each row, for `sample`: float64 [B, L].
+
+    They are SplitMix64's (Steele et al. 2014): each row has a stream of its own, and a longer one begins like a shorter
+    one.
+
+    Args:
+        seeds: uint64 [B], such as those of `seeds_of`; equal seeds give equal numbers.
+        length: L.
+    """
+
+    def mixed(bits: np.ndarray, shift: int, factor: int = 1) -> np.ndarray:
+        return (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+
+    numbers = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = mixed(seeds.astype(np.uint64)[:, None] + numbers, 30, 0xBF58476D1CE4E5B9)
+    bits = mixed(mixed(bits, 27, 0x94D049BB133111EB), 31)
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+@checked
 def sample(
     problem: SearchProblem,
-    seeds: Tensor,
-    temperature: Positive | tf.Tensor = 1.0,
-    k: Count | tf.Tensor | None = None,
-    **options: int | tf.Tensor,
+    chances: Tensor,
+    temperature: Positive | Tensor = 1.0,
+    k: Count | Tensor = None,
+    widest: Count | None = None,
+    **options: Tensor,
 ) -> Hypotheses:
     """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
 
-    Each row has its own stream of random numbers: rows that begin alike have independent outputs if their seeds differ,
-    and a row's output is the same in every batch.
+    Rows that begin alike have independent outputs if their chances differ, and a row's output is the same in every
+    batch.
 
     Args:
         problem: the model's step, and the beginning of each row.
-        seeds: uint64 [B], such as those of `seeds_of`; equal seeds give equal numbers.
+        chances: [B, L] from `chances_of`, where L is at least the longest output.
         temperature: float32 above 0; near 0 it draws the likeliest symbol.
-        k: the number of symbols to choose from, which may be an int32 tensor; `None` means all.
+        k: the number of symbols to choose from; `None` means all.
+        widest: a number that k is at most, where shapes are fixed and k is a tensor.
         options: int32, each a number or [B]: those of a search that `logits.RULES` names, such as min_length.
 
     Returns:
         `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.
     """
     decoder, start_ids, max_length, end_id = problem
-    B = tf.shape(start_ids)[0]
-    max_length = tf.cast(max_length, tf.int32)
+    B, L = size(start_ids, 0), size(chances, 1)
+    max_length = ops.cast(max_length, "int32")
     rules = {
-        name: tf.broadcast_to(tf.cast(options.get(name, SEARCH_OPTIONS[name].default), tf.int32), [B]) for name in RULES
+        name: ops.broadcast_to(ops.cast(options.get(name, SEARCH_OPTIONS[name].default), "int32"), (B,))
+        for name in RULES
     }
-    rules["min_length"] = tf.minimum(rules["min_length"], max_length)
-    L = tf.maximum(tf.reduce_max(max_length), 0)
-    chances = _chances(seeds, L)
+    rules["min_length"] = ops.minimum(rules["min_length"], max_length)
+    chances = ops.minimum(ops.cast(chances, WIDE), 1 - float(np.finfo(WIDE).epsneg))  # below 1 after rounding, too
+    places = ops.arange(L, dtype="int32")
 
     def draw(
         position: Tensor,
@@ -65,66 +92,55 @@ def sample(
         finished: Tensor,
         cache: Any,
     ) -> Any:
-        seen = tf.broadcast_to(tf.range(L) <= position, [B, 1, L])
-        logits, cache, *_ = decoder.step(newest[:, tf.newaxis], position, position, seen, cache)
-        logits = tf.cast(logits, tf.float32)
-        possible = restricted(logits, Prefixes(ids[:, tf.newaxis], position, end_id), rules)[:, 0]
-        logits, V = logits[:, 0], tf.shape(logits)[2]  # [B, V]
-        chance = tf.gather(chances, position, axis=1)
+        seen = ops.broadcast_to(places <= position, (B, 1, L))
+        logits, cache, *_ = decoder.step(newest[:, None], position, position, seen, cache)
+        logits = ops.cast(logits, "float32")
+        possible = restricted(logits, Prefixes(ids[:, None], position, end_id), rules)[:, 0]
+        logits = logits[:, 0]  # [B, V]
+        chance = gather(chances, position, axis=1)
         if k is None:
             newest = _drawn(possible, temperature, chance)
         else:
-            top_logits, symbols = tf.math.top_k(possible, tf.minimum(k, V))
-            newest = tf.gather(symbols, _drawn(top_logits, temperature, chance), batch_dims=1)
-        log_prob = tf.gather(logits, newest, batch_dims=1) - tf.reduce_logsumexp(logits, axis=1)
-        ids += tf.where(running, newest, 0)[:, tf.newaxis] * tf.one_hot(position, L, dtype=tf.int32)
-        log_probs += tf.where(running, log_prob, 0.0)
-        lengths += tf.cast(running, tf.int32)
-        finished |= running & (newest == end_id)
-        running &= ~finished & (lengths < max_length)
+            most = least(k if widest is None else widest, size(possible, 1))
+            top_logits, symbols = sorted_top_k(possible, most)
+            if widest is not None:
+                top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, IMPOSSIBLE)
+            newest = gather(symbols, _drawn(top_logits, temperature, chance), batch_dims=1)
+        log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
+        ids = ops.where((places == position) & running[:, None], newest[:, None], ids)
+        log_probs = log_probs + ops.where(running, log_prob, 0.0)
+        lengths = lengths + ops.cast(running, "int32")
+        finished = finished | (running & (newest == end_id))
+        running = running & ~finished & (lengths < max_length)
         return position + 1, newest, ids, log_probs, lengths, running, finished, cache
 
-    none = tf.zeros([B], tf.int32)
+    none = ops.zeros((B,), "int32")
     loop = (
-        tf.constant(0),
+        ops.zeros((), "int32"),
         start_ids,
-        tf.zeros([B, L], tf.int32),
-        tf.zeros([B]),
+        ops.zeros((B, L), "int32"),
+        ops.zeros((B,), "float32"),
         none,
         max_length > 0,
         none > 0,
     )
-    _, _, *found, _, finished, _ = tf.while_loop(
-        lambda *state: tf.reduce_any(state[5]),
+    _, _, *found, _, finished, _ = ops.while_loop(
+        lambda *state: ops.any(state[5]),
         draw,
-        (*loop, decoder.keep(decoder.cache, tf.zeros([B, L], tf.int32))),
+        (*loop, decoder.keep(decoder.cache, ops.zeros((B, L), "int32"))),
     )
-    ids, log_probs, lengths = (part[:, tf.newaxis] for part in found)
-    return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, tf.newaxis])
-
-
-def _chances(seeds: Tensor, L: Tensor) -> Any:
-    """Each row's numbers in [0, 1), which draw its symbols: float64 [B, L].
-
-    They are SplitMix64's (Steele et al. 2014), since TensorFlow's own generators take one seed for all rows.
-    """
-
-    def mixed(bits: Tensor, shift: int, factor: int = 1) -> Any:
-        return (bits ^ tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64))) * tf.constant(factor, tf.uint64)
-
-    number = tf.cast(tf.range(1, L + 1), tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64)
-    bits = mixed(tf.cast(seeds, tf.uint64)[:, tf.newaxis] + number, 30, 0xBF58476D1CE4E5B9)
-    bits = mixed(mixed(bits, 27, 0x94D049BB133111EB), 31)
-    return tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.float64) * 2.0**-53
+    ids, log_probs, lengths = (part[:, None] for part in found)
+    return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, None])
 
 
 def _drawn(logits: Tensor, temperature: Tensor, chance: Tensor) -> Any:
     """The first symbol up to which softmax(logits [B, V] / temperature) adds up to more than chance [B]: int32 [B].
 
-    In float64, since the probabilities of a large vocabulary's rare symbols are below the steps of float32.
+    In float64 where the backend has it, since the probabilities of a large vocabulary's rare symbols are below the
+    steps of float32.
     """
-    below = tf.cast(logits - tf.reduce_max(logits, axis=1, keepdims=True), tf.float64)  # 0 at the likeliest
-    heated = tf.where(below < IMPOSSIBLE / 2, tf.float64.min, below / tf.cast(temperature, tf.float64))
-    total = tf.cumsum(tf.nn.softmax(heated), axis=1)
-    symbol = tf.reduce_sum(tf.cast(total <= chance[:, tf.newaxis] * total[:, -1:], tf.int32), axis=1)
-    return tf.minimum(symbol, tf.shape(logits)[1] - 1)
+    below = ops.cast(logits - ops.max(logits, axis=1, keepdims=True), WIDE)  # 0 at the likeliest
+    heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo(WIDE).min), below / ops.cast(temperature, WIDE))
+    total = ops.cumsum(ops.softmax(heated), axis=1)
+    symbol = ops.sum(ops.cast(total <= chance[:, None] * total[:, -1:], "int32"), axis=1)
+    return ops.minimum(symbol, size(logits, 1) - 1)

@@ -1,22 +1,35 @@
 """Beam search with length penalty (section 6.1); greedy search is beam search with one beam.
 
-This is the loop: what it is asked for, which sentences still run, and the cache. `text.beams` is its step.
+This is what it is asked for, and its loop of fixed shapes. `text.beams` is its step, and `text.growing` TensorFlow's
+loop, in which sentences leave and the cache grows.
 
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tensorflow as tf
+from keras import ops
 
-from tf_transformer.base.values import Count, checked
+from tf_transformer.base.lazy import lazily
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import checked
 from tf_transformer.text.beams import BeamState, Finished, Hypotheses, Rows, Step, Symbols, extend, penalty, results_of
-from tf_transformer.text.logits import IMPOSSIBLE, RULES
+from tf_transformer.text.logits import RULES
+from tf_transformer.text.primitives import IMPOSSIBLE, size
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
 
-STEPS = 16  # a full cache gets slots for this many more steps
-ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
+if TYPE_CHECKING:
+    from tf_transformer.text import growing
+else:
+    growing = lazily("tf_transformer.text.growing", "a search whose shapes change")
+
+
+class Fixed(NamedTuple):
+    """The shapes of a search that are the same at all steps, and known when it is traced."""
+
+    beams: int  # K, at least the widest beam_size
+    steps: int  # L; a row that still runs after the last step gets no output
 
 
 class Decoder(NamedTuple):
@@ -33,9 +46,8 @@ class Decoder(NamedTuple):
 
     step: Callable[..., tuple[Any, ...]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
-    keep: Callable[[Any, tf.Tensor], Any]
-    # If `steps` is set, all shapes are static, and a row still running after the last step gets no output.
-    steps: int | None = None
+    keep: Callable[[Any, Any], Any]
+    fixed: Fixed | None = None  # `None` lets rows leave and slots grow, which only TensorFlow does
 
 
 class SearchProblem(NamedTuple):
@@ -55,16 +67,15 @@ def beam_search(
     problem: SearchProblem,
     *,
     n_best: Beams = 1,
-    exact_n: Count | tf.Tensor | None = None,
-    allowed: Callable[..., tf.Tensor] | None = None,
+    exact_n: Tensor = None,
+    allowed: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Hypotheses:
     """Search for the outputs of highest score = log-probability / length penalty.
 
     A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), when no alive
     hypothesis can beat the last of the `exact_n` best finished ones, or at the maximum length. With one beam it ends at
-    the first end symbol: that is greedy search. When half of the sentences have ended, they leave the batch, so XLA
-    cannot compile a search. A row's result does not depend on the other rows.
+    the first end symbol: that is greedy search. A row's result does not depend on the other rows.
 
     Args:
         problem: the model's step, and what each row begins with.
@@ -86,7 +97,7 @@ def beam_search(
 
 @checked
 def detailed_search(
-    problem: SearchProblem, *, n_best: Beams = 1, exact_n: Count | tf.Tensor | None = None, **options: Any
+    problem: SearchProblem, *, n_best: Beams = 1, exact_n: Tensor = None, **options: Any
 ) -> tuple[Hypotheses, Symbols]:
     """As `beam_search`; also each symbol's log-probability and its source position of greatest attention."""
     return _search(problem, True, n_best, exact_n, None, **options)
@@ -96,73 +107,63 @@ def _search(
     problem: SearchProblem,
     detailed: bool,
     n_best: int,
-    exact_n: int | tf.Tensor | None,
-    allowed: Callable[..., tf.Tensor] | None,
+    exact_n: Tensor,
+    allowed: Callable[..., Any] | None,
     **options: Any,
 ) -> tuple[Hypotheses, Symbols]:
     """`detailed_search`, or with less detail `beam_search`; their arguments."""
     exact_n = n_best if exact_n is None else exact_n
-    B = tf.shape(problem.start_ids)[0]
+    B, fixed = size(problem.start_ids, 0), problem.decoder.fixed
     by_row = _broadcast(options, B)
-    max_length = tf.cast(problem.max_length, tf.int32)
+    max_length = ops.cast(problem.max_length, "int32")
     if "min_length" in by_row:
-        by_row["min_length"] = tf.minimum(by_row["min_length"], max_length)
-    enough = tf.maximum(tf.round(by_row.pop("patience") * tf.cast(by_row["beam_size"], tf.float32)), 1.0)
-    rows = Rows(tf.range(B), max_length, enough, penalty(max_length, by_row["length_penalty"]), by_row)
-    K = tf.maximum(tf.reduce_max(by_row["beam_size"]), 1)  # 1 in an empty batch
-    steps = problem.decoder.steps
-    L = steps or tf.maximum(tf.reduce_max(max_length), 0)
+        by_row["min_length"] = ops.minimum(by_row["min_length"], max_length)
+    enough = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
+    greatest_penalty = penalty(max_length, by_row["length_penalty"])
+    rows = Rows(ops.arange(B, dtype="int32"), max_length, enough, greatest_penalty, by_row)
+    # Of an empty batch, K is 1 and L is 0.
+    K, L = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0))
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
-        own = tf.one_hot(slot + tf.range(K), tf.shape(state.ancestry)[2], True, False)  # [K, C]
-        ancestry = state.ancestry | own
+        own = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + ops.arange(K, dtype="int32"))[:, None]
+        ancestry = state.ancestry | own  # [K, C]
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
-        step = Step(tf.cast(logits, tf.float32), may_follow, attended[0] if detailed else None)
+        step = Step(ops.cast(logits, "float32"), may_follow, attended[0] if detailed else None)
         return (extend(state, step, problem.end_id, exact_n),)
 
-    def may_advance(state: BeamState) -> tf.Tensor:
-        has_room = state.slot < tf.shape(state.ancestry)[2]
-        going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
-        return has_room & (2 * going_on > tf.shape(state.running)[0])
+    def results(state: BeamState) -> tuple[Hypotheses, Symbols]:
+        return results_of(state, n_best, problem.end_id)
 
-    def advance_far(state: BeamState, results: Any) -> tuple[BeamState, Any]:
-        state = _make_room(_running_only(state), problem.decoder.keep, L)
-        (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
-        return state, _put_rows(results, state.rows.number, results_of(state, n_best, problem.end_id))
-
-    kept = (tf.int32, tf.float32, tf.int32) if detailed else (tf.int32,)
+    kept = ("int32", "float32", "int32") if detailed else ("int32",)
+    none = ops.zeros((B, K), "float32")
     state = BeamState(
-        position=tf.constant(0),
-        slot=tf.constant(0),
+        position=ops.zeros((), "int32"),
+        slot=ops.zeros((), "int32"),
         rows=rows,
-        newest=tf.broadcast_to(problem.start_ids[:, tf.newaxis], [B, K]),
-        symbols=Symbols(*(tf.zeros([B, 2 * K, L], dtype) for dtype in kept)),
-        alive_log_probs=tf.broadcast_to(tf.where(tf.range(K) == 0, 0.0, IMPOSSIBLE), [B, K]),
-        ancestry=tf.zeros([B, K, 0], tf.bool),
-        lengths=tf.zeros([B], tf.int32),
-        best=Finished(*[tf.fill([B, K], IMPOSSIBLE)] * 2),
-        finished=tf.zeros([B], tf.int32),
+        newest=ops.broadcast_to(problem.start_ids[:, None], (B, K)),
+        symbols=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in kept)),
+        alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, none, IMPOSSIBLE),
+        ancestry=ops.zeros((B, K, K * L if fixed else 0), "bool"),
+        lengths=ops.zeros((B,), "int32"),
+        best=Finished(none + IMPOSSIBLE, none + IMPOSSIBLE),
+        finished=ops.zeros((B,), "int32"),
         running=max_length > 0,
         cache=problem.decoder.cache,
     )
-    if steps:
-        first = tf.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
-        slots = tf.broadcast_to(first[:, tf.newaxis], [B, K * steps])
-        ancestry = tf.zeros([B, K, K * steps], tf.bool)
-        state = state._replace(ancestry=ancestry, cache=problem.decoder.keep(state.cache, slots))
-        in_time = lambda state: tf.reduce_any(state.running) & (state.position < steps)  # noqa: E731
-        (state,) = tf.while_loop(in_time, advance, [state])
-        return results_of(state, n_best, problem.end_id)
-    loop = [state, results_of(state, n_best, problem.end_id)]
-    going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
-    _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
-    return results
+    if not fixed:
+        return growing.searched(state, advance, results, problem.decoder.keep, L)
+    first = ops.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
+    slots = ops.broadcast_to(first[:, None], (B, K * L))
+    state = state._replace(cache=problem.decoder.keep(state.cache, slots))
+    in_time = lambda state: ops.any(state.running) & (state.position < L)  # noqa: E731
+    (state,) = ops.while_loop(in_time, advance, (state,))
+    return results(state)
 
 
-def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
+def _broadcast(options: dict[str, Any], B: Tensor) -> dict[str, Any]:
     """The options of a search, each [B]; a value below an option's lowest becomes the lowest.
 
     A number that asks nothing of a rule is left out, and the rule with it.
@@ -173,64 +174,6 @@ def _broadcast(options: dict[str, Any], B: tf.Tensor) -> dict[str, tf.Tensor]:
     idle = [name for name in RULES if isinstance(values[name], int) and values[name] <= SEARCH_OPTIONS[name].lowest]
     own = {name: SEARCH_OPTIONS[name] for name in OPTIONS if name not in idle}
     return {
-        name: tf.broadcast_to(tf.maximum(tf.cast(values[name], option.dtype), option.lowest), [B])
+        name: ops.broadcast_to(ops.maximum(ops.cast(values[name], option.dtype), option.lowest), (B,))
         for name, option in own.items()
     }
-
-
-def _invariants(structure: Any) -> Any:
-    """Shapes that hold throughout a search, in which the numbers of rows and of slots change. A single row stays."""
-
-    def invariant(tensor: tf.Tensor, slots: range = range(0)) -> tf.TensorShape:
-        sizes = tensor.shape.as_list()
-        rows_change = sizes[:1] != [1]
-        free = [
-            (axis == 0 and rows_change) or size == 0 or (size == 1 and axis in slots) for axis, size in enumerate(sizes)
-        ]
-        return tf.TensorShape([None if is_free else size for is_free, size in zip(free, sizes, strict=True)])
-
-    def of_cache(part: tf.Tensor) -> tf.TensorShape:
-        return invariant(part, range(1, len(part.shape) - 1))
-
-    if not isinstance(structure, BeamState):
-        return tf.nest.map_structure(invariant, structure)
-    shapes = tf.nest.map_structure(invariant, structure._replace(cache=()))
-    return shapes._replace(cache=tf.nest.map_structure(of_cache, structure.cache))
-
-
-def _running_only(state: BeamState) -> BeamState:
-    """Drop the rows that have ended. A single row goes on until the search ends."""
-    if state.running.shape[0] == 1:
-        return state
-
-    def gather() -> BeamState:
-        running = tf.where(state.running)[:, 0]
-        by_row = state._replace(position=(), slot=())
-        gathered = tf.nest.map_structure(lambda part: tf.gather(part, running), by_row)
-        return gathered._replace(position=state.position, slot=state.slot)
-
-    return tf.cond(tf.reduce_all(state.running), lambda: state, gather)
-
-
-def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
-    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
-    K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
-
-    def with_room() -> BeamState:
-        seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
-        most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
-        most = tf.minimum(-(-most // ROUND) * ROUND, slots)
-        _, kept = tf.math.top_k(seen, most)  # equal values keep their order
-        free = K * tf.minimum(STEPS, L - state.position)
-        ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
-        ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
-        # Until they are written, the free slots hold copies of the first slot.
-        return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, tf.pad(kept, [[0, 0], [0, free]])))
-
-    return tf.cond(state.slot < slots, lambda: state, with_room)
-
-
-def _put_rows(results: Any, number: tf.Tensor, new: Any) -> Any:
-    """Write `new` into the rows `number` of `results`."""
-    places = number[:, tf.newaxis]
-    return tf.nest.map_structure(lambda old, rows: tf.tensor_scatter_nd_update(old, places, rows), results, new)

@@ -1,11 +1,11 @@
 """A model with its tokenizer, as functions of tensors: what `Translator` calls, and what a SavedModel holds."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import keras
 import numpy as np
+from keras import ops
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
@@ -13,21 +13,22 @@ from tf_transformer.base.values import MOST, Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
+from tf_transformer.text.beams import Hypotheses, Symbols
+from tf_transformer.text.compiling import FEWEST, compiled, rounded
+from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.logits import RULES, begins_with
+from tf_transformer.text.primitives import BACKEND, ON_TENSORFLOW
+from tf_transformer.text.sampling import sample
+from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
 from tf_transformer.text.text_decoder import TextDecoder
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, begun, text_tensor
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, begun
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from tf_transformer.text import beams, decoding, logits, sampling
-    from tf_transformer.text import search as searching
 else:
-    tf = lazily("tensorflow", "translating")
-    decoding, logits, sampling, searching = (
-        lazily(f"tf_transformer.text.{name}", "translating") for name in ("decoding", "logits", "sampling", "search")
-    )
+    tf = lazily("tensorflow", "an export")
 
 FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
 
@@ -102,12 +103,11 @@ class TextModel(SetOnce):
         return type(self)(**(arguments | self.options | changes))
 
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """The `tf.function` of a function, kept under a name. After a change of the model's variables, as by LoRA, it
-        is traced anew."""
+        """A function, `compiled` and kept under a name. After a change of the model's variables, as by LoRA, it is
+        compiled anew."""
         variables, known = [*map(id, self.model.weights)], self._functions.get(name)
         if known is None or known[0] != variables:
-            # A `partial` is a function of its own. TensorFlow takes all that share their code for one, traced again.
-            known = variables, tf.function(functools.partial(function), autograph=False, **options)
+            known = variables, compiled(function, self.model.weights, **options)
             self._functions[name] = known
         return known[1]
 
@@ -128,18 +128,19 @@ class TextModel(SetOnce):
         return ids, length, truncated | cut
 
     def read(self, texts: Sequence[str | bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `source`, for a list of texts, by SentencePiece alone.
+        """As `source`, for a list of texts, by SentencePiece alone. The number of ids S may be `rounded`.
 
         Args:
             texts: B.
             tokenizer: this one's, for some languages.
         """
-        _check_backend()
         parts = begun(texts, self.max_source_length)
         rows, cut = tokenizer.encode([text for text, _ in parts]), [is_cut for _, is_cut in parts]
         length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
-        read = [[*row[: self.max_source_length + tokenizer.codes], EOS_ID] for row in rows]
-        return padded(read), length, np.array(cut, bool) | (length > self.max_source_length)
+        most = self.max_source_length + tokenizer.codes
+        read = [[*row[:most], EOS_ID] for row in rows]
+        width = rounded(max(FEWEST, *map(len, read)), 2, most + 1) if BACKEND == "jax" else 0
+        return padded(read, width), length, np.array(cut, bool) | (length > self.max_source_length)
 
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, for targets to score: without the language's id, and with EOS."""
@@ -170,8 +171,9 @@ class TextModel(SetOnce):
         exact_n: Tensor = None,
         prefix: Tensor = None,
         start: Tensor = None,
+        fixed: Fixed | None = None,
         **options: Any,
-    ) -> "beams.Hypotheses":
+    ) -> Hypotheses:
         """The n best outputs for source ids [B, S], at most extra_length symbols longer than their source.
 
         Args:
@@ -180,70 +182,95 @@ class TextModel(SetOnce):
             n_best: N.
             exact_n: int32 scalar: the first exact_n are certain, the others may be other than the best; `None` means N.
             prefix: ids [B, P] that the outputs begin with, then zeros; `None` for none.
-            start: as in `problem`.
+            start, fixed: as in `problem`.
             options: options of a request, each one number or [B]: beam_size, length_penalty and so on, by default the
                 model's own, and max_length, by default no limit.
         """
-        problem, options = self._asked(source, source_length, options, start)
-        allowed = None if prefix is None else logits.begins_with(prefix, self.model.config.vocab_size)
-        return searching.beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
+        problem, options = self._asked(source, source_length, options, start, fixed)
+        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
+        return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
-    def detailed_search(
-        self, source: Tensor, source_length: Tensor, **options: Any
-    ) -> "tuple[beams.Hypotheses, beams.Symbols]":
+    def detailed_search(self, source: Tensor, source_length: Tensor, **options: Any) -> tuple[Hypotheses, Symbols]:
         """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
         in the last layer, a mean over heads."""
         problem, options = self._asked(source, source_length, options)
-        return searching.detailed_search(problem, **options)
+        return detailed_search(problem, **options)
 
     def _asked(
-        self, source: Tensor, source_length: Tensor, options: dict[str, Any], start: Tensor = None
-    ) -> "tuple[searching.SearchProblem, dict[str, Any]]":
+        self,
+        source: Tensor,
+        source_length: Tensor,
+        options: dict[str, Any],
+        start: Tensor = None,
+        fixed: Fixed | None = None,
+    ) -> tuple[SearchProblem, dict[str, Any]]:
         """The problem and the options of a search, from those of a request."""
-        options = {name: self.options[name] for name in searching.OPTIONS} | options
-        return self.problem(source, source_length, options.pop("max_length", MOST), start), options
+        options = {name: self.options[name] for name in OPTIONS} | options
+        return self.problem(source, source_length, options.pop("max_length", MOST), start, fixed), options
 
     def drawn(
         self,
         source: Tensor,
         source_length: Tensor,
-        seeds: Tensor,
-        temperature: Tensor,
-        k: Tensor = None,
-        start: Tensor = None,
-    ) -> "beams.Hypotheses":
-        """A random output for source ids [B, S]; the first two arguments are as in `search`, the next ones as in
-        `sampling.sample`, and the last as in `problem`."""
-        problem = self.problem(source, source_length, MOST, start)
-        return sampling.sample(problem, seeds, temperature, k, **{name: self.options[name] for name in logits.RULES})
+        start: Tensor,
+        chances: Tensor,
+        **options: Any,
+    ) -> Hypotheses:
+        """A random output for source ids [B, S]; the first arguments are as in `search`, the others as in
+        `sampling.sample`."""
+        fixed = None if ON_TENSORFLOW else Fixed(1, chances.shape[1])
+        problem = self.problem(source, source_length, MOST, start, fixed)
+        return sample(problem, chances, **options, **{name: self.options[name] for name in RULES})
+
+    def fixed(self, source: Tensor, beams: int, longest: int | None = None) -> Fixed | None:
+        """The fixed shapes of a search for source ids [B, S]; `None` on TensorFlow, where shapes change.
+
+        Args:
+            source: ids.
+            beams: K.
+            longest: the longest output; `None` means what extra_length allows.
+        """
+        if ON_TENSORFLOW:
+            return None
+        most = source.shape[1] - 1 - self.tokenizer.codes + self.extra_length
+        if self.model.config.positions == "learned":
+            most = min(most, self.model.config.max_length)
+        return Fixed(beams, max(1, min(most, longest or most)))
 
     def problem(
-        self, source: Tensor, source_length: Tensor, max_length: Tensor, start: Tensor = None
-    ) -> "searching.SearchProblem":
+        self,
+        source: Tensor,
+        source_length: Tensor,
+        max_length: Tensor,
+        start: Tensor = None,
+        fixed: Fixed | None = None,
+    ) -> SearchProblem:
         """The problem of a search.
 
         Args:
             source, source_length, max_length: as in `search`.
             start: int32 [P], the `start_ids` of all rows; `None` means those of the tokenizer's languages in the graph.
+            fixed: of the decoder; `None` means `fixed` of these ids and this beam_size.
         """
         memory, memory_mask, _ = self.model.encode(source)
-        decoder, rows = decoding.decoder_of(self.model, memory, memory_mask), tf.shape(source)[0]
-        start = self.tokenizer.start(rows) if start is None else tf.tile([start], [rows, 1])
+        decoder = decoder_of(self.model, memory, memory_mask, fixed or self.fixed(source, self.beam_size))
+        rows = ops.shape(source)[0]
+        start = self.tokenizer.start(rows) if start is None else ops.broadcast_to(start, (rows, start.shape[0]))
         for place in range(start.shape[1] - 1):
-            decoder = decoding.decoder_after(decoder, start[:, place])
-        return searching.SearchProblem(
+            decoder = decoder_after(decoder, start[:, place])
+        return SearchProblem(
             decoder,
             start_ids=start[:, -1],
             max_length=self.limit(source_length, max_length),
             end_id=EOS_ID,
         )
 
-    def limit(self, source_length: Tensor, max_length: Tensor) -> "tf.Tensor":
+    def limit(self, source_length: Tensor, max_length: Tensor) -> Any:
         """The most symbols of an output, its end symbol included: int32 [B]. The arguments are as in `search`."""
-        limit = tf.minimum(tf.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
+        limit = ops.minimum(ops.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
-            limit = tf.minimum(limit, self.model.config.max_length)
-        return tf.where(source_length > 0, limit, 0)  # nothing in, nothing out
+            limit = ops.minimum(limit, self.model.config.max_length)
+        return ops.where(source_length > 0, limit, 0)  # nothing in, nothing out
 
     def check_prefixes(
         self, texts: Sequence[str | bytes], prefixes: Sequence[str | bytes], languages: Mapping[str, str]
@@ -257,7 +284,7 @@ class TextModel(SetOnce):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self.tokenizer.for_languages(**languages) if languages else self.tokenizer
         lengths = [len(row) - tokenizer.codes for row in tokenizer.encode(texts)]
-        limits = self.limit(np.array(lengths, np.int32), MOST).numpy()
+        limits = ops.convert_to_numpy(self.limit(np.array(lengths, np.int32), MOST))
         ids = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
@@ -310,35 +337,44 @@ class TextModel(SetOnce):
         Raises:
             BadInput: there are no tokens, or too many.
         """
-        ids, length, _ = self.source(text_tensor([source]))
+        ids, length, _ = self.read([source], self.tokenizer)
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
-            found = self.traced("attention", self.search, reduce_retracing=True)(ids, length)
-            return self.attention_of(ids, found.ids[:, 0, : int(found.lengths[0, 0])])
-        return self.attention_of(ids, self.ended("translation", self.target([target])))
+            found = self.traced("attention", self.search, reduce_retracing=True)(ids, length, start=self._start())
+            (row,) = ops.convert_to_numpy(found.ids)[:, 0].tolist()
+            return self.attention_of(ids, row[: int(found.lengths[0, 0])])
+        return self.attention_of(ids, self.ended("translation", self._target(target)))
 
     def attention_scores(self, source: str, target: str) -> AttentionScores:
         """The attention weights of one pair of sentences, each cut to the tokens that the model reads or writes."""
-        ids, *_ = self.source(text_tensor([source]))
-        return self.attention_of(ids, append_end(self.target([target])[:, : self._most() - 1])).scores
+        ids, *_ = self.read([source], self.tokenizer)
+        return self.attention_of(ids, [*self._target(target)[: self._most() - 1], EOS_ID]).scores
 
-    def attention_of(self, source: Tensor, output: Tensor) -> Attention:
-        """The attention weights of ids [1, S] and [1, T], with their tokens; both include EOS, if they have one."""
-        start = self.tokenizer.start(1)
-        output = tf.concat([start[:, 1:], output], axis=1)  # a language is a token, too
-        shifted = tf.concat([start[:, :1], output], axis=1)[:, :-1]
+    def attention_of(self, source: np.ndarray, output: Sequence[int]) -> Attention:
+        """The attention weights of source ids [1, S], which zeros may follow, and the ids of an output, with their
+        tokens; both include EOS, if they have one."""
+        first, *language = self.tokenizer.start_ids()  # a language is a token, too
+        source, output = source[:, : np.count_nonzero(source)], [*language, *output]
+        shifted = np.array([[first, *output][:-1]], np.int32)
         scores = self.model((source, shifted), return_attention_scores=True)[1]
-        tokens = _tokens(self.tokenizer.source_pieces(source))
-        return Attention(tokens, _tokens(self.tokenizer.pieces(output)), scores)
+        tokens = self.tokenizer.source_tokens(source[0].tolist()), self.tokenizer.tokens(output)
+        source_tokens, output_tokens = ([token.strip() for token in each] for each in tokens)  # controls have a space
+        return Attention(source_tokens, output_tokens, scores)
 
-    def ended(self, name: str, ids: Tensor) -> "tf.Tensor":
-        """A given output, ragged ids [1, None], as ids [1, T] that end with EOS.
+    def _start(self) -> np.ndarray:
+        return np.array(self.tokenizer.start_ids(), np.int32)
+
+    def _target(self, text: str) -> list[int]:
+        return self.tokenizer.encode_target([text])[0][self.tokenizer.codes :]
+
+    def ended(self, name: str, ids: Sequence[int]) -> list[int]:
+        """The ids of a given output, with EOS.
 
         Raises:
             BadInput: the output, `name` in the message, is empty or too long.
         """
-        check_length(name, ids.flat_values.shape[0], self._most() - 1)
-        return append_end(ids)
+        check_length(name, len(ids), self._most() - 1)
+        return [*ids, EOS_ID]
 
     def _most(self) -> int:
         """The most symbols of an output, its end symbol included."""
@@ -359,24 +395,14 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Lists of ids as int32 [B, N]; zeros follow the shorter ones."""
-    ids = np.full((len(rows), max(map(len, rows), default=0)), PAD_ID, np.int32)
+def padded(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
+    """Lists of ids as int32 [B, N]; zeros follow the shorter ones. N is at least `width`."""
+    ids = np.full((len(rows), max(width, 0, *map(len, rows))), PAD_ID, np.int32)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
     return ids
 
 
 def _check_backend() -> None:
-    if (backend := keras.backend.backend()) != "tensorflow":
-        raise BadInput(f"expected KERAS_BACKEND=tensorflow, since the search needs it, got {backend}")
-
-
-def append_end(ids: Tensor) -> "tf.Tensor":
-    """Ragged ids [1, None] as ids [1, T] that end with EOS."""
-    return tf.pad(ids.to_tensor(), [[0, 0], [0, 1]], constant_values=EOS_ID)
-
-
-def _tokens(pieces: Tensor) -> list[str]:
-    """Pieces [1, N] as tokens; the names of symbols without their space."""
-    return [piece.decode().strip() for piece in pieces.numpy()[0]]
+    if not ON_TENSORFLOW:
+        raise BadInput(f"expected KERAS_BACKEND=tensorflow, since an export needs it, got {BACKEND}")

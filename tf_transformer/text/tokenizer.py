@@ -259,6 +259,14 @@ class Tokenizer:
         kept = [[id for id in row if id > EOS_ID] for row in ids]
         return list(self.processor.decode(kept, num_threads=threads_for(kept))) if kept else []
 
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of an output's ids."""
+        return [self.processor.id_to_piece(id) for id in ids]
+
+    def source_tokens(self, ids: Iterable[int]) -> list[str]:
+        """As `tokens`, for the ids that `encode` gives; other kinds of tokenizer may number sources differently."""
+        return self.tokens(ids)
+
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
         characters count as white space."""

@@ -1,0 +1,66 @@
+"""How each backend compiles a function that reads a model's weights, and for which shapes.
+
+TensorFlow traces a function once for all shapes, and PyTorch runs it as it stands. JAX compiles it for each shape anew,
+in seconds, so that few shapes serve all texts: sizes are rounded up.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops, tree
+
+from tf_transformer.base.values import Count, checked
+from tf_transformer.text.primitives import BACKEND
+
+FEWEST = 16  # tokens of the shortest shape
+
+
+@checked
+def rounded(size: Count, step: Count, most: Count | None = None) -> int:
+    """A size for which JAX compiles: a power of `step`, or `most` if that is less; elsewhere the size itself."""
+    if BACKEND != "jax":
+        return size
+    power = 1
+    while power < size:
+        power *= step
+    return max(min(power, most or power), size)
+
+
+def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], **options: Any) -> Callable[..., Any]:
+    """A function of nested tensors, compiled. The variables are read at every call, so that they may change.
+
+    Args:
+        function: it reads no other variables.
+        variables: of a model.
+        options: of `tf.function`, for TensorFlow.
+    """
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        # A `partial` is a function of its own. TensorFlow takes all that share their code for one, traced again.
+        traced: Callable[..., Any] = tf.function(functools.partial(function), autograph=False, **options)
+        return traced
+    if BACKEND == "torch":
+        import torch
+
+        def without_gradients(*arguments: Any) -> Any:
+            with torch.inference_mode():
+                return function(*tree.map_structure(_tensor, arguments))
+
+        return without_gradients
+    import jax
+
+    variables = list(variables)
+
+    def stateless(values: list[Any], *arguments: Any) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return function(*arguments)
+
+    jitted = jax.jit(stateless)
+    return lambda *arguments: jitted([variable.value for variable in variables], *arguments)
+
+
+def _tensor(value: Any) -> Any:
+    return None if value is None else ops.convert_to_tensor(value)
