@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 import tf_transformer as tt
+from tf_transformer.parsing.in_graph import ParserInGraph
 from tf_transformer.parsing.parser import Grammar, Parser
 from tf_transformer.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
 from tf_transformer.parsing.words import encoder_of
@@ -156,9 +157,7 @@ def test_words_come_back_from_a_tree(parser):
     tree = parser(" ".join(words))
     assert words_of(read_tree(tree)) == words == words_of(read_tree(as_line(read_tree(tree))))
     assert len(Tree.fromstring(tree).leaves()) == len(words)  # for nltk's own reader
-    assert (
-        parser.source(["friend-LRB-s-RRB-"]).ids.numpy().tolist() == parser.source(["friend(s)"]).ids.numpy().tolist()
-    )
+    assert parser.read(["friend-LRB-s-RRB-"]).ids.tolist() == parser.read(["friend(s)"]).ids.tolist()
 
 
 def test_half_an_emoji_separates_words(parser):
@@ -184,7 +183,7 @@ def test_the_score_is_the_lines_own(parser):
     (parsed,) = parser.replies([text])
     line = " ".join(linearised(read_tree(parsed.text)))
     target = tf.constant([[*encoder_of(parser.tokenizer)([text.encode()], [line.encode()])[1][0], EOS_ID]])
-    log_probs = parser.translator.force(parser.source([text]).ids, target)
+    log_probs = parser.translator.force(parser.read([text]).ids, target)
     expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
     assert parsed.score == pytest.approx(expected, rel=1e-4)
 
@@ -192,12 +191,22 @@ def test_the_score_is_the_lines_own(parser):
 def test_the_source_is_what_the_model_was_trained_on(parser):
     """Words one by one or in a line: the same ids. Brackets of both kinds are the same words."""
     for text in ("The old woman ( opens ) [ doors ]", "Doors\u00b4s  ½ ﬁ \ufeff x"):
-        source = parser.source([text])
+        source = parser.read([text])
         expected = [*parser.tokenizer.tokenize([text])[0].numpy(), EOS_ID]
-        assert source.ids.numpy().tolist() == [expected]
-    pair = parser.source(["( [ { } ] )", "-LRB- -LSB- -LCB- -RCB- -RSB- -RRB-"])
+        assert source.ids.tolist() == [expected]
+    pair = parser.read(["( [ { } ] )", "-LRB- -LSB- -LCB- -RCB- -RSB- -RRB-"])
     np.testing.assert_array_equal(pair.ids[0], pair.ids[1])
-    assert pair.words[1].numpy().tolist()[:2] == [b"-LRB-", b"-LSB-"]
+    assert pair.words[1][:2] == ["-LRB-", "-LSB-"]
+
+
+def test_the_graph_reads_as_python_does(parser):
+    texts = [*TEXTS, "( -LRB- {}", "a\x85b\x7fc\u2028d", b"\xffa \xc3", "cat " * 50, "\u200b"]
+    here, there = parser.read(texts), ParserInGraph(parser).source(texts)
+    assert [[word.encode() for word in of_text] for of_text in here.words] == there.words.to_list()
+    for name in ("count", "ids", "length", "truncated"):
+        np.testing.assert_array_equal(getattr(here, name), getattr(there, name), err_msg=name)
+    for mine, other, count in zip(here.firsts, there.firsts.numpy(), here.count, strict=True):
+        assert mine[:count].tolist() == other[:count].tolist()
 
 
 @given(st.sampled_from(TREES))
@@ -205,8 +214,10 @@ def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
     tree = read_tree(tree)
     text = " ".join(words_of(tree))
     _, (ids,) = encoder_of(parser.tokenizer)([text.encode()], [" ".join(linearised(tree)).encode()])
-    ids = tf.constant([[*ids, EOS_ID, 0]])
-    assert parser.trees(ids, parser.source([text])).numpy() == [as_line(tree).encode()]
+    graph = ParserInGraph(parser)
+    assert graph.trees(tf.constant([[*ids, EOS_ID, 0]]), graph.source([text])).numpy() == [as_line(tree).encode()]
+    source = parser.read([text])
+    assert parser.tree([*ids, EOS_ID], source.words[0], source.count[0]) == as_line(tree)
 
 
 def test_a_word_comes_before_what_is_said_of_it(parser):

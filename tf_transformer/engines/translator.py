@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from keras import ops, tree
+from keras import ops
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
@@ -25,7 +25,7 @@ from tf_transformer.engines.engine import (
 from tf_transformer.engines.rebuild import rebuilt
 from tf_transformer.exports.formats import format_of
 from tf_transformer.text import sampling
-from tf_transformer.text.compiling import rounded
+from tf_transformer.text.compiling import input_signature, rounded
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.search import Fixed
@@ -35,12 +35,9 @@ from tf_transformer.text.text_model import TextModel, padded
 from tf_transformer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from tf_transformer.exports import contract
 else:
     contract = lazily("tf_transformer.exports.contract", "a SavedModel")
-    tf = lazily("tensorflow", "an export")
 
 NO_LIMIT = 2**30  # symbols of an output
 
@@ -287,7 +284,7 @@ class Translator(TextModel, Engine):
             np.array(tokenizer.start_ids(), np.int32),
             *others,
         )
-        found = self.traced(name, function, **_signature(*given))(*given)
+        found = self.traced(name, function, **input_signature(*given))(*given)
         ids, *parts = (ops.convert_to_numpy(part)[: len(texts)].tolist() for part in found)
         flat = iter(tokenizer.decode([row for outputs in ids for row in outputs]))
         written = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
@@ -309,12 +306,3 @@ class Translator(TextModel, Engine):
         model = self.model.merged()
         translator = self if model is self.model else self.replace(model=model)
         return contract.Export(translator, **(self.export_options | options))
-
-
-def _signature(columns: list[np.ndarray], *others: Any) -> dict[str, Any]:
-    """The `tf.function` options of a function of columns [B, ...] and others, for batches of all sizes."""
-    if not ON_TENSORFLOW:
-        return {}
-    specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
-    fixed = tree.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), others)
-    return {"input_signature": [specs, *fixed]}

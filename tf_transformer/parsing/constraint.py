@@ -1,19 +1,15 @@
 """The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from keras import ops
 
-from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
+from tf_transformer.text.primitives import gather, size
 from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = lazily("tensorflow", "parsing")
 
 MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
@@ -52,25 +48,25 @@ class Grammar:
             count: int32 [B], how many words there are in each row.
             max_length: int32 [B], more than twice the number of words, if there are words.
         """
-        all_kinds, closing_of = tf.constant(self.kinds), tf.constant(self.closing)
-        firsts = tf.pad(firsts, [[0, 0], [0, 1]])
+        all_kinds, closing_of = ops.convert_to_tensor(self.kinds), ops.convert_to_tensor(self.closing)
+        firsts = ops.pad(firsts, ((0, 0), (0, 1)))
 
         def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
-            kinds = tf.gather(all_kinds, ids)  # [B, K, L]; after `position` all is OTHER
+            kinds = gather(all_kinds, ids)  # [B, K, L]; after `position` all is OTHER
             opens = kinds == OPEN
-            depths = tf.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
+            depths = ops.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
             depth = depths[:, :, -1]  # [B, K]
-            words = tf.reduce_sum(_count(kinds == WORD), axis=2)
-            leaves = tf.reduce_sum(_count(kinds == LEAF), axis=2)
-            total = tf.gather(count, row)[:, tf.newaxis]
+            words = ops.sum(_count(kinds == WORD), axis=2)
+            leaves = ops.sum(_count(kinds == LEAF), axis=2)
+            total = gather(count, row)[:, None]
             now = (words == leaves) & (words < total)  # the next word comes
             named = words > leaves  # the newest word has no symbol yet
-            innermost = _last(opens & (depths == depth[:, :, tf.newaxis]))  # place of the innermost open bracket
-            closing = tf.gather(closing_of, tf.gather(ids, tf.maximum(innermost, 0), batch_dims=2))
+            innermost = _last(opens & (depths == depth[:, :, None]))  # place of the innermost open bracket
+            closing = gather(closing_of, gather(ids, ops.maximum(innermost, 0), batch_dims=2))
             newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
-            room = tf.gather(max_length, row)[:, tf.newaxis] - position - 1  # after what comes now
+            room = gather(max_length, row)[:, None] - position - 1  # after what comes now
             least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
-            never = tf.zeros_like(now)
+            never = ops.zeros_like(now)
             may = {
                 OTHER: never,
                 WORD: never,  # but one
@@ -79,11 +75,12 @@ class Grammar:
                 CLOSE: never,  # but one
                 END: (leaves == total) & (depth == 0),
             }
-            may_follow = tf.gather(tf.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)
-            first = tf.gather(tf.gather(firsts, row), tf.minimum(words, tf.shape(firsts)[1] - 1), batch_dims=1)
+            may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)
+            first = gather(gather(firsts, row), ops.minimum(words, size(firsts, 1) - 1), batch_dims=1)
 
             def only(id: Tensor, condition: Tensor) -> Any:
-                return condition[:, :, tf.newaxis] & (tf.range(tf.size(all_kinds)) == id[:, :, tf.newaxis])  # [B, K, V]
+                is_id = ops.arange(len(self.kinds), dtype="int32") == id[:, :, None]  # [B, K, V]
+                return condition[:, :, None] & is_id
 
             return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
 
@@ -91,10 +88,10 @@ class Grammar:
 
 
 def _count(condition: Tensor) -> Any:
-    return tf.cast(condition, tf.int32)
+    return ops.cast(condition, "int32")
 
 
 def _last(condition: Tensor) -> Any:
     """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
-    places = tf.range(tf.shape(condition)[2])
-    return tf.reduce_max(tf.where(condition, places, -1), axis=2)
+    places = ops.arange(size(condition, 2), dtype="int32")
+    return ops.max(ops.where(condition, places, -1), axis=2)

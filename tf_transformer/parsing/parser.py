@@ -5,10 +5,15 @@ first piece comes before its brackets and its symbol. It tells the decoder which
 not count words. White space separates the words of a text; "(" and "-LRB-" are the same word.
 """
 
+import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from keras import ops
 
 from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import find_saved_model
@@ -18,51 +23,34 @@ from tf_transformer.base.values import MOST, checked
 from tf_transformer.config import BadInput
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request, in_batches
 from tf_transformer.engines.translator import Translator
-from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
-from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT, linearised, read_tree
-from tf_transformer.parsing.words import encoder_of
+from tf_transformer.parsing.treebank import ESCAPES, NO_TAG, ROOT, linearised, read_tree, with_brackets
+from tf_transformer.parsing.words import encoder_of, written_words
+from tf_transformer.text.beams import Hypotheses
+from tf_transformer.text.compiling import FEWEST, input_signature, rounded
+from tf_transformer.text.primitives import ON_TENSORFLOW
+from tf_transformer.text.search import OPTIONS, Fixed, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.text_model import SetOnce, check_length
-from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer, text_tensor, valid_text
+from tf_transformer.text.text_model import SetOnce, check_length, padded
+from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from tf_transformer.exports import contract, savedmodel
-    from tf_transformer.text import beams, search
+    from tf_transformer.parsing import in_graph
 else:
-    tf, search = (lazily(name, "parsing") for name in ("tensorflow", "tf_transformer.text.search"))
-    contract, savedmodel = (
-        lazily(f"tf_transformer.exports.{name}", "a SavedModel") for name in ("contract", "savedmodel")
+    contract, savedmodel, in_graph = (
+        lazily(f"tf_transformer.{name}", "a SavedModel")
+        for name in ("exports.contract", "exports.savedmodel", "parsing.in_graph")
     )
-
-
-def word_pieces(tokenizer: Tokenizer, texts: Tensor) -> "tuple[tf.RaggedTensor, tf.RaggedTensor]":
-    """The words of texts [B], string [B, None], and the ids of their pieces [B, None, None]."""
-    # White space and control characters of all kinds separate words, as they do where trees are read.
-    words = tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
-    plain = words.flat_values
-    for name, bracket in BRACKETS.items():
-        plain = tf.strings.regex_replace(plain, name, bracket)
-    return words, words.with_flat_values(tokenizer.tokenize(plain))
-
-
-def first_pieces(pieces: Tensor) -> "tf.RaggedTensor":
-    """The first piece of each word, or the unknown id: ids [B, None, None] to [B, None]."""
-    by_word = pieces.values
-    unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
-    return pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
-
 
 EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
 
 
 class Source(NamedTuple):
-    """Texts as words and as ids for the encoder."""
+    """Texts as words and as ids for the encoder; zeros follow shorter rows."""
 
-    words: Any  # string [B, None], all of them
+    words: Any  # string [B, None], all of them as they stand in the text
     count: Any  # int32 [B], the words that are parsed, the first ones
     firsts: Any  # int32 [B, N], the first piece of each word
     ids: Any  # int32 [B, S], of these words, EOS at the end
@@ -94,11 +82,12 @@ class Parser(SetOnce, Engine):
         self.tokenizer = translator.tokenizer
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
+        self.most_pieces = min(translator.max_source_length, (self.max_length - 1) // 2)  # of the words that are parsed
         self.grammar = Grammar(self.tokenizer.controls, self.tokenizer.vocab_size)
         names = self.tokenizer.controls
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in names]
         after = self.tokenizer.vocab_size - FIRST_ID - len(names)
-        self._written = [""] * FIRST_ID + written + [""] * after
+        self.written = [""] * FIRST_ID + written + [""] * after
 
     @classmethod
     def from_pretrained(cls, path: Folders, **options: Any) -> Self:
@@ -133,29 +122,33 @@ class Parser(SetOnce, Engine):
         return Parser(self.translator.astype(dtype))
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
-        rows = self._rows(self._parsed, texts)
-        for source, (tree, score, log_prob, finished, symbols, truncated) in zip(texts, rows, strict=True):
-            answer = Answer(tree.decode(), score, log_prob, finished, symbols - finished)
-            yield Reply(source, (answer,), None, truncated)
-
-    def _parsed(self, text: Tensor) -> Any:
-        source, problem = self._problem(text)
-        found = self._search(problem, source)
-        best = (part[:, 0] for part in (found.scores, found.log_probs, found.finished, found.lengths))
-        return self.trees(found.ids[:, 0], source), *best, source.truncated
+        source, found = self._found("parsed", self._search, texts)
+        ids, *parts = (part[:, 0].tolist() for part in found)
+        for i, (score, log_prob, symbols, finished) in enumerate(zip(*parts, strict=True)):
+            tree = self.tree(ids[i][:symbols], source.words[i], int(source.count[i]))
+            answer = Answer(tree, score, log_prob, finished, symbols - finished)
+            yield Reply(texts[i], (answer,), None, bool(source.truncated[i]))
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
         """The best line of symbols for each text without the grammar; it may be no tree."""
-        rows = in_batches(
-            lambda places: self._rows(self._search_freely, [texts[i] for i in places]), texts, self.batch_size
-        )
-        return [self._line(ids[: length - finished], firsts[:count]) for ids, length, finished, firsts, count in rows]
 
-    def _rows(self, function: Callable[..., Any], texts: Sequence[str | bytes]) -> Iterator[Any]:
-        """The rows of what a function of texts [B] returns."""
-        name, signature = f"parser {function.__name__}", [tf.TensorSpec([None], tf.string)]
-        parts = self.translator.traced(name, function, input_signature=signature)(text_tensor(list(texts)))
-        return zip(*(part.numpy().tolist() for part in parts), strict=True)
+        def lines(places: list[int]) -> Iterator[list[str]]:
+            source, found = self._found("parsed freely", self._search_freely, [texts[i] for i in places])
+            for i in range(len(places)):
+                length = int(found.lengths[i, 0]) - bool(found.finished[i, 0])
+                yield self._line(found.ids[i, 0, :length].tolist(), source.firsts[i, : source.count[i]].tolist())
+
+        return in_batches(lines, texts, self.batch_size)
+
+    def _found(
+        self, name: str, function: Callable[..., Hypotheses], texts: Sequence[str | bytes]
+    ) -> tuple[Source, Hypotheses]:
+        """Texts, read, and what a function of `Source.count`, `firsts`, `ids` and `length` makes of them."""
+        empty = [""] * (rounded(len(texts), 4, self.batch_size) - len(texts))
+        source = self.read([*texts, *empty])
+        columns = [source.count, source.firsts, source.ids, source.length]
+        found = self.translator.traced(name, function, **input_signature(columns))(columns)
+        return source, Hypotheses(*(ops.convert_to_numpy(part)[: len(texts)] for part in found))
 
     def _line(self, ids: Tensor, firsts: Tensor) -> list[str]:
         """The symbols of ids. A missing, wrong or extra word adds a bracket that closes nothing."""
@@ -172,10 +165,12 @@ class Parser(SetOnce, Engine):
                 now = names[id][0] not in "()" and words < len(firsts)
         return line
 
-    def _search_freely(self, text: Tensor) -> Any:
-        source, problem = self._problem(text)
-        found = self._search(problem)
-        return found.ids[:, 0], found.lengths[:, 0], found.finished[:, 0], source.firsts, source.count
+    def _search(self, columns: Sequence[Tensor], free: bool = False) -> Hypotheses:
+        count, firsts, ids, length = columns
+        return self.search(Source(None, count, firsts, ids, length, None), free)
+
+    def _search_freely(self, columns: Sequence[Tensor]) -> Hypotheses:
+        return self._search(columns, free=True)
 
     def attention(self, source: str, target: str | None = None) -> Attention:
         """The attention weights of a text and its tree, with their tokens.
@@ -187,13 +182,13 @@ class Parser(SetOnce, Engine):
         Raises:
             BadInput: there are no words, or too many; or the tree has symbols that the tokenizer lacks.
         """
-        read, problem = self._problem(text_tensor([source]))
+        read = self.read([source])
         if read.truncated[0]:
             raise BadInput(f"expected a sentence of at most {self.translator.max_source_length} tokens, got more")
         check_length("sentence", int(read.length[0]), self.translator.max_source_length)
         if target is None:
-            found = self._search(problem, read)
-            return self.translator.attention_of(read.ids, found.ids[:, 0, : int(found.lengths[0, 0])])
+            _, found = self._found("parsed", self._search, [source])
+            return self.translator.attention_of(read.ids, found.ids[0, 0, : found.lengths[0, 0]].tolist())
         tags = {symbol for symbol in self.tokenizer.controls if symbol[0] not in "()"}
         try:
             tree = read_tree(target)
@@ -205,61 +200,66 @@ class Parser(SetOnce, Engine):
         unknown = set(symbols) - set(self.tokenizer.controls)
         if unknown:
             raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
-        _, ids = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
-        return self.translator.attention_of(read.ids, self.translator.ended("tree", tf.ragged.constant(ids, tf.int32)))
+        _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
+        return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
-    def source(self, text: Tensor) -> Source:
-        """Texts [B] as words and ids. Words beyond max_source_length pieces are left out."""
-        words, pieces = word_pieces(self.tokenizer, text)
-        sizes = tf.maximum(tf.cast(pieces.values.row_lengths(), tf.int32), 1)
-        before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
-        ends = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis]
-        fits = ends <= min(self.translator.max_source_length, (self.max_length - 1) // 2)
-        count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
-        ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
+    def read(self, texts: Sequence[str | bytes]) -> Source:
+        """Texts as words and ids, in NumPy. Words beyond max_source_length pieces are left out. The numbers of ids and
+        of words may be `rounded`."""
+        words = [written_words(encoded(text)) for text in texts]
+        pieces = iter(self.tokenizer.encode([with_brackets(word) for of_text in words for word in of_text]))
+        rows, firsts, lengths, counts = [], [], [], []
+        for of_text in words:
+            by_word = [next(pieces) for _ in of_text]
+            ends = np.cumsum([max(len(ids), 1) for ids in by_word], dtype=np.int32)
+            count = int(np.searchsorted(ends, self.most_pieces, side="right"))
+            rows.append([*itertools.chain.from_iterable(by_word[:count]), EOS_ID])
+            firsts.append([ids[0] if ids else UNKNOWN_ID for ids in by_word[:count]])
+            lengths.append(ends[count - 1] if count else 0)
+            counts.append(count)
+        width = max(map(len, rows), default=1)
+        if not ON_TENSORFLOW:
+            width = rounded(max(width, FEWEST), 2, self.most_pieces + 1)
         return Source(
             words=words,
-            count=count,
-            firsts=first_pieces(pieces).to_tensor(),
-            ids=tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID),
-            length=tf.reduce_sum(tf.ragged.boolean_mask(words.with_flat_values(sizes), fits), axis=1),
-            truncated=count < tf.cast(words.row_lengths(), tf.int32),
+            count=np.array(counts, np.int32),
+            firsts=padded(firsts, 0 if ON_TENSORFLOW else width),
+            ids=padded(rows, width),
+            length=np.array(lengths, np.int32),
+            truncated=np.array(counts, np.int32) < [len(of_text) for of_text in words],
         )
 
-    def parse(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
-        """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B]. A text without words gives ""
-        and 0."""
-        source, problem = self._problem(text)
-        found = self._search(problem, source)
-        return self.trees(found.ids[:, 0], source), found.scores[:, 0], source.truncated
+    def search(self, source: Source, free: bool = False) -> Hypotheses:
+        """The best line of symbols for texts that are read: a tree, or if it is `free` from the grammar, any line."""
+        fixed = self.translator.fixed(source.ids, self.translator.beam_size)
+        if fixed:
+            fixed = Fixed(fixed.beams, min(fixed.steps + source.firsts.shape[1], self.max_length))
+        start = None if ON_TENSORFLOW else ops.convert_to_tensor(self.tokenizer.start_ids(), "int32")
+        problem = self.translator.problem(source.ids, source.length, MOST, start, fixed)
+        most = ops.minimum(problem.max_length + source.count, self.max_length)  # the words themselves do not count
+        allowed = None if free else self.grammar.allowed(source.firsts, source.count, most)
+        options = {name: self.translator.options[name] for name in OPTIONS}
+        return beam_search(problem._replace(max_length=most), allowed=allowed, **options)
 
-    def _problem(self, text: Tensor) -> "tuple[Source, search.SearchProblem]":
-        source = self.source(text)
-        problem = self.translator.problem(source.ids, source.length, MOST)
-        most = tf.minimum(problem.max_length + source.count, self.max_length)  # the words themselves do not count
-        return source, problem._replace(max_length=most)
+    def tree(self, ids: Sequence[int], words: Sequence[str], count: int) -> str:
+        """A well-formed line of symbols as a tree.
 
-    def _search(self, problem: "search.SearchProblem", source: Source | None = None) -> "beams.Hypotheses":
-        """Search; with a source, under the grammar."""
-        allowed = source and self.grammar.allowed(source.firsts, source.count, problem.max_length)
-        options = {name: self.translator.options[name] for name in search.OPTIONS}
-        return search.beam_search(problem, allowed=allowed, **options)
-
-    def trees(self, ids: Tensor, source: Source) -> "tf.Tensor":
-        """Ids [B, L] of well-formed lines of symbols, as trees [B]."""
-        words = source.words
-        for pattern, replacement in ESCAPES:
-            words = tf.strings.regex_replace(words, pattern, replacement)
-        is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
-        place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
-        dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
-        word = tf.gather(dense, place, batch_dims=1)  # [B, L]
-        names = tf.gather(self._written, ids)
-        inner = tf.strings.reduce_join(tf.where(is_leaf, tf.strings.join([names, word, ")"]), names), axis=1)
-        is_left = tf.ragged.range(tf.cast(words.row_lengths(), tf.int32)) >= source.count[:, tf.newaxis]
-        left = tf.strings.join([f" ({NO_TAG} ", tf.ragged.boolean_mask(words, is_left), ")"])
-        tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
-        return tf.where(source.count > 0, tree, "")
+        Args:
+            ids: of the symbols and of the first pieces of words.
+            words: as they stand in the text.
+            count: how many of them the line has; the others stand under the root.
+        """
+        if not count:
+            return ""
+        written = []
+        for word in words:
+            for pattern, replacement in ESCAPES:
+                word = re.sub(pattern, replacement, word)
+            written.append(word)
+        of_line = iter(written)
+        parts = [self.written[id] + (f"{next(of_line)})" if self.grammar.kinds[id] == LEAF else "") for id in ids]
+        left = [f" ({NO_TAG} {word})" for word in written[count:]]
+        return "".join([f"({ROOT}", *parts, *left, ")"])
 
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
@@ -269,4 +269,5 @@ class Parser(SetOnce, Engine):
     def export(self, **facts: Any) -> "contract.ParserExport":
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
         model, facts = self.translator.model.merged(), self.translator.export_options | facts
-        return contract.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)
+        parser = self if model is self.translator.model else self.replace(model=model)
+        return contract.ParserExport(in_graph.ParserInGraph(parser), **facts)

@@ -1,12 +1,11 @@
 """What a parser learns from, as ids: the words of a text, and a tree's line of symbols with each word's first piece."""
 
 import itertools
-import re
 import unicodedata
 from collections.abc import Sequence
 
 from tf_transformer.corpora.pairs import Encode
-from tf_transformer.parsing.treebank import BRACKETS
+from tf_transformer.parsing.treebank import with_brackets
 from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, utf8
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
@@ -40,6 +39,10 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
 
 def words_of(text: bytes) -> list[str]:
     """The words of a text; a bracket and its name in a treebank are the same word."""
-    plain = utf8(text)
-    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in plain)
-    return [re.sub("|".join(BRACKETS), lambda name: BRACKETS[name[0]], word) for word in plain.split(" ") if word]
+    return [with_brackets(word) for word in written_words(text)]
+
+
+def written_words(text: bytes) -> list[str]:
+    """The words of a text, as they stand in it."""
+    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in utf8(text))
+    return [word for word in plain.split(" ") if word]

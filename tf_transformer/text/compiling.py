@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops, tree
 
 from tf_transformer.base.values import Count, checked
@@ -60,6 +61,17 @@ def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], 
 
     jitted = jax.jit(stateless)
     return lambda *arguments: jitted([variable.value for variable in variables], *arguments)
+
+
+def input_signature(columns: Sequence[np.ndarray], *others: Any) -> dict[str, Any]:
+    """TensorFlow's options of a function of columns [B, ...] and others, so that one trace serves all sizes."""
+    if BACKEND != "tensorflow":
+        return {}
+    import tensorflow as tf
+
+    specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
+    fixed = tree.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), others)
+    return {"input_signature": [specs, *fixed]}
 
 
 def _tensor(value: Any) -> Any:
