@@ -92,7 +92,12 @@ def _is_fact(value: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """A scalar of NumPy, and an array without axes, as Python's own value; other values as they are."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if getattr(value, "shape", None) != () or not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except TypeError:  # of JAX, where a function is traced: the value is not known yet
+        return value
 
 
 def number(value: Any) -> float | None:

@@ -14,7 +14,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.beams import Hypotheses, Symbols
-from tf_transformer.text.compiling import FEWEST, compiled, rounded
+from tf_transformer.text.compiling import FEWEST, compiled, input_signature, rounded
 from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.logits import RULES, begins_with
@@ -340,7 +340,12 @@ class TextModel(SetOnce):
         ids, length, _ = self.read([source], self.tokenizer)
         check_length("sentence", int(length[0]), self.max_source_length)
         if target is None:
-            found = self.traced("attention", self.search, reduce_retracing=True)(ids, length, start=self._start())
+            given = [ids, length], np.array(self.tokenizer.start_ids(), np.int32)
+
+            def search(columns: Sequence[Tensor], start: Tensor) -> Hypotheses:
+                return self.search(*columns, start=start)
+
+            found = self.traced("attention", search, **input_signature(*given))(*given)
             (row,) = ops.convert_to_numpy(found.ids)[:, 0].tolist()
             return self.attention_of(ids, row[: int(found.lengths[0, 0])])
         return self.attention_of(ids, self.ended("translation", self._target(target)))
@@ -360,9 +365,6 @@ class TextModel(SetOnce):
         tokens = self.tokenizer.source_tokens(source[0].tolist()), self.tokenizer.tokens(output)
         source_tokens, output_tokens = ([token.strip() for token in each] for each in tokens)  # controls have a space
         return Attention(source_tokens, output_tokens, scores)
-
-    def _start(self) -> np.ndarray:
-        return np.array(self.tokenizer.start_ids(), np.int32)
 
     def _target(self, text: str) -> list[int]:
         return self.tokenizer.encode_target([text])[0][self.tokenizer.codes :]
