@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 import tf_transformer as tt
-from tf_transformer.parsing.in_graph import ParserInGraph
+from tf_transformer.parsing import in_graph
 from tf_transformer.parsing.parser import Grammar, Parser
 from tf_transformer.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
 from tf_transformer.parsing.words import encoder_of
@@ -201,7 +201,7 @@ def test_the_source_is_what_the_model_was_trained_on(parser):
 
 def test_the_graph_reads_as_python_does(parser):
     texts = [*TEXTS, "( -LRB- {}", "a\x85b\x7fc\u2028d", b"\xffa \xc3", "cat " * 50, "\u200b"]
-    here, there = parser.read(texts), ParserInGraph(parser).source(texts)
+    here, there = parser.read(texts), in_graph.read(texts, parser.tokenizer, parser.most_pieces)
     assert [[word.encode() for word in of_text] for of_text in here.words] == there.words.to_list()
     for name in ("count", "ids", "length", "truncated"):
         np.testing.assert_array_equal(getattr(here, name), getattr(there, name), err_msg=name)
@@ -214,8 +214,9 @@ def test_trees_in_the_graph_and_in_python_are_the_same(parser, tree):
     tree = read_tree(tree)
     text = " ".join(words_of(tree))
     _, (ids,) = encoder_of(parser.tokenizer)([text.encode()], [" ".join(linearised(tree)).encode()])
-    graph = ParserInGraph(parser)
-    assert graph.trees(tf.constant([[*ids, EOS_ID, 0]]), graph.source([text])).numpy() == [as_line(tree).encode()]
+    there = in_graph.read([text], parser.tokenizer, parser.most_pieces)
+    rows = tf.constant([[*ids, EOS_ID, 0]])
+    assert in_graph.trees(rows, there, parser.grammar, parser.written).numpy() == [as_line(tree).encode()]
     source = parser.read([text])
     assert parser.tree([*ids, EOS_ID], source.words[0], source.count[0]) == as_line(tree)
 

@@ -20,7 +20,6 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
-from tf_transformer.corpora.corpus import Batching
 from tf_transformer.evaluation import costs
 from tf_transformer.exports.contract import Export
 from tf_transformer.exports.savedmodel import publish
@@ -317,11 +316,9 @@ def other_calls(folder, translator):
     """The same, of those that read text or run a model."""
     tt.toy_corpus.write_corpus(folder, train=40, dev=2, test=2)
     files, dev = ([str(folder / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev"))
-    corpus, tokenizer, texts = tt.TextCorpus(files, dev), translator.tokenizer, ["Two doors."]
+    tokenizer, texts = translator.tokenizer, ["Two doors."]
     sides, pairs = {"source": files[0], "target": files[1]}, [("a b", "c")] * 3
     return {
-        "Corpus.learn_tokenizer": (corpus.learn_tokenizer, {"vocab_size": 300, "kind": "bpe"}),
-        "Corpus.batches": (corpus.batches, {"batching": Batching(tokenizer, 300, 1)}),
         "corpus.TextCorpus": (tt.TextCorpus, {"train": files, "dev": dev}),
         "TextSource.parts": (tt.sources.TextSource(*files).parts, {"folder": folder}),
         "data.text_pairs": (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),

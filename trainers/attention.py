@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_transformer.base.files import lines_in
 
-from .command import as_path, load_tensorflow, options, positive, run_program
+from .command import as_path, load_backend, options, positive, run_program
 
 PAGE = Path("attention.html")
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
-    load_tensorflow()
+    load_backend()
     import tf_transformer as tt
     from tf_transformer.base.folders import saved_model_of
     from tf_transformer.loading import trained

@@ -155,10 +155,13 @@ def add_languages(add: Callable[..., Any]) -> None:
 def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
     """Whatever `tt.load` opens, with the languages of `add_languages` in `given`."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import is_litert
+    from tf_transformer.base.folders import LITERT, SAVED_MODEL, newest
 
-    if not is_litert(model):  # which needs no TensorFlow
+    export = None if "://" in str(model) else newest(user_path(model), SAVED_MODEL, LITERT)
+    if "://" in str(model) or (export and (export / SAVED_MODEL).is_file()):
         load_tensorflow()
+    elif not export:  # LiteRT needs no backend
+        load_backend()
     return tt.load(model, **options, **chosen(given, LANGUAGES))
 
 

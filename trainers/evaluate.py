@@ -6,7 +6,7 @@ Paired bootstrap compares each further translation with the first one.
 from tf_transformer.base.files import write_text
 from tf_transformer.text.languages import LANGUAGES
 
-from .command import add_languages, as_path, chosen, engine, in_chunks, load_tensorflow, options, positive, run_program
+from .command import add_languages, as_path, chosen, engine, in_chunks, options, positive, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,7 +37,6 @@ def main(argv: list[str] | None = None) -> None:
     if args.output and not args.output.parent.is_dir():
         parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
 
-    load_tensorflow()
     import tf_transformer as tt
 
     systems = {}

@@ -7,7 +7,7 @@ import itertools
 import time
 from pathlib import Path
 
-from .command import add_search_options, add_training_options, load_tensorflow, options, run_program
+from .command import add_search_options, add_training_options, load_backend, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,15 +34,15 @@ def main(argv: list[str] | None = None) -> None:
     if args.extra_ratio <= 0:
         parser.error(f"--extra-ratio: expected a number above 0, got {args.extra_ratio}")
     began = time.perf_counter()
-    print("loading TensorFlow ...", flush=True)
-    load_tensorflow()
+    print("loading Keras ...", flush=True)
+    on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
-    from tf_transformer.exports.savedmodel import next_version
+    from tf_transformer.evaluation import costs
     from tf_transformer.fitting.tasks import task_of
     from tf_transformer.parsing import evalb, treebank
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of, wsj
 
-    from .publishing import averaged, is_complete, plan_of, publish, search_of, show_plan
+    from .publishing import averaged, is_complete, plan_of, publish, record, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe = plan_of(vars(args), "parsing")
@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> None:
     # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
     root = args.export or Path("savedmodels") / folder.absolute().resolve().name
-    if tt.distribution.is_chief(strategy):
+    if on_tensorflow and tt.distribution.is_chief(strategy):
+        from tf_transformer.exports.savedmodel import next_version
+
         next_version(root)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
     corpus = TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
@@ -99,9 +101,15 @@ def main(argv: list[str] | None = None) -> None:
         "beam_size": learned.translator.beam_size,
         "length_penalty": learned.translator.length_penalty,
     }
+    done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
+    if not on_tensorflow:
+        record(trainer.run, metrics, costs.parameters(config))
+        print(f"""{done}. An export takes the TensorFlow backend; there:
+  tf-transformer export --run {folder} --name {root.name}""")
+        return
     saved = publish(trainer.run, learned.export(f1=metrics["test_f1"]), root, metrics, sources[:3])
     print(treebank.drawn(treebank.read_tree(learned(sources[0]))))
-    print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
+    print(f"""{done}. Next:
   echo "The cat sat on the mat ." | tf-transformer translate {saved}""")
 
 

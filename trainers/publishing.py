@@ -81,13 +81,17 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
     return trained(paths, average_last=trainer.recipe.average_last, **search)
 
 
-def score_and_publish(trainer: Trainer, translator: Translator, root: Path) -> Path:
-    """Print a translator's scores on the test text, publish it with them, and return the version's folder."""
+def score_and_publish(trainer: Trainer, translator: Translator, root: Path | None) -> Path | None:
+    """Print a translator's scores on the test text, publish it with them, and return the version's folder; without a
+    root, write the scores into the run alone."""
     scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
     for name, score in scores.items():
         print(f"{name} {score.value:.2f}  {score.signature}")
     bleu = facts_of("BLEU", scores["BLEU"])
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
+    if root is None:
+        record(trainer.run, metrics, costs.parameters(trainer.config))
+        return None
     facts = bleu | language_facts(translator, corpus.languages)
     export = translator.export(max_beam_size=max(16, translator.beam_size), **facts)
     return publish(trainer.run, export, root, metrics, (corpus.test or corpus.dev)[0][:3])
@@ -116,15 +120,20 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     from tf_transformer.exports import savedmodel as serving
 
     print("writing the SavedModel, and checking that it can be served", flush=True)
-    state = read_json(run.checkpoints()[-1] / "state.json")
-    export.describe(step=state["step"])
+    export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
     saved = serving.publish(lambda path: serving.save_export(export, path, checked=True), root)
-    facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
-    write_json(run.path / "metrics.json", metrics | facts | {"parameters": export.facts["parameters"]})
+    record(run, metrics, export.facts["parameters"])
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
     for source, output in zip(examples, answers(saved, examples), strict=True):
         print(f"  {source}\n    -> {output}")
     return saved
+
+
+def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
+    """Write metrics.json: measured scores, and what the training took."""
+    state = read_json(run.checkpoints()[-1] / "state.json")
+    facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
+    write_json(run.path / "metrics.json", metrics | facts | {"parameters": parameters})
 
 
 def answers(saved: Path, texts: list[str]) -> list[str]:

@@ -88,14 +88,14 @@ def main(argv: list[str] | None = None) -> None:
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return
-    if not on_tensorflow:
-        print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Scores and exports take TensorFlow; there:
-  tf-transformer evaluate --model {folder} --source SOURCE --reference REFERENCE
-  tf-transformer export --run {folder}""")
-        return
     translator = averaged(trainer, search)
-    saved = score_and_publish(trainer, translator, root)
-    print(f"""done in {(time.perf_counter() - began) / 60:.1f} minutes. Next:
+    saved = score_and_publish(trainer, translator, root if on_tensorflow else None)
+    done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
+    if not saved:
+        print(f"""{done}. An export takes the TensorFlow backend; there:
+  tf-transformer export --run {folder} --name {root.name}""")
+        return
+    print(f"""{done}. Next:
   echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")

@@ -28,6 +28,7 @@ from tf_transformer.fitting.checkpoints import Checkpoints as Checkpoints
 from tf_transformer.fitting.checkpoints import Logs
 from tf_transformer.fitting.checkpoints import Stopped as Stopped
 from tf_transformer.runs.run import Run
+from tf_transformer.text.primitives import ON_TENSORFLOW
 
 Answers = Callable[[list[str]], list[str]]  # of sources
 
@@ -65,7 +66,8 @@ class DevScore(keras.callbacks.Callback):
         function: from a list of strings to a list of strings, for example a `Translator`.
         dev: the text to score it with.
         show: the number of outputs to print.
-        logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first.
+        logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first; on the
+            TensorFlow backend alone, since TensorBoard's own package writes numbers.
     """
 
     @checked
@@ -93,7 +95,7 @@ class DevScore(keras.callbacks.Callback):
         shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         for k in shown:
             say(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
-        if self.logs and shown:
+        if self.logs and shown and ON_TENSORFLOW:
             self._draw(self.logs, step, shown, outputs)
 
     def _draw(self, logs: Path, step: int, shown: list[int], outputs: list[str]) -> None:
@@ -218,16 +220,15 @@ class StopAfter(keras.callbacks.Callback):
         run: whose history it is.
         name: of the value.
         count: of epochs.
-        smaller: whether a smaller value is better.
     """
 
     @checked
-    def __init__(self, run: Run, name: str, count: Count, smaller: bool = False):
+    def __init__(self, run: Run, name: str, count: Count):
         super().__init__()
-        self.run, self.name, self.count, self.sign = run, name, count, -1 if smaller else 1
+        self.run, self.name, self.count = run, name, count
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        values = [self.sign * float(row[self.name]) for row in (*self.run.history, logs) if self.name in row]
+        values = [float(row[self.name]) for row in (*self.run.history, logs) if self.name in row]
         if values and len(values) - 1 - int(np.argmax(values)) >= self.count:
             say(f"  no better {self.name} in {self.count:,} checkpoints")
             self.model.stop_training = True

@@ -38,9 +38,9 @@ from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
 from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
 from tf_transformer.runs.run import IDS, START, Run, described
+from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.tokenizer import Tokenizer
 
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 UNKNOWN = {"origin": "another translator"}
 TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
 
@@ -312,14 +312,10 @@ class Trainer:
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
-        watching, better = list[keras.callbacks.Callback](), "val_loss"
-        if ON_TENSORFLOW:
-            dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
-            watching, better = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)], f"dev_{task.metric.lower()}"
-        else:
-            say("no dev scores, since the search needs the TensorFlow backend: score the run there")
+        dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+        watching: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
         if count := self.recipe.stop_after:
-            watching.append(StopAfter(self.run, better, count, smaller=better == "val_loss"))
+            watching.append(StopAfter(self.run, f"dev_{task.metric.lower()}", count))
         return [*watching, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:

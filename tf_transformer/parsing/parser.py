@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from keras import ops
@@ -19,14 +19,14 @@ from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import find_saved_model
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
-from tf_transformer.base.values import MOST, checked
+from tf_transformer.base.values import MOST, Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request, in_batches
 from tf_transformer.engines.translator import Translator
 from tf_transformer.model import Attention
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import ESCAPES, NO_TAG, ROOT, linearised, read_tree, with_brackets
-from tf_transformer.parsing.words import encoder_of, written_words
+from tf_transformer.parsing.words import Source, encoder_of, written_words
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.compiling import FEWEST, input_signature, rounded
 from tf_transformer.text.primitives import ON_TENSORFLOW
@@ -45,17 +45,6 @@ else:
     )
 
 EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
-
-
-class Source(NamedTuple):
-    """Texts as words and as ids for the encoder; zeros follow shorter rows."""
-
-    words: Any  # string [B, None], all of them as they stand in the text
-    count: Any  # int32 [B], the words that are parsed, the first ones
-    firsts: Any  # int32 [B, N], the first piece of each word
-    ids: Any  # int32 [B, S], of these words, EOS at the end
-    length: Any  # int32 [B], how many ids, without EOS; at least one a word
-    truncated: Any  # bool [B], the text has more words
 
 
 class Parser(SetOnce, Engine):
@@ -167,7 +156,7 @@ class Parser(SetOnce, Engine):
 
     def _search(self, columns: Sequence[Tensor], free: bool = False) -> Hypotheses:
         count, firsts, ids, length = columns
-        return self.search(Source(None, count, firsts, ids, length, None), free)
+        return self._best(Source(None, count, firsts, ids, length, None), free)
 
     def _search_freely(self, columns: Sequence[Tensor]) -> Hypotheses:
         return self._search(columns, free=True)
@@ -229,7 +218,7 @@ class Parser(SetOnce, Engine):
             truncated=np.array(counts, np.int32) < [len(of_text) for of_text in words],
         )
 
-    def search(self, source: Source, free: bool = False) -> Hypotheses:
+    def _best(self, source: Source, free: bool = False) -> Hypotheses:
         """The best line of symbols for texts that are read: a tree, or if it is `free` from the grammar, any line."""
         fixed = self.translator.fixed(source.ids, self.translator.beam_size)
         if fixed:
@@ -241,7 +230,16 @@ class Parser(SetOnce, Engine):
         options = {name: self.translator.options[name] for name in OPTIONS}
         return beam_search(problem._replace(max_length=most), allowed=allowed, **options)
 
-    def tree(self, ids: Sequence[int], words: Sequence[str], count: int) -> str:
+    def parse(self, text: Tensor) -> tuple[Any, Any, Any]:
+        """Texts [B] to trees, string [B], scores, float32 [B], and truncated, bool [B], inside a graph of TensorFlow. A
+        text without words gives "" and 0."""
+        source = in_graph.read(text, self.tokenizer, self.most_pieces)
+        found = self._best(source)
+        trees = in_graph.trees(found.ids[:, 0], source, self.grammar, self.written)
+        return trees, found.scores[:, 0], source.truncated
+
+    @checked
+    def tree(self, ids: Sequence[int], words: Sequence[str], count: Natural) -> str:
         """A well-formed line of symbols as a tree.
 
         Args:
@@ -269,5 +267,4 @@ class Parser(SetOnce, Engine):
     def export(self, **facts: Any) -> "contract.ParserExport":
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
         model, facts = self.translator.model.merged(), self.translator.export_options | facts
-        parser = self if model is self.translator.model else self.replace(model=model)
-        return contract.ParserExport(in_graph.ParserInGraph(parser), **facts)
+        return contract.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)

@@ -3,6 +3,7 @@
 import itertools
 import unicodedata
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tf_transformer.corpora.pairs import Encode
 from tf_transformer.parsing.treebank import with_brackets
@@ -10,6 +11,17 @@ from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, utf8
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, as where trees are read
+
+
+class Source(NamedTuple):
+    """Texts as words and as ids for the encoder; zeros follow shorter rows."""
+
+    words: Any  # string [B, None], all of them as they stand in the text
+    count: Any  # int32 [B], the words that are parsed, the first ones
+    firsts: Any  # int32 [B, N], the first piece of each word
+    ids: Any  # int32 [B, S], of these words, EOS at the end
+    length: Any  # int32 [B], how many ids, without EOS; at least one a word
+    truncated: Any  # bool [B], the text has more words
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
