@@ -27,8 +27,8 @@ from tf_transformer.base.files import (
 )
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.savedmodel import SavedModel
-from tf_transformer.exports import savedmodel as publish
 from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
+from tf_transformer.exports.versions import next_version
 from tf_transformer.families import hub
 from tf_transformer.fitting.tasks import task_of
 from tf_transformer.parsing import treebank
@@ -101,7 +101,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
         average_weights(translator.model, [of("~/run/no.h5")])
     with new_folder(of("~/models/1")) as folder:
         (folder / "saved_model.pb").touch()
-    assert publish.next_version(of("~/models")) == home / "models" / "2"
+    assert next_version(of("~/models")) == home / "models" / "2"
     assert folders.saved_model_of(of("~/models")) == home / "models" / "1"
     assert hub.folder_of(of("~/models")) == home / "models"
     assert hub.origin_of(of("~/models"), home)["origin"] == "models"

@@ -25,7 +25,16 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
 }
 PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
 BACKEND_NEUTRAL = ["base", "config", "masks", "layers", "keras_model", "model", "ensemble", "training", "runs"]
-BACKEND_NEUTRAL += ["distribution", "evaluation", "corpora", "fitting", "parsing", "conformance", "exports.formats"]
+BACKEND_NEUTRAL += [
+    "distribution",
+    "evaluation",
+    "corpora",
+    "fitting",
+    "parsing",
+    "conformance",
+    "exports.formats",
+    "exports.versions",
+]
 BACKEND_NEUTRAL += ["families", "engines", "loading", "text"]
 ON_TENSORFLOW = ["text.growing", "parsing.in_graph"]  # of the neutral rooms, what is loaded there alone
 

@@ -12,7 +12,7 @@ from programs import fails, options, run_python
 import tf_transformer as tt
 from tf_transformer.corpora.corpus import languages_of
 from tf_transformer.engines.engine import Answer, Reply
-from tf_transformer.exports import savedmodel as publish
+from tf_transformer.exports import versions
 from trainers import attention, evaluate, export, translate, translation
 from trainers.__main__ import PROGRAMS
 from trainers.command import in_chunks, run_program
@@ -119,7 +119,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
 def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
     """Where --export does not say it."""
     found = []
-    monkeypatch.setattr(publish, "next_version", found.append)
+    monkeypatch.setattr(versions, "next_version", found.append)
     monkeypatch.setattr(tt.Trainer, "fit", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translation.main(more)

@@ -20,6 +20,7 @@ from programs import ROOT, fails, options
 from tf_transformer.conformance.check import Finding
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.exports import savedmodel as publish
+from tf_transformer.exports import versions
 from trainers import attention, evaluate, export, prepare, translate, translation
 
 
@@ -189,7 +190,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
 
     # What the training measured is that of its own weights, and not of an ensemble with others.
-    with mock.patch.object(publish, "save_export") as save, mock.patch.object(publish, "size_of", return_value=0):
+    with mock.patch.object(publish, "save_export") as save, mock.patch.object(versions, "size_of", return_value=0):
         for runs in ([run], [run, run]):
             export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2"])
     (alone, together), printed = [call.args[0].facts for call in save.call_args_list], capsys.readouterr().out

@@ -15,8 +15,10 @@ import tensorflow as tf
 import tf_transformer as tt
 from tf_transformer.conformance.check import Finding
 from tf_transformer.exports import savedmodel as publish
+from tf_transformer.exports import versions
 from tf_transformer.exports.contract import Export, Root
-from tf_transformer.exports.savedmodel import BATCH_SIZES, new_folder, next_version, save_export
+from tf_transformer.exports.savedmodel import BATCH_SIZES, new_folder, save_export
+from tf_transformer.exports.versions import next_version
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 
@@ -216,17 +218,17 @@ def test_a_version_that_somebody_else_takes_meanwhile(light, tmp_path, monkeypat
                 (theirs / "theirs").touch()
 
     monkeypatch.setattr(tf.saved_model, "save", slowly)
-    path = publish.publish(writer(light()), root)
+    path = versions.publish(writer(light()), root)
     assert path == root / "5" and says(path) == ("5", "5")
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5"]
     assert [[file.name for file in (root / name).iterdir()] for name in "34"] == [[] if empty else ["theirs"]] * 2
 
     taken.append("7")
     with pytest.raises(FileExistsError, match="name/7 exists by now"):
-        publish.publish(writer(light()), root, version=7)
+        versions.publish(writer(light()), root, version=7)
     with pytest.raises(FileExistsError, match="name/7 exists$"):
-        publish.publish(writer(light()), root, version=7)
-    assert publish.publish(writer(light()), root, version=9) == root / "9"
+        versions.publish(writer(light()), root, version=7)
+    assert versions.publish(writer(light()), root, version=9) == root / "9"
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5", "7", "9"]
 
 
@@ -242,7 +244,7 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", at_once)
     exports = [light(), light()]
     with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(lambda export: publish.publish(writer(export), tmp_path / "name"), exports))
+        paths = list(pool.map(lambda export: versions.publish(writer(export), tmp_path / "name"), exports))
     assert (
         sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
     )
@@ -254,5 +256,5 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
 def test_what_is_published_is_checked(light, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with pytest.raises(tt.BadInput, match="FAIL 1 is wrong$"):
-        publish.publish(writer(light(), checked=True), tmp_path / "name")
-    assert publish.publish(writer(light()), tmp_path / "name").name == "1"
+        versions.publish(writer(light(), checked=True), tmp_path / "name")
+    assert versions.publish(writer(light()), tmp_path / "name").name == "1"

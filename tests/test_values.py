@@ -22,7 +22,7 @@ import tf_transformer as tt
 from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 from tf_transformer.evaluation import costs
 from tf_transformer.exports.contract import Export
-from tf_transformer.exports.savedmodel import publish
+from tf_transformer.exports.versions import publish
 from tf_transformer.parsing.corpus import mixed
 from tf_transformer.runs.recipe import recipe_of
 from tf_transformer.text.search_options import SearchOptions
@@ -308,7 +308,7 @@ def cheap_calls(folder, translator):
         "recipe.recipe_of": (recipe_of, {"preset": "parsing_small"}),
         "Recipe.interval": (tt.Recipe().interval, {}),
         "DevText.thinned": (tt.callbacks.DevText("a", max, ["b"], ["c"]).thinned, {}),
-        "savedmodel.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
+        "versions.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_transformer.exports.formats import FORMATS
 
-from .command import add_search_options, as_path, chosen, load_tensorflow, model_name, options, positive, run_program
+from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -46,12 +46,12 @@ def main(argv: list[str] | None = None) -> None:
     needs |= dict.fromkeys(fixed, True)
     if wrong := format.problem(args.dtype, needs):
         parser.error(wrong)
-    load_tensorflow()
+    load_backend()
     import tf_transformer as tt
     from tf_transformer.base.reading import read_json
     from tf_transformer.corpora.corpus import languages_of
     from tf_transformer.engines.rebuild import checkpoint_of
-    from tf_transformer.exports import savedmodel as serving
+    from tf_transformer.exports.versions import next_version, publish, size_of
     from tf_transformer.families.registry import load_tokenizer
     from tf_transformer.loading import trained
     from tf_transformer.runs.run import Run
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
-    unused = serving.next_version(folder)
+    unused = next_version(folder)
     if args.version and (path := unused.with_name(str(args.version))).exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
     run = Run(args.run[0]) if args.run else None
@@ -109,8 +109,8 @@ def main(argv: list[str] | None = None) -> None:
         dtype = None if args.dtype == "float32" else args.dtype  # that of the model
         format.save(float32, path, dtype, checked=True, **fixed, **facts)
 
-    path = serving.publish(save, folder, args.version)
-    size, weights = serving.size_of(path), serving.size_of(path / "variables")
+    path = publish(save, folder, args.version)
+    size, weights = size_of(path), size_of(path / "variables")
     share = f", {weights:,} of them weights" if weights else ""
     print(f"published {path}: {format.title}, {args.dtype}, {size:,} bytes{share}")
 

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
     from tf_transformer.evaluation import costs
+    from tf_transformer.exports.versions import next_version
     from tf_transformer.fitting.tasks import task_of
     from tf_transformer.parsing import evalb, treebank
     from tf_transformer.parsing.corpus import TreebankCorpus, words_of, wsj
@@ -54,8 +55,6 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.run or Path("runs") / args.preset
     root = args.export or Path("savedmodels") / folder.absolute().resolve().name
     if on_tensorflow and tt.distribution.is_chief(strategy):
-        from tf_transformer.exports.savedmodel import next_version
-
         next_version(root)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
     corpus = TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)

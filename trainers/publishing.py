@@ -117,11 +117,11 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     Returns:
         the folder of the version.
     """
-    from tf_transformer.exports import savedmodel as serving
+    from tf_transformer.exports import savedmodel, versions
 
     print("writing the SavedModel, and checking that it can be served", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
-    saved = serving.publish(lambda path: serving.save_export(export, path, checked=True), root)
+    saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.facts["parameters"])
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
     for source, output in zip(examples, answers(saved, examples), strict=True):

@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
     from tf_transformer.corpora.records import Records
+    from tf_transformer.exports.versions import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
@@ -69,8 +70,6 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.run or Path("runs") / name
     root = args.export or Path("savedmodels") / folder.absolute().resolve().name
     if on_tensorflow and tt.distribution.is_chief(strategy):
-        from tf_transformer.exports.savedmodel import next_version
-
         next_version(root)
     if args.train:
         corpus = tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines)

@@ -19,6 +19,7 @@ from tf_transformer.layers.int8 import is_scale
 from tf_transformer.model import check_finite
 from tf_transformer.text.beams import penalty
 from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.primitives import require_tensorflow
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
@@ -77,6 +78,7 @@ class Root(tf.Module):
         **facts: Any,
     ) -> None:
         super().__init__()
+        require_tensorflow("a SavedModel")
         check_finite(model.weights)
         self.config = model.config
         self.weights = [variable.value for variable in model.weights]

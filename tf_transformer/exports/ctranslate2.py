@@ -79,9 +79,9 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
     check_finite(translator.model.weights)
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
     tokenizer = translator.tokenizer
-    vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
-    sources = tokenizer.source_pieces(range(len(spec.encoder.embeddings[0].weight))).numpy()
-    spec.register_source_vocabulary([piece.decode() for piece in sources])
+    vocabulary = tokenizer.tokens(range(tokenizer.vocab_size))
+    sources = tokenizer.source_tokens(range(len(spec.encoder.embeddings[0].weight)))
+    spec.register_source_vocabulary(sources)
     spec.register_target_vocabulary(vocabulary)
     spec.config.bos_token = spec.config.decoder_start_token = vocabulary[BOS_ID]
     spec.config.eos_token = vocabulary[EOS_ID]

@@ -31,6 +31,7 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.model import check_finite
 from tf_transformer.text.decoding import decoder_of
 from tf_transformer.text.logits import RULES
+from tf_transformer.text.primitives import require_tensorflow
 from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.text.text_model import TextModel
@@ -78,6 +79,7 @@ def save(
             several languages, or a check failed; nothing is left behind.
         FileExistsError: path exists.
     """
+    require_tensorflow("an export to LiteRT")
     dtype = dtype or "float32"
     if dtype not in DTYPES:
         raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for LiteRT, got {dtype!r}")

@@ -3,16 +3,28 @@
 Axes: B sentences, K hypotheses, L the longest output, N places, V vocabulary.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import ops
 
 from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.values import BadInput, Kind
 
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 BACKEND: str = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
+AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # beside the numbers of an option
+
+
+def require_tensorflow(what: str) -> None:
+    """Check that Keras runs on TensorFlow.
+
+    Raises:
+        BadInput: it does not, and `what` needs it.
+    """
+    if not ON_TENSORFLOW:
+        raise BadInput(f"expected KERAS_BACKEND=tensorflow, since {what} needs it, got {BACKEND}")
 
 
 def size(x: Tensor, axis: int) -> Any:

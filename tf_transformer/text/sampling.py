@@ -6,10 +6,10 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import Count, Natural, Seed, checked
+from tf_transformer.base.values import Count, Natural, Positive, Seed, checked
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.logits import RULES, Prefixes, restricted
-from tf_transformer.text.primitives import BACKEND, IMPOSSIBLE, gather, least, size, sorted_top_k
+from tf_transformer.text.primitives import BACKEND, IMPOSSIBLE, AnyTensor, gather, least, size, sorted_top_k
 from tf_transformer.text.search import SearchProblem
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
@@ -50,8 +50,8 @@ def chances_of(seeds: np.ndarray, length: Natural) -> np.ndarray:
 def sample(
     problem: SearchProblem,
     chances: Tensor,
-    temperature: Tensor = 1.0,
-    k: Tensor = None,
+    temperature: Positive | AnyTensor = 1.0,
+    k: Count | AnyTensor | None = None,
     widest: Count | None = None,
     **options: Tensor,
 ) -> Hypotheses:

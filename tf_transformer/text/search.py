@@ -13,10 +13,10 @@ from keras import ops
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import checked
+from tf_transformer.base.values import Count, checked
 from tf_transformer.text.beams import BeamState, Finished, Hypotheses, Rows, Step, Symbols, extend, penalty, results_of
 from tf_transformer.text.logits import RULES
-from tf_transformer.text.primitives import IMPOSSIBLE, size
+from tf_transformer.text.primitives import IMPOSSIBLE, AnyTensor, size
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def beam_search(
     problem: SearchProblem,
     *,
     n_best: Beams = 1,
-    exact_n: Tensor = None,
+    exact_n: Count | AnyTensor | None = None,
     allowed: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Hypotheses:
@@ -97,7 +97,7 @@ def beam_search(
 
 @checked
 def detailed_search(
-    problem: SearchProblem, *, n_best: Beams = 1, exact_n: Tensor = None, **options: Any
+    problem: SearchProblem, *, n_best: Beams = 1, exact_n: Count | AnyTensor | None = None, **options: Any
 ) -> tuple[Hypotheses, Symbols]:
     """As `beam_search`; also each symbol's log-probability and its source position of greatest attention."""
     return _search(problem, True, n_best, exact_n, None, **options)

@@ -9,7 +9,7 @@ from keras import ops
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import MOST, Natural, checked
+from tf_transformer.base.values import MOST, Count, Natural, checked
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
@@ -155,7 +155,6 @@ class TextModel(SetOnce):
     @checked
     def with_end(self, tokens: Tensor, codes: Natural = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, from ragged ids [B, None], of which the first `codes` are languages."""
-        _check_backend()
         length = tf.cast(tokens.row_lengths(), tf.int32) - codes
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length + codes], end], axis=1).to_tensor(PAD_ID)
@@ -222,7 +221,8 @@ class TextModel(SetOnce):
         problem = self.problem(source, source_length, MOST, start, fixed)
         return sample(problem, chances, **options, **{name: self.options[name] for name in RULES})
 
-    def fixed(self, source: Tensor, beams: int, longest: int | None = None) -> Fixed | None:
+    @checked
+    def fixed(self, source: Tensor, beams: Count, longest: Count | None = None) -> Fixed | None:
         """The fixed shapes of a search for source ids [B, S]; `None` on TensorFlow, where shapes change.
 
         Args:
@@ -397,14 +397,10 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-def padded(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
+@checked
+def padded(rows: Sequence[Sequence[int]], width: Natural = 0) -> np.ndarray:
     """Lists of ids as int32 [B, N]; zeros follow the shorter ones. N is at least `width`."""
     ids = np.full((len(rows), max(width, 0, *map(len, rows))), PAD_ID, np.int32)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
     return ids
-
-
-def _check_backend() -> None:
-    if not ON_TENSORFLOW:
-        raise BadInput(f"expected KERAS_BACKEND=tensorflow, since an export needs it, got {BACKEND}")
