@@ -3,32 +3,42 @@
 import math
 
 import numpy as np
-import tensorflow as tf
+import pytest
 from conftest import close, normal
+from keras import ops
 
-from tf_transformer.text.primitives import IMPOSSIBLE
+from tf_transformer.text.beams import Hypotheses
+from tf_transformer.text.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather
 from tf_transformer.text.search import Decoder, Fixed, SearchProblem, beam_search
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]
 
+on_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="of TensorFlow alone")
 
-def search(logits, max_length, steps=None, **options):
-    """Search Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and the newest one.
 
-    The search is exact if no patience is given.
-    """
-    logits = tf.convert_to_tensor(logits)
-    B = logits.shape[0]
+def problem_of(logits, max_length, fixed=None):
+    """The problem of outputs of Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and
+    the newest one."""
 
     def step(ids, position, slot, ancestry, cache):
-        return tf.gather(cache[0][:, position], ids, batch_dims=1), cache
+        return gather(cache[0][:, position], ids, batch_dims=1), cache
 
-    max_length = np.broadcast_to(max_length, [B])
-    fixed = steps and Fixed(int(np.max(options.get("beam_size", 4), initial=1)), steps)
-    decoder = Decoder(step, [logits], lambda cache, slots: cache, fixed)
-    start = SearchProblem(decoder, tf.fill([B], START), max_length, END)
-    return beam_search(start, **({"patience": math.inf} | options))
+    B = logits.shape[0]
+    decoder = Decoder(step, [ops.convert_to_tensor(logits)], lambda cache, slots: cache, fixed)
+    return SearchProblem(decoder, ops.full((B,), START, "int32"), np.broadcast_to(max_length, [B]).astype("int32"), END)
+
+
+def search(logits, max_length, steps=None, **options):
+    """Search Markov models; the answers are in NumPy. The search is exact if no patience is given."""
+    longest = steps or int(np.max(max_length, initial=0))
+    fixed = None
+    if steps or not ON_TENSORFLOW:
+        fixed = Fixed(int(np.max(options.get("beam_size", 4), initial=1)), max(longest, 1))
+        logits = ops.pad(logits, ((0, 0), (0, max(0, 1 - logits.shape[1])), (0, 0), (0, 0)))
+    found = beam_search(problem_of(logits, max_length, fixed), **({"patience": math.inf} | options))
+    found = Hypotheses(*map(ops.convert_to_numpy, found))
+    return found._replace(ids=found.ids[:, :, :longest])
 
 
 def random_models(B, L, V, seed=0):
@@ -37,7 +47,7 @@ def random_models(B, L, V, seed=0):
 
 def agree(found, b, expected):
     """Sentence b of what was found is `expected`: (score, log-probability, ids, finished), best first, and no more."""
-    found = [part.numpy()[b] for part in found]
+    found = [ops.convert_to_numpy(part)[b] for part in found]
     first = [part[: len(expected)] for part in found]
     for ids, score, log_prob, length, finished, wanted in zip(*first, expected, strict=True):
         assert (ids[:length].tolist(), bool(finished)) == (wanted[2], wanted[3])

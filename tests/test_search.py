@@ -9,7 +9,8 @@ import tensorflow as tf
 from conftest import close
 from hypothesis import given
 from hypothesis import strategies as st
-from markov import ALPHAS, END, START, agree, random_models, search
+from keras import ops
+from markov import ALPHAS, END, START, agree, on_tensorflow, problem_of, random_models, search
 
 from tf_transformer.text.beams import penalty
 from tf_transformer.text.primitives import IMPOSSIBLE
@@ -43,9 +44,9 @@ def test_a_problem_drawn():
 
     def outputs(**options):
         found = search(logits, 5, **options)
-        lengths = found.lengths[0].numpy()
-        assert np.all(found.finished[0].numpy() == (lengths > 0))
-        return [ids[:length].tolist() for ids, length in zip(found.ids[0].numpy(), lengths, strict=True) if length]
+        lengths = found.lengths[0]
+        assert np.all(found.finished[0] == (lengths > 0))
+        return [ids[:length].tolist() for ids, length in zip(found.ids[0], lengths, strict=True) if length]
 
     assert outputs(beam_size=1) == [[a, c, END]]
     assert outputs(beam_size=2, length_penalty=0.0) == [[b, END]]
@@ -102,7 +103,7 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
 def test_the_wanted_outputs_are_those_of_a_search_for_as_many(exact_n):
     """In a search for five it ends when the wanted ones are certain: the others may be other than the best."""
     models, sizes = random_models(31, 7, 5, seed=5), {"beam_size": 5, "length_penalty": 0.6}
-    found = search(models, 7, n_best=5, exact_n=tf.constant(exact_n), **sizes)
+    found = search(models, 7, n_best=5, exact_n=ops.convert_to_tensor(exact_n), **sizes)
     for part, alone in zip(found, search(models, 7, n_best=exact_n, **sizes), strict=True):
         np.testing.assert_array_equal(part[:, :exact_n], alone)
     whole = search(models, 7, n_best=5, **sizes)
@@ -134,7 +135,7 @@ def test_a_search_ends_when_patience_times_the_beams_have_ended(patience, alpha)
     exact = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4)
     for b, model in enumerate(models):
         agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 9, 4, alpha, 4, patience))
-    assert (found.scores.numpy() <= exact.scores.numpy() + 1e-6).all()
+    assert (found.scores <= exact.scores + 1e-6).all()
     assert alpha < 3 or not np.array_equal(found.ids, exact.ids)  # where an exact search is long
 
 
@@ -143,7 +144,7 @@ def test_patience_is_its_row_s_own():
     found = search(models, 9, beam_size=4, length_penalty=3.0, patience=patience)
     for b, of_row in enumerate(patience):
         agree(found, b, oracle.beam_search(oracle.markov(models[b], START), END, 9, 4, 3.0, 1, of_row))
-    assert len({tuple(row) for row in found.ids.numpy()[:, 0]}) > 1
+    assert len({tuple(row) for row in found.ids[:, 0]}) > 1
 
 
 # Rows
@@ -195,6 +196,7 @@ def keep_symbols(cache, slots):
     return cache[0], tf.gather(cache[1], slots, batch_dims=1)
 
 
+@on_tensorflow
 @pytest.mark.parametrize("K", [1, 3])
 def test_one_sentence_has_products_of_a_fixed_size(K):
     """In a traced search, as converters to other engines need them."""
@@ -216,15 +218,16 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
     for steps in (3, 5, 7, 11):
         found = search(models, 11, steps, **options)
         assert found.ids.shape == (23, 3, steps)
-        has = found.lengths.numpy()[:, 0] > 0
+        has = found.lengths[:, 0] > 0
         for part, expected in zip(found, whole, strict=True):
-            expected = expected.numpy()[:, :, :steps] if len(part.shape) == 3 else expected.numpy()
-            np.testing.assert_array_equal(part.numpy()[has], expected[has])
-        assert np.all(found.scores.numpy()[~has] == np.float32(IMPOSSIBLE)) and not found.ids.numpy()[~has].any()
+            expected = expected[:, :, :steps] if part.ndim == 3 else expected
+            np.testing.assert_array_equal(part[has], expected[has])
+        assert np.all(found.scores[~has] == np.float32(IMPOSSIBLE)) and not found.ids[~has].any()
         ended.append(int(has.sum()))
     assert 0 < ended[0] < ended[1] < ended[2] and ended[3] == 23
 
 
+@on_tensorflow
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order. What is
@@ -286,6 +289,7 @@ def test_a_model_that_ends_at_once_has_one_output():
     agree(search(models, 4, beam_size=3, n_best=3), 1, [(0.0, 0.0, [END], True)])
 
 
+@on_tensorflow
 def test_the_search_stops_when_nothing_better_can_come():
     """Three symbols of certainty in a hundred places: the model is asked three times."""
     asked = []
@@ -311,7 +315,7 @@ def test_equals_may_come_in_any_order(K):
     found = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, length_penalty=0.0, n_best=K)
     for b in range(2):
         lengths = [int(length) for length in found.lengths[b] if length]
-        outputs = [found.ids[b, k, :length].numpy().tolist() for k, length in enumerate(lengths)]
+        outputs = [found.ids[b, k, :length].tolist() for k, length in enumerate(lengths)]
         close(found.scores[b, : len(lengths)], np.array(lengths) * np.log(1 / V))
         assert outputs and len({tuple(ids) for ids in outputs}) == len(outputs)
         assert lengths == sorted(lengths)
@@ -336,17 +340,18 @@ def test_the_end_symbol_counts():
     close(found.scores[0, 0], np.log(1 / 3) / (7 / 6))
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_scores_are_float32_whatever_the_logits(dtype):
-    logits = tf.cast(random_models(1, 6, 5), dtype)
+    logits = ops.cast(random_models(1, 6, 5), dtype)
     found = search(logits, 6, beam_size=3)
-    assert found.scores.dtype == found.log_probs.dtype == tf.float32
-    rounded = np.asarray(logits[0], "float64")
+    assert found.scores.dtype == found.log_probs.dtype == "float32"
+    rounded = ops.convert_to_numpy(ops.cast(logits[0], "float32")).astype("float64")
     agree(found, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))
 
 
+@on_tensorflow
 def test_a_graph_computes_what_eager_does():
-    models = random_models(8, 6, 5)
-    found = tf.function(lambda: search(models, 6, beam_size=3, n_best=2))()
-    for part, expected in zip(found, search(models, 6, beam_size=3, n_best=2), strict=True):
+    models, options = random_models(8, 6, 5), {"beam_size": 3, "n_best": 2, "patience": math.inf}
+    found = tf.function(lambda: beam_search(problem_of(models, 6), **options))()
+    for part, expected in zip(found, search(models, 6, **options), strict=True):
         close(part, expected)

@@ -3,8 +3,8 @@
 import numpy as np
 import oracle
 import pytest
-import tensorflow as tf
 from conftest import close
+from keras import ops
 from markov import ALPHAS, END, START, agree, random_models, search
 
 from tf_transformer.text.logits import Prefixes, begins_with, restricted
@@ -102,7 +102,7 @@ def test_no_sequence_comes_twice():
         if size != 1:  # with 5 symbols nothing is left after 4, and then all are
             agree(found, b, expected)
         changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
-        ids = found.ids[b, 0, : found.lengths[b, 0]].numpy().tolist()
+        ids = found.ids[b, 0, : found.lengths[b, 0]].tolist()
         ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)]
         assert not size or len(set(ngrams[: 4 if size == 1 else None])) == len(ngrams[: 4 if size == 1 else None])
     assert changed > 12  # it would rather have repeated something
@@ -118,11 +118,9 @@ def test_symbols_that_may_not_follow_are_those_of_transformers(size):
     for position in (0, 1, 4, 13):
         theirs = process(torch.tensor(ids[:, :position]), torch.tensor(logits)).numpy()
         padded = np.where(np.arange(13) < position, ids, 0)[:, np.newaxis].astype("int32")
-        ours = restricted(
-            tf.constant(logits[:, np.newaxis]),
-            Prefixes(tf.constant(padded), tf.constant(position), END),
-            {"min_length": tf.zeros([31], tf.int32), "no_repeat_ngram_size": tf.fill([31], size)},
-        )[:, 0].numpy()
+        of_rows = {"min_length": ops.zeros(31, "int32"), "no_repeat_ngram_size": ops.full((31,), size, "int32")}
+        prefixes = Prefixes(ops.convert_to_tensor(padded), ops.convert_to_tensor(position, "int32"), END)
+        ours = ops.convert_to_numpy(restricted(ops.convert_to_tensor(logits[:, np.newaxis]), prefixes, of_rows))[:, 0]
         assert np.array_equal(np.isinf(theirs), ours == np.float32(IMPOSSIBLE))
         assert np.array_equal(theirs[~np.isinf(theirs)], ours[~np.isinf(theirs)])
 
@@ -151,15 +149,15 @@ def test_outputs_begin_with_their_prefix():
             return log_probs
 
         agree(found, b, oracle.beam_search(next_log_probs, END, 5, 3, 1.0))
-        assert found.ids[b, 0, : len(prefix)].numpy().tolist() == prefix
+        assert found.ids[b, 0, : len(prefix)].tolist() == prefix
 
 
 def test_only_what_is_allowed_follows():
     """No symbol twice in a row, for each beam by itself."""
 
     def allowed(ids, position, row):
-        newest = tf.gather(ids, tf.maximum(position - 1, 0), axis=2)[:, :, tf.newaxis]  # [B, K, 1]
-        return (position == 0) | (tf.range(5) != newest)
+        newest = ops.expand_dims(ops.take(ids, ops.maximum(position - 1, 0), axis=2), 2)  # [B, K, 1]
+        return (position == 0) | (ops.arange(5, dtype="int32") != newest)
 
     models = random_models(7, 6, 5, seed=4)
     models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
