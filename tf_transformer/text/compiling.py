@@ -74,5 +74,5 @@ def input_signature(columns: Sequence[np.ndarray], *others: Any) -> dict[str, An
     return {"input_signature": [specs, *fixed]}
 
 
-def _tensor(value: Any) -> Any:
-    return None if value is None else ops.convert_to_tensor(value)
+def _tensor(value: np.ndarray) -> Any:
+    return ops.convert_to_tensor(value, str(value.dtype))  # else Keras would make 32 bits of 64

@@ -79,7 +79,8 @@ def sample(
         for name in RULES
     }
     rules["min_length"] = ops.minimum(rules["min_length"], max_length)
-    chances = ops.minimum(ops.cast(chances, WIDE), 1 - float(np.finfo(WIDE).epsneg))  # below 1 after rounding, too
+    chances = ops.convert_to_tensor(chances, WIDE)
+    chances = ops.minimum(chances, 1 - float(np.finfo(WIDE).epsneg))  # below 1 after rounding, too
     places = ops.arange(L, dtype="int32")
 
     def draw(
@@ -141,6 +142,6 @@ def _drawn(logits: Tensor, temperature: Tensor, chance: Tensor) -> Any:
     """
     below = ops.cast(logits - ops.max(logits, axis=1, keepdims=True), WIDE)  # 0 at the likeliest
     heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo(WIDE).min), below / ops.cast(temperature, WIDE))
-    total = ops.cumsum(ops.softmax(heated), axis=1)
+    total = ops.cumsum(ops.softmax(heated), axis=1, dtype=WIDE)  # else 32 bits under PyTorch
     symbol = ops.sum(ops.cast(total <= chance[:, None] * total[:, -1:], "int32"), axis=1)
     return ops.minimum(symbol, size(logits, 1) - 1)
