@@ -14,9 +14,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from answers import answers_of, close
+from matrix import FAMILIES
 from test_lazy import MISSING
 
 import tf_transformer as tt
+from tf_transformer.loading import trained
 
 FILES = [
     "test_masks.py",
@@ -32,8 +35,13 @@ FILES = [
     "test_conformance.py",
     "test_conformance_files.py",
     "test_conformance_training.py",
+    "test_search.py",
+    "test_search_rules.py",
+    "test_sampling.py",
 ]
 CONFIG = {"num_layers": 2, "d_model": 14, "d_ff": 23, "num_heads": 2, "dropout": 0.0, "vocab_size": 31}
+
+ONE_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,11 +63,12 @@ def run(backend, *command):
     found = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": ".", **ONE_CPU},
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, f"{found.stdout[-20_000:]}\n{found.stderr[-5000:]}"
+    return found.stdout
 
 
 def test_suite(backend):
@@ -218,6 +227,30 @@ def test_the_program_where_tensorflow_is_not_installed(backend, tmp_path):
     corpus = tt.ToyCorpus()
     outputs = tt.load(tmp_path / "demo")(corpus.test[0])
     assert tt.bleu.bleu(outputs, corpus.test[1]).value >= 90
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES])
+def saved(request, translator, tmp_path_factory):
+    """A model's SavedModel, texts, and TensorFlow's answers to them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = FAMILIES[request.param](translator, folder / "checkpoint")
+    words = ["the", "old", "woman", "red", "door", "sees", "two", "dogs", "here", "today"]
+    random = np.random.default_rng(7)
+    texts = ["Two", *(" ".join(random.choice(words, random.integers(1, 9))) for _ in range(47)), "", "  "]
+    if request.param.startswith("marian"):
+        texts = [f">>deu<< {text}" if text.strip() else text for text in texts]
+    model.save(folder / "1")
+    (folder / "texts.json").write_text(json.dumps(texts))
+    return folder, answers_of(trained(folder / "1"), texts)
+
+
+def test_answers_are_those_of_tensorflow(backend, saved):
+    """Of every family, with every option of a call: the same texts, and scores that differ by rounding."""
+    folder, expected = saved
+    found = json.loads(run(backend, "tests/answers.py", folder / "1", folder / "texts.json").splitlines()[-1])
+    assert found.keys() == expected.keys()
+    for name, answers in json.loads(json.dumps(expected)).items():
+        assert close(found[name], answers), name
 
 
 ANSWER = """

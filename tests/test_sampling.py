@@ -5,7 +5,7 @@ import oracle
 import pytest
 from conftest import close
 from keras import ops
-from markov import END, START, problem_of, random_models, search
+from markov import END, START, on_tensorflow, problem_of, random_models, search
 
 from tf_transformer.text import sampling
 from tf_transformer.text.beams import Hypotheses
@@ -83,7 +83,7 @@ def test_rows_that_begin_alike_are_independent():
         assert np.sum((counts - expected) ** 2 / expected) < freedom + 5 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.skipif(sampling.WIDE != "float64", reason="JAX has 32 bits")
+@on_tensorflow  # elsewhere in float32
 def test_a_chance_is_a_symbol_by_the_probabilities_in_float64():
     """Also at the ends, and of symbols whose probability float32 cannot add to 1."""
     logits, chances = np.array([[0, 0, 2, -18, -19]] * 1_009, "float32"), np.linspace(0, 1, 1_009, endpoint=False)

@@ -48,7 +48,7 @@ def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], 
 
         def without_gradients(*arguments: Any) -> Any:
             with torch.inference_mode():
-                return function(*tree.map_structure(_tensor, arguments))
+                return function(*tree.map_structure(ops.convert_to_tensor, arguments))
 
         return without_gradients
     import jax
@@ -72,7 +72,3 @@ def input_signature(columns: Sequence[np.ndarray], *others: Any) -> dict[str, An
     specs = [tf.TensorSpec([None] * column.ndim, column.dtype) for column in columns]
     fixed = tree.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), others)
     return {"input_signature": [specs, *fixed]}
-
-
-def _tensor(value: np.ndarray) -> Any:
-    return ops.convert_to_tensor(value, str(value.dtype))  # else Keras would make 32 bits of 64

@@ -9,11 +9,11 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import Count, Natural, Positive, Seed, checked
 from tf_transformer.text.beams import Hypotheses
 from tf_transformer.text.logits import RULES, Prefixes, restricted
-from tf_transformer.text.primitives import BACKEND, IMPOSSIBLE, AnyTensor, gather, least, size, sorted_top_k
+from tf_transformer.text.primitives import IMPOSSIBLE, ON_TENSORFLOW, AnyTensor, gather, least, size, sorted_top_k
 from tf_transformer.text.search import SearchProblem
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
-WIDE = "float32" if BACKEND == "jax" else "float64"  # JAX has 64 bits only if all its numbers may have them
+WIDE = "float64" if ON_TENSORFLOW else "float32"  # Keras sums in 32 bits elsewhere
 
 
 @checked
@@ -137,11 +137,11 @@ def sample(
 def _drawn(logits: Tensor, temperature: Tensor, chance: Tensor) -> Any:
     """The first symbol up to which softmax(logits [B, V] / temperature) adds up to more than chance [B]: int32 [B].
 
-    In float64 where the backend has it, since the probabilities of a large vocabulary's rare symbols are below the
+    In float64 on TensorFlow, since the probabilities of a large vocabulary's rare symbols are below the
     steps of float32.
     """
     below = ops.cast(logits - ops.max(logits, axis=1, keepdims=True), WIDE)  # 0 at the likeliest
     heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo(WIDE).min), below / ops.cast(temperature, WIDE))
-    total = ops.cumsum(ops.softmax(heated), axis=1, dtype=WIDE)  # else 32 bits under PyTorch
+    total = ops.cumsum(ops.softmax(heated), axis=1)
     symbol = ops.sum(ops.cast(total <= chance[:, None] * total[:, -1:], "int32"), axis=1)
     return ops.minimum(symbol, size(logits, 1) - 1)
