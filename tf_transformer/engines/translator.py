@@ -28,7 +28,6 @@ from tf_transformer.text import sampling
 from tf_transformer.text.compiling import input_signature, rounded
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.primitives import ON_TENSORFLOW
-from tf_transformer.text.search import Fixed
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel, padded
@@ -183,12 +182,10 @@ class Translator(TextModel, Engine):
     def _replies(
         self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None
     ) -> Iterator[Reply]:
-        options, places = {}, self.beam_size
+        options, places = dict[str, Any](), self.beam_size
         if request.options:
-            own = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS}
-            own |= request.options
-            options = own
-            places = 1 << (own["beam_size"] - 1).bit_length()  # few functions for all sizes
+            options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
+            places = 1 << (options["beam_size"] - 1).bit_length()  # few functions for all sizes
         n = min(request.n or 1, places)
         longest = rounded(options["max_length"], 4) if options else None
 
@@ -206,12 +203,12 @@ class Translator(TextModel, Engine):
             width = rounded(max(map(len, begin)), 2) if any(begin) else 1
             columns = [padded(begin, width)]
         asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
-        rows = self._outputs(name, search, texts, tokenizer, lambda *_: columns, asked, np.int32(n))
+        rows = self._outputs(name, search, texts, n, tokenizer, lambda *_: columns, asked, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
                 Answer(text, score, log_prob, finished, symbols - finished)
                 for k, (text, score, log_prob, symbols, finished) in enumerate(zip(*values, strict=True))
-                if k == 0 or (k < n and symbols)
+                if k == 0 or symbols
             ]
             yield Reply(source, tuple(answers), length, truncated)
 
@@ -249,12 +246,12 @@ class Translator(TextModel, Engine):
             batch = [sources[i] for i in places]
 
             def chances(source: np.ndarray, length: np.ndarray) -> list[np.ndarray]:
-                longest = self.fixed(source, 1) or self.limit(length, MOST)
-                longest = longest.steps if isinstance(longest, Fixed) else int(np.max(longest))
-                return [sampling.chances_of(np.pad(seeds[places], (0, len(length) - len(places))), longest)]
+                fixed = self.fixed(source, 1)
+                longest = fixed.steps if fixed else int(np.max(self.limit(length, MOST)))
+                return [sampling.chances_of(seeds[places], longest)]
 
             tokenizer = self._speaking(request.languages)
-            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, tokenizer, chances, *given)
+            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, 1, tokenizer, chances, *given)
             for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
                 yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
 
@@ -265,6 +262,7 @@ class Translator(TextModel, Engine):
         name: str,
         function: Callable[..., Any],
         texts: list[str | bytes],
+        n: int,
         tokenizer: Tokenizer,
         columns_of: Callable[[np.ndarray, np.ndarray], list[np.ndarray]],
         *others: Any,
@@ -275,20 +273,20 @@ class Translator(TextModel, Engine):
         list, the start ids [P], and others; it returns `Hypotheses`.
 
         Returns:
-            of each row its length, whether it is truncated, and N texts, scores, log_probs, lengths and finished.
+            of each row its length, whether it is truncated, and n texts, scores, log_probs, lengths and finished.
         """
         empty = [""] * (rounded(len(texts), 4, self.batch_size) - len(texts))  # rows that fill the batch's shape
         source, length, truncated = self.read([*texts, *empty], tokenizer)
-        given = (
-            [source, length, *columns_of(source, length)],
-            np.array(tokenizer.start_ids(), np.int32),
-            *others,
-        )
+        columns = [source, length]
+        for column in columns_of(source, length):
+            columns.append(np.pad(column, ((0, len(empty)), *[(0, 0)] * (column.ndim - 1))))
+        given = columns, np.array(tokenizer.start_ids(), np.int32), *others
         found = self.traced(name, function, **input_signature(*given))(*given)
-        ids, *parts = (ops.convert_to_numpy(part)[: len(texts)].tolist() for part in found)
+        ids, *parts = (ops.convert_to_numpy(part)[: len(texts), :n].tolist() for part in found)
         flat = iter(tokenizer.decode([row for outputs in ids for row in outputs]))
         written = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
-        return zip(length.tolist()[: len(texts)], truncated.tolist()[: len(texts)], written, *parts, strict=True)
+        of_sources = (part[: len(texts)].tolist() for part in (length, truncated))
+        return zip(*of_sources, written, *parts, strict=True)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
         """Write this translator in a format of `exports.formats`, whole or not at all.

@@ -1,0 +1,80 @@
+"""Translating a text with a trained run on Keras's backend: sentences a second, in batches and one by one.
+
+Run it once for each KERAS_BACKEND, one after the other; equal `outputs` are equal translations.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from benchmarks import common
+
+
+def main(argv=None) -> dict:
+    parser = argparse.ArgumentParser("python -m benchmarks.backends", description=__doc__)
+    add = parser.add_argument
+    add("--threads", type=int, default=2, help="threads of an operation (2)")
+    add("--run", type=Path, required=True, metavar="DIR", help="a trained run")
+    add("--source", type=Path, required=True, metavar="FILE", help="the text, a sentence a line")
+    add("--sentences", type=int, default=500, metavar="N", help="its first lines (500)")
+    add("--one-by-one", type=int, default=50, metavar="N", help="of them, those that are translated alone, too (50)")
+    add("--repeats", type=int, default=3, help="passes that are timed (3)")
+    args = parser.parse_args(argv)
+    common.prepare(args)
+    import keras
+
+    import tf_transformer as tt
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        common.prepare_tensorflow(args)
+    elif backend == "torch":
+        import torch
+
+        torch.set_num_threads(args.threads)
+    elif backend == "jax":
+        import jax
+
+        jax.config.update("jax_log_compiles", True)
+    compiled = Compilations()
+    logging.getLogger("jax").addHandler(compiled)
+    logging.getLogger("jax").propagate = False
+    translator = tt.load(args.run, batch_size=32)
+    lines = args.source.read_text(encoding="utf-8").splitlines()[: args.sentences]
+    few = lines[:: -(-len(lines) // args.one_by_one)]
+
+    def alone():
+        return [translator(line) for line in few]
+
+    found = {"backend": backend, "threads": args.threads, "cores": os.cpu_count()}
+    for name, count, translate in (("batches", len(lines), lambda: translator(lines)), ("one", len(few), alone)):
+        first = timed(translate)
+        again = min(timed(translate) for _ in range(args.repeats))
+        found |= {f"{name}_per_second": round(count / again, 1), f"{name}_first_seconds": round(first, 1)}
+    found["compiled"] = compiled.count
+    found["outputs"] = hashlib.sha256(json.dumps(translator(lines)).encode()).hexdigest()[:12]
+    print(json.dumps(found))
+    return found
+
+
+def timed(function) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+class Compilations(logging.Handler):
+    """Counts how often JAX says that it has compiled a search."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += record.getMessage().startswith("Finished XLA compilation of jit(stateless)")
+
+
+if __name__ == "__main__":
+    main()
