@@ -22,13 +22,15 @@ def main(argv=None) -> dict:
     add(
         "--loader",
         default="python",
-        choices=["python", "c"],
-        help="tf.saved_model.load, or TensorFlow's C API (python)",
+        choices=["python", "c", "keras"],
+        help="tf.saved_model.load, TensorFlow's C API, or no export: a Translator on Keras's backend (python)",
     )
     common.add_work_folder(parser)
     args = parser.parse_args(argv)
     work = common.WORKS[args.config]
 
+    if args.loader == "keras":
+        return translate_in_keras(work, args)
     path = exported(work, args.dtype, args.work)
     sentences = source_sentences(work, args.sentences, args.work)
     load = {"python": load_in_python, "c": load_in_c}[args.loader]
@@ -56,6 +58,23 @@ def main(argv=None) -> dict:
         saved_mib=round(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 2**20, 1),
         **memory,
     )
+
+
+def translate_in_keras(work, args) -> dict:
+    common.prepare(args)
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        common.prepare_tensorflow(args, args.inter_threads)
+    translator = random_translator(work, args.dtype, args.work, batch_size=args.sentences)
+    sentences = list(source_sentences(work, args.sentences, args.work))
+    clock = common.timed(lambda: translator(sentences, max_length=work.steps), args.repeats, args.warmup)
+    lengths = {reply.answers[0].length for reply in translator.replies(sentences, 1, max_length=work.steps)}
+    if lengths != {work.steps}:
+        raise AssertionError(f"expected {work.steps} steps in all translations, got {lengths}")
+    rate = args.sentences * work.steps
+    return common.report("translation", common.OURS, args, clock, rate, ["keras", backend], sentences=args.sentences)
 
 
 def check(signature, sentences, work) -> None:
