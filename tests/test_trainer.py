@@ -65,16 +65,29 @@ def killed_once(program, text, folder):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (folder / "savedmodels").exists()
+    assert process.wait() == -signal.SIGKILL and not (folder / "savedmodels").exists()
     assert begin().wait() == 0
-    assert (folder / "savedmodels/mine/1/saved_model.pb").exists()
+    assert (folder / "savedmodels/mine/1/saved_model.pb").exists() == ("save(" in program)
 
 
-@pytest.mark.slow
-def test_what_a_person_writes_is_killed_and_goes_on(text, corpus, tmp_path):
-    """With the weights of a run that was not; see the slow test for the whole of it."""
-    killed_once(SMALLER, text, tmp_path / "killed")
+@pytest.mark.parametrize(
+    "train", [pytest.param("text", marks=pytest.mark.slow), pytest.param("records", marks=pytest.mark.program)]
+)
+def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_path):
+    """With the weights of a run that was not; see the slow test for the whole of it. The records make an epoch of four
+    batches in two blocks, so that the kill is in the middle of one."""
+    program = SMALLER
+    if train == "records":
+        some = tt.sources.MemorySource(*(side[:150] for side in corpus.train.texts()))
+        work = tt.Preparation(some, tmp_path / "made")
+        list(work.run(some.parts(10, work.folder), corpus.learn_tokenizer(350, "bpe")))
+        corpus = tt.Corpus(tt.Records(work.folder), corpus.dev)
+        files = 'TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))'
+        program = SMALLER.replace(files, 'Corpus(tt.Records("../made"), tt.data.read_text_pairs("dev.en", "dev.de"))')
+        program = program.partition("translator = ")[0]
+        assert "Records" in program and len(corpus.train.blocks()) == 2
+        assert len(corpus.batches(Batching(corpus.train.tokenizer, 2_048, 1))) == 4
+    killed_once(program, text, tmp_path / "killed")
     whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, tt.Recipe(8, None, 2_048, 300, eval_every=2))
     whole.fit()
     same_weights(tmp_path / "killed/runs/mine", tmp_path / "whole")
