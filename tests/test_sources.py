@@ -94,11 +94,11 @@ def test_tagged_sources_are_one_source(text, tmp_path):
     """As a loop would write it: one after the other, a tag before each source text; numbers go on."""
     folder, pairs, _ = text
     of_text, packed, of_memory, own = sources(folder, pairs)
-    tagged = {"<2de>": of_text, "<2fr>": of_memory, "<2it>": tt.sources.TaggedSource({"<old>": packed, "<new>": own})}
+    tagged = {"<2de>": of_text, "": of_memory, "<2it>": tt.sources.TaggedSource({"<old>": packed, "<new>": own})}
     both = pickle.loads(pickle.dumps(tt.sources.TaggedSource(tagged)))
     expected = [
-        (f"{tag} {source}".encode(), target.encode())
-        for tag in ("<2de>", "<2fr>", "<2it> <old>", "<2it> <new>")
+        (f"{tag}{source}".encode(), target.encode())
+        for tag in ("<2de> ", "", "<2it> <old> ", "<2it> <new> ")
         for source, target in pairs
     ]
     assert [tuple(map(encoded, pair)) for pair in both.pairs()] == expected
@@ -119,7 +119,7 @@ def test_tagged_sources_are_one_source(text, tmp_path):
     assert [(part.first + n + 1, *pair) for part in parts for n, *pair in both.good_pairs(part)] == good
     assert list(both.sample(parts, 2 * len(parts)))[2:6] == [text.decode() for n in (1, 17) for text in expected[n]]
     assert both.texts() == tuple([pair[side].decode() for _, *pair in good] for side in (0, 1))
-    assert both.symbols == ["<2de>", "<2fr>", "<2it>", "<old>", "<new>"]
+    assert both.symbols == ["<2de>", "<2it>", "<old>", "<new>"]
     assert both.describe() != tt.sources.TaggedSource(dict(reversed(tagged.items()))).describe()
 
 

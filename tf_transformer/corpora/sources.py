@@ -281,18 +281,19 @@ class TaggedSource(Source):
     Every tag is a piece of a vocabulary that is learned from it. What a source says of bad lines holds for its own.
 
     Attributes:
-        sources: by their tags, which are symbols of `Tokenizer.learn_from`.
+        sources: by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag.
     """
 
     sources: Mapping[str, Source]
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_symbols(self.sources, "sources")
+        tags = [tag for tag in self.sources if tag != ""]
+        check_symbols(tags, "sources")
         if not self.sources or not all(isinstance(source, Source) for source in self.sources.values()):
             raise BadInput(f"sources: expected sources of pairs by their tags, got {shown(self.sources)}")
         inside = (symbol for source in self.sources.values() for symbol in source.symbols)
-        object.__setattr__(self, "symbols", list(dict.fromkeys([*self.sources, *inside])))
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*tags, *inside])))
 
     def describe(self) -> dict[str, Any]:
         known = {tag: source.contents() for tag, source in self.sources.items()}
@@ -335,7 +336,7 @@ class TaggedSource(Source):
 
 
 def _tagged(tag: str, text: Text) -> bytes:
-    return encoded(tag) + b" " + encoded(text)
+    return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
 def _parquet(path: str) -> Any:
