@@ -7,13 +7,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from checkpoints import M2M100
 from programs import fails, options, run_python
 
 import tf_transformer as tt
 from tf_transformer.corpora.corpus import languages_of
 from tf_transformer.engines.engine import Answer, Reply
 from tf_transformer.exports import versions
-from trainers import attention, evaluate, export, translate, translation
+from trainers import attention, evaluate, export, prepare, translate, translation
 from trainers.__main__ import PROGRAMS
 from trainers.command import in_chunks, run_program
 
@@ -153,6 +154,47 @@ def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
 )
 def test_languages_are_the_ends_of_the_files_names(train, expected):
     assert languages_of(train) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--from", "nowhere", "--tokenizer", "bpe"], "--from: expected no --vocab-size and no --tokenizer with it"),
+        (["--from", os.devnull], "expected a run, a SavedModel or a checkpoint, found a file, no folder"),
+        (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
+        (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at "),
+        (["--train", os.devnull, os.devnull], f"expected a text file, found none at {os.devnull}"),
+        (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
+        (["--vocab-size", "300", "--max", "3"], "unrecognized arguments: --max 3"),
+        (["--vocab-size", "300", "--to", "README.md"], "folder: expected one for the records, found a file at "),
+        (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty folder, found "),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_what_prepare_refuses_leaves_nothing(text, tmp_path, capsys, change, message, there):
+    if there:
+        (tmp_path / "new").mkdir()
+    files = ["--train", text / "train.en", text / "train.de"] * ("--train" not in change)
+    others = sorted(Path("tests").iterdir())
+    assert message in fails(prepare, [*files, "--to", tmp_path / "new/records", *change], capsys)
+    assert [path.name for path in tmp_path.rglob("*")] == ["new"] * there
+    assert sorted(Path("tests").iterdir()) == others
+
+
+def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
+    """So the same folder takes the text without it."""
+    argv = ["--train", with_line(text, "train.en", 7, b"\n"), text / "train.de", "--to", tmp_path / "records"]
+    argv += ["--vocab-size", 400]
+    assert "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line" in fails(prepare, argv, capsys)
+    assert not list(tmp_path.iterdir())
+    prepare.main([*map(str, argv), "--skip-bad-lines"])
+    assert sum(tt.Records(tmp_path / "records").shards[0]["lengths"]) == 899
+
+
+def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
+    message = "--prepared: expected no --vocab-size, --tokenizer or --skip-bad-lines; give them to"
+    for option in (["--vocab-size", 300], ["--tokenizer", "bpe"], ["--skip-bad-lines"]):
+        assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)
 
 
 def test_what_the_other_programs_refuse(text, tmp_path, capsys):

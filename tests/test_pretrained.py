@@ -16,7 +16,7 @@ from programs import fails, options, same_weights
 
 import tf_transformer as tt
 from tf_transformer.families import hub
-from trainers import export, translation
+from trainers import export, prepare, translation
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("safetensors")
@@ -192,6 +192,8 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
     parser = SimpleNamespace(tokenizer=SimpleNamespace(controls=["(NP"]))
     monkeypatch.setattr(tt.Translator, "from_pretrained", lambda path: parser)
     assert "expected a model that translates, got a parser" in fails(translation, ["--from", tmp_path], capsys)
+    argv = ["--train", tmp_path, tmp_path, "--to", tmp_path / "records", "--from", tmp_path]
+    assert "expected a model that translates, got a parser" in fails(prepare, argv, capsys)
     monkeypatch.undo()
     assert "found nothing at no/such/folder" in fails(translation, ["--from", "no/such/folder"], capsys)
 

@@ -204,7 +204,8 @@ def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypa
         with pytest.raises(kind), reading.reading("a", "b"):
             raise kind("c")
     for error in (KeyError("c"), EOFError("c"), OSError("c"), RecursionError("c"), zipfile.BadZipFile("c")):
-        with pytest.raises(tt.BadInput, match="^a: expected b, got something else: .?c.?$"), reading.reading("a", "b"):
+        message = "^a: expected b, got something else: (c|no 'c' in it)$"
+        with pytest.raises(tt.BadInput, match=message), reading.reading("a", "b"):
             raise error
     run = Run(tmp_path)
     settings = {"kind": "translation", "recipe": {}, "corpus": {}, "model": translator.model.config.to_dict()}

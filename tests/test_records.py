@@ -180,6 +180,26 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_pa
     assert sum(records.Records(written.folder).shards[0]["tokens"]) != sum(written.shards[0]["tokens"])
 
 
+def test_other_peoples_folders_are_left_alone(corpus, tmp_path):
+    """A folder that is called like a shard, too; and nothing is begun with what cannot be prepared."""
+    (theirs := tmp_path / "records/shard-of-glass").mkdir(parents=True)
+    with pytest.raises(tt.BadInput, match="expected records or an empty folder, found shard-of-glass in it$"):
+        list(write(corpus, tmp_path))
+    assert theirs.exists() and list(theirs.parent.iterdir()) == [theirs]
+    source = tt.sources.MemorySource(["a"], ["b"])
+    work = tt.Preparation(source, tmp_path / "new")
+    with pytest.raises(tt.BadInput, match="^parts: expected those of the source, got none$"):
+        list(work.run([], corpus[1]))
+    with pytest.raises(tt.BadInput, match="^tokenizer: expected a Tokenizer, got None$"):
+        list(work.run(source.parts(1, work.folder), None))
+    with pytest.raises(tt.BadInput, match="^folder: expected one for the records, found a file at "):
+        tt.Preparation(source, tmp_path / "text.en")
+    assert not work.folder.exists()
+    (theirs.parent / "records.json").write_text('{"vocab_size": 400}')  # of a format that was never ours
+    with pytest.raises(tt.BadInput, match=r"records.json: expected records of .*, got .*: no 'complete' in it$"):
+        records.Records(theirs.parent)
+
+
 def test_hostile_lines(corpus, tmp_path):
     """What is bad is left out and counted, or an error that says where; what is strange only is kept."""
     chance = random.Random(3)

@@ -302,6 +302,8 @@ def test_other_peoples_folders_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):
         Run(tmp_path).exists({})
+    with pytest.raises(tt.BadInput, match="thesis.tex: expected a run's folder, found a file$"):
+        Run(tmp_path / "thesis.tex").exists({})
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})

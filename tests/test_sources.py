@@ -204,6 +204,52 @@ def test_a_source_in_memory_is_known_by_its_contents(monkeypatch):
     assert known == plain.describe() == pickle.loads(pickle.dumps(plain)).describe()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("dev.en", "dev.de"), r"expected a list of 2 lists( or None)?, got \('dev.en', 'dev.de'\)"),
+        ([], r"expected a list of 2 lists( or None)?, got \[\]"),
+        (([], []), "expected sources and their references, got none"),
+        ((["a", 7], ["b", "c"]), "expected texts, got int at place 1"),
+        ((["a"], [b"b"]), "expected texts, got bytes at place 0"),
+        ((["a"], np.array([["b"]])), "expected texts, got ndarray at place 0"),
+        (({"a", "b"}, {"c", "d"}), r"expected a list of 2 lists( or None)?, got \(\{'.*"),
+        ((["a"], ["b", "c"]), "expected as many references as sources, 1, got 2"),
+    ],
+)
+def test_what_is_no_dev_text(given, message):
+    train = MemorySource(["a"], ["b"])
+    with pytest.raises(tt.BadInput, match=f"^dev: {message}$"):
+        tt.Corpus(train, given)
+    with pytest.raises(tt.BadInput, match=f"^test: {message}$"):
+        tt.Corpus(train, (["a"], ["b"]), given)
+
+
+def test_a_dev_text_is_lists_of_texts():
+    """Of whatever has an order; an iterator is read once, for the test text, too."""
+    texts = ["Two doors.", "One"]
+    for given in (texts, tuple(texts), np.array(texts), iter(texts)):
+        corpus = tt.Corpus(MemorySource(["a"], ["b"]), (given, texts[::-1]))
+        assert corpus.dev == corpus.test == (texts, texts[::-1])
+        assert {type(text) for text in corpus.dev[0]} == {str} and type(corpus.dev[0]) is list
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_text_file_that_is_not_there(name, tmp_path):
+    source = tt.sources.TextSource(tmp_path / name, tmp_path / name)
+    for read in (source.describe, source.check, source.texts, lambda: source.learn_tokenizer(300, "bpe")):
+        with pytest.raises(FileNotFoundError, match=f"^expected a text file, found none at {tmp_path / name}$"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/de-en", "wmt14_translate/xx-yy"])
+def test_a_corpus_that_tensorflow_datasets_lacks(name, tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    with pytest.raises(tt.BadInput, match=f"^{name}: expected a corpus of TensorFlow Datasets, got none: .*$") as error:
+        tt.sources.TfdsSource(name, data_dir=tmp_path).describe()
+    assert len(str(error.value)) < 300
+
+
 def test_a_source_in_memory_does_not_change():
     lists = ["a"], ["b"]
     source = MemorySource(*lists)

@@ -12,7 +12,7 @@ import re
 import string
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +140,7 @@ def outcome(option, act):
         (["en", "de"], tuple[str, str], ("en", "de")),
         (7, int | Sequence[int] | None, 7),
         ((1, 2), int | Sequence[int] | None, (1, 2)),
+        ({"a"}, Iterable[str], {"a"}),
         (None, Count | None, None),
         (2**32 - 1, Seed, 2**32 - 1),
     ],
@@ -162,6 +163,9 @@ def test_what_a_value_becomes(value, kind, expected):
         ("words", typing.Literal["bpe", "unigram"] | None, "'bpe', 'unigram' or None, got 'words'"),
         ("a.en", Sequence[str], "a list, got 'a.en'"),
         (["a"], tuple[str, str], "a list of 2, got ['a']"),
+        ({"a"}, Sequence[str], "a list, got {'a'}"),
+        (frozenset(), list[str], "a list, got frozenset()"),
+        (("a", "b"), tuple[list[str], Sequence[str]], "a list of 2 lists, got ('a', 'b')"),
         (5, str | os.PathLike, "text or a path, got 5"),
         (string.Formatter(), str, "text, got a Formatter"),
         (np.zeros((2, 2)), int, "a whole number, got array([[0., 0.], [0., 0.]])"),

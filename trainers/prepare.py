@@ -52,12 +52,14 @@ def main(argv: list[str] | None = None) -> None:
     work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
     if args.runner:
         load_beam()
+    tokenizer = tokenizer_of(args.start) if args.start else None
     with work.locked():
-        prepare(args, work, beams)
+        prepare(args, work, beams, tokenizer)
 
 
-def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
-    """Learn a vocabulary, and take the steps of a `Preparation`: in a pipeline, in processes or in this one."""
+def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: Any) -> None:
+    """Learn a vocabulary, unless there is a tokenizer, and take the steps of a `Preparation`: in a pipeline, in
+    processes or in this one."""
     import tf_transformer as tt
     from tf_transformer.corpora.batches import Batches
     from tf_transformer.corpora.records import SHARD_LINES, Records
@@ -66,13 +68,11 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
     folder = work.folder
     parts = work.source.parts(SHARD_LINES, folder)
     count = sum(part.count for part in parts)
-    if args.start:
-        tokenizer = tt.Translator.from_pretrained(args.start).tokenizer
-    elif (folder / "tokenizer.model").exists():
+    if not tokenizer and (folder / "tokenizer.model").exists():
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         if args.vocab_size not in (None, tokenizer.vocab_size):
             raise tt.BadInput(f"--vocab-size: expected {tokenizer.vocab_size}, that of {folder}; got {args.vocab_size}")
-    else:
+    if not tokenizer:
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
@@ -101,6 +101,17 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str]) -> None:
         print("left out: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
     of_model = f"--from {args.start} " if args.start else ""
     print(f"now: tf-transformer translation {of_model}--prepared {args.to} --dev ...")
+
+
+def tokenizer_of(model: str) -> Any:
+    """The tokenizer of a model that translates, whose languages are known."""
+    import tf_transformer as tt
+
+    tokenizer = tt.Translator.from_pretrained(model).tokenizer
+    if tokenizer.controls:
+        raise tt.BadInput(f"--from {model}: expected a model that translates, got a parser")
+    tokenizer.spoken()
+    return tokenizer
 
 
 def source_of(args: argparse.Namespace) -> Any:

@@ -41,8 +41,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --dev SOURCE TARGET, or --tfds with --prepared")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET with --dev and --test")
-    if args.prepared and (args.vocab_size or args.skip_bad_lines):
-        parser.error("--prepared: expected no --vocab-size or --skip-bad-lines; give them to tf-transformer prepare")
+    if args.prepared and (args.vocab_size or args.tokenizer or args.skip_bad_lines):
+        not_so = "--vocab-size, --tokenizer or --skip-bad-lines"
+        parser.error(f"--prepared: expected no {not_so}; give them to tf-transformer prepare")
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"

@@ -67,9 +67,12 @@ def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.Buffe
 
     Raises:
         BadInput: in the block, the .gz is damaged.
-        OSError: the file cannot be read.
+        FileNotFoundError: there is no file.
+        OSError: it cannot be read.
     """
     path = user_path(path)
+    if path.is_dir() or not path.exists():
+        raise FileNotFoundError(f"expected a text file, found none at {path}")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             yield file

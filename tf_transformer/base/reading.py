@@ -41,6 +41,7 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError) or not (own or isinstance(error, OF_PARSERS)):
             raise
         reason = " ".join(str(error).split())[:300]
+        reason = f"no {reason} in it" if type(error) is KeyError else reason
         raise BadInput(f"{path}: expected {expected}, got something else: {reason or type(error).__name__}") from error
 
 

@@ -159,7 +159,8 @@ def _as(kind: Any, value: Any) -> Any:
         return _tuple_as(parts, value)
     kind = origin or kind
     if kind in LISTS:  # arrays, too; what is in it shows in the work
-        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), str | bytes | Mapping)
+        others = (str, bytes, Mapping, *(() if kind is Iterable else (set, frozenset)))  # sets have no order
+        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), others)
         return value if is_list else NO_VALUE
     is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
     return value if not is_class or isinstance(value, kind) else NO_VALUE
@@ -172,7 +173,7 @@ def _tuple_as(kinds: tuple[Any, ...], value: Any) -> Any:
     if kinds[1:] == (...,):
         kinds = kinds[:1] * len(value)
     found = tuple(map(_as, kinds, value))
-    return NO_VALUE if len(value) != len(kinds) or NO_VALUE in found else found
+    return NO_VALUE if len(value) != len(kinds) or any(one is NO_VALUE for one in found) else found
 
 
 def _words(kind: Any) -> list[str]:
@@ -189,7 +190,8 @@ def _word(kind: Any, origin: Any, parts: tuple[Any, ...]) -> str:
     if kind in _SCALARS:
         return _SCALARS[kind][1]
     if origin is tuple:
-        return "a list" if parts[1:] == (...,) else f"a list of {len(parts)}"
+        lists = all((get_origin(part) or part) in LISTS for part in parts)
+        return "a list" if parts[1:] == (...,) else f"a list of {len(parts)}{' lists' * lists}"
     kind = origin or kind
     if kind in LISTS:
         return "a list"

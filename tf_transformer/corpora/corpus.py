@@ -15,7 +15,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.corpora.batches import Batches, Block
 from tf_transformer.corpora.ids import Ids, facts_of, tokenized
-from tf_transformer.corpora.pairs import Source, Texts, contents_of, rows_of
+from tf_transformer.corpora.pairs import Source, Texts, contents_of, rows_of, texts_of
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import MemorySource, TextSource, TfdsSource
 from tf_transformer.corpora.text_files import read_text_pairs
@@ -61,7 +61,8 @@ class Corpus:
         max_length: tokens a side, EOS included; longer pairs are left out. `None` means the source's.
 
     Raises:
-        BadInput: sources and references are not as many, or the records have pairs of other lengths.
+        BadInput: `dev` or `test` are no two lists of as many texts, or have none; or the records have pairs of other
+            lengths.
     """
 
     train: Source | Records
@@ -76,11 +77,14 @@ class Corpus:
         if isinstance(self.train, Records) and self.max_length not in (None, own):
             raise BadInput(f"max_length: expected {own}, that of the records, got {self.max_length}")
         object.__setattr__(self, "max_length", self.max_length or own)
-        object.__setattr__(self, "test", self.test or self.dev)
         for name in ("dev", "test"):
-            sources, references = map(len, getattr(self, name))
-            if sources != references:
-                raise BadInput(f"{name}: expected as many references as sources, {sources:,}, got {references:,}")
+            sources, references = (texts_of(name, side) for side in getattr(self, name) or self.dev)
+            if len(sources) != len(references):
+                counts = f"{len(sources):,}, got {len(references):,}"
+                raise BadInput(f"{name}: expected as many references as sources, {counts}")
+            if not sources:
+                raise BadInput(f"{name}: expected sources and their references, got none")
+            object.__setattr__(self, name, (sources, references))
 
     @property
     def kind(self) -> str:

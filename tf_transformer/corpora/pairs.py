@@ -196,6 +196,19 @@ def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:
     return sources, targets
 
 
+def texts_of(name: str, given: Iterable[Any]) -> list[str]:
+    """A list of texts.
+
+    Raises:
+        BadInput: one is something else; `name` is that of the option.
+    """
+    texts = list(given)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadInput(f"{name}: expected texts, got {type(text).__name__} at place {place}")
+    return list(map(str, texts))  # of NumPy's own, too
+
+
 def decoded(text: Text) -> str:
     return text if isinstance(text, str) else text.decode("utf-8", "replace")
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from tf_transformer.families.registry import load_tokenizer
 from tf_transformer.text.tokenizer import Tokenizer
 
 NO_FILTERS = Filters()
+# What a program that was stopped may leave in the folder.
+OWN = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory: 100 MB
 
 
@@ -53,17 +56,40 @@ class Preparation:
 
     def __post_init__(self) -> None:
         folder = user_path(self.folder, "folder").absolute()  # workers may have another current folder
+        if folder.exists() and not folder.is_dir():
+            raise BadInput(f"folder: expected one for the records, found a file at {folder}")
         object.__setattr__(self, "folder", folder)
         check_fields(self)
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """While no other program prepares records in the folder.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While no other program prepares records in the folder. What fails before its first shard leaves nothing.
 
         Raises:
-            BadInput: one does.
+            BadInput: one does, or the folder holds something else.
         """
+        self._check_folder()
+        new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        before = {*self.folder.iterdir()} if self.folder.exists() else set()
         message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
-        return locked(self.folder / ".lock", message)
+        with locked(self.folder / ".lock", message):
+            try:
+                yield
+            except Exception:
+                if not any(self.folder.glob("shard-*")):
+                    with contextlib.suppress(OSError):  # the error counts
+                        for path in {*self.folder.iterdir()} - before:
+                            shutil.rmtree(path) if path.is_dir() else path.unlink()
+                        for path in new:
+                            path.rmdir()
+                raise
+
+    def _check_folder(self) -> None:
+        """Check that a folder without records.json holds nothing of others: the shards there go when records begin."""
+        if self.folder.exists() and not (self.folder / "records.json").exists():
+            for path in self.folder.iterdir():
+                if not OWN.fullmatch(path.name):
+                    raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
 
     def run(self, parts: list[Part], tokenizer: Tokenizer, each: Callable[..., Any] = map) -> Iterator[dict[str, Any]]:
         """All steps, in this process or in others.
@@ -88,12 +114,16 @@ class Preparation:
             yield shard
         self.finish(shards)
 
+    @checked
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
         """Check what is in the folder, and put there what the workers need.
 
         Raises:
-            BadInput: the folder holds records of another corpus, tokenizer, length or other filters.
+            BadInput: the folder holds something else, or records of another corpus, tokenizer, length or other filters.
         """
+        if not parts:
+            raise BadInput("parts: expected those of the source, got none")
+        self._check_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
         manifest |= {"corpus": self.source.contents() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
@@ -102,7 +132,8 @@ class Preparation:
             found = read_json(file)
             for name, value in manifest.items():
                 if found.get(name) != value:
-                    raise BadInput(f"{self.folder}: holds records of another {name}: {found.get(name)}, not {value}")
+                    got = f"holds records of another {name}: {found.get(name)}, not {value}; give another folder"
+                    raise BadInput(f"{self.folder}: {got}")
         else:
             for left in self.folder.glob("shard-*"):
                 shutil.rmtree(left)

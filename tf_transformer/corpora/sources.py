@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import reading
 from tf_transformer.base.values import check_fields, checked, shown
 from tf_transformer.config import BadInput
-from tf_transformer.corpora.pairs import Pair, PairsOfPart, Row, Text, even_parts
+from tf_transformer.corpora.pairs import Pair, PairsOfPart, Row, Text, even_parts, texts_of
 from tf_transformer.corpora.pairs import Part as Part
 from tf_transformer.corpora.pairs import Source as Source
 from tf_transformer.corpora.ranges import line_ranges, read_range, unpacked
@@ -43,11 +44,7 @@ class MemorySource(Source):
     def __post_init__(self) -> None:
         check_fields(self)
         for side in ("source", "target"):
-            texts = tuple(getattr(self, side))
-            for place, text in enumerate(texts):
-                if not isinstance(text, str):
-                    raise BadInput(f"{side}: expected texts, got {type(text).__name__} at place {place}")
-            object.__setattr__(self, side, texts)
+            object.__setattr__(self, side, tuple(texts_of(side, getattr(self, side))))
         if len(self.target) != (wanted := len(self.source)):
             raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
 
@@ -193,7 +190,11 @@ class TfdsSource(Source):
         return builder
 
     def _named(self) -> Any:
-        return tfds.builder(self.name, data_dir=self.data_dir)
+        try:
+            return tfds.builder(self.name, data_dir=self.data_dir)
+        except ValueError as error:  # which goes on with a list of all corpora
+            reason = re.split(r"\n| Here are ", str(error))[0]
+            raise BadInput(f"{self.name}: expected a corpus of TensorFlow Datasets, got none: {reason}") from error
 
 
 @dataclass(frozen=True)

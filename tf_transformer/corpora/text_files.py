@@ -89,8 +89,8 @@ def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool, digest: A
             if problem and not (empty_lines and problem == EMPTY):
                 raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
             yield line
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise FileNotFoundError(f"expected a text file, found none at {path}") from error
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise BadInput(f"{path}: cannot be read after line {number:,}: {error}") from error
 

@@ -77,6 +77,8 @@ class Run:
         Raises:
             BadInput: the folder holds a run with other settings, or something else.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"{self.path}: expected a run's folder, found a file")
         if not (self.path / "config.json").exists():
             own = {"tokenizer.model", LOCK, IDS, START, f".{START}"}
             found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
