@@ -330,7 +330,11 @@ def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus):
 def test_records_of_a_pretrained_tokenizer(family, tmp_path):
     """So a large corpus fine-tunes: each side by its own vocabulary, with the codes of languages."""
     tokenizer = tt.Translator.from_pretrained(Path(__file__).parent / family / "trained").tokenizer
-    tokenizer = tokenizer.for_languages("en", "de") if tokenizer.languages else tokenizer
+    if tokenizer.languages:
+        with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
+            list(write(([("a", "b")], tokenizer), tmp_path))
+        assert not (tmp_path / "records").exists()
+        tokenizer = tokenizer.for_languages("en", "de")
     texts = [f"He is tired of {'the ' * i}song." for i in range(53)]
     assert len(list(write((list(zip(texts, texts, strict=True)), tokenizer), tmp_path))) == 2
     found = records.Records(tmp_path / "records")

@@ -119,10 +119,12 @@ class Preparation:
         """Check what is in the folder, and put there what the workers need.
 
         Raises:
-            BadInput: the folder holds something else, or records of another corpus, tokenizer, length or other filters.
+            BadInput: the folder holds something else, or records of another corpus, tokenizer, length or other filters;
+                or the tokenizer is of several languages, and those of the texts are missing.
         """
         if not parts:
             raise BadInput("parts: expected those of the source, got none")
+        tokenizer.spoken()
         self._check_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
