@@ -141,7 +141,7 @@ def there(folder, *names):
 GO_ON = ["tutorials/train", "tutorials/serve", "guides/search", "guides/ctranslate2"]  # with the run runs/mine
 GO_ON += ["guides/litert"]
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
-ALONE += ["guides/other-backends"]
+ALONE += ["guides/other-backends", "guides/back-translation"]
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
@@ -201,6 +201,14 @@ def test_the_page_of_several_languages(folder, text):
     assert there(folder, "both")
     assert names["translator"].tokenizer.ids(["<2de>", "<2fr>"]).numpy().tolist() == [4, 5]
     assert len(names["texts"]) == 19 and names["texts"][0].startswith("<2fr> ")
+
+
+@pytest.mark.program
+def test_the_page_of_back_translation(folder):
+    quicker = {'tt.PRESETS["tiny"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)", "steps=800": "steps=8"}
+    names = pages.run_blocks("docs/guides/back-translation.md", quicker | {"train=2_000": "train=600"})
+    assert len(names["sources"]) == len(names["further"]) == 100 and len(set(names["sources"])) > 50
+    assert names["trainer"].translator().tokenizer.ids(["<bt>"]).numpy().tolist() == [4]
 
 
 @pytest.mark.program

@@ -281,7 +281,7 @@ assert not {"tensorflow", "keras", "numpy"} & set(sys.modules)
 
 def test_help_loads_no_tensorflow():
     programs = [f"trainers.{program}" for program in PROGRAMS if program != "check"]
-    programs += ["examples.multi30k.train", "examples.table3.train"]
+    programs += ["examples.multi30k.train", "examples.table3.train", "examples.back_translation"]
     assert run_python(HELP, *programs).count("usage: ") == len(programs)
 
 
