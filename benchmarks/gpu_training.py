@@ -1,7 +1,8 @@
 """A whole training on a machine with a GPU and without TensorFlow: the program `translation` under JAX in bfloat16.
 
-It is killed once and goes on. Then the run's last checkpoints are packed without the optimizer's moments, a file each,
-to be scored where TensorFlow is: unpack them in one folder, and give that to `tf-transformer evaluate --model`.
+It is killed once and goes on. Then the run's last checkpoints are packed without the optimizer's moments, a file each.
+If there is a test text, their average translates it there and is scored; elsewhere, unpack them in one folder, and give
+that to `tf-transformer evaluate --model`.
 """
 
 import argparse
@@ -48,7 +49,13 @@ for kind, (rows, width) in shapes[int(number) :: int(count)]:
 def main(argv=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--text", type=Path, required=True, metavar="DIR", help="folder of train.en, train.de, dev.en, dev.de")
+    add(
+        "--text",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of train.en, train.de, dev.en, dev.de; test.en, test.de",
+    )
     add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
     add("--to", type=Path, required=True, metavar="DIR", help="where the packed checkpoints go")
     add("--compilers", type=int, default=0, metavar="N", help="processes that compile all shapes first (none)")
@@ -106,6 +113,12 @@ def main(argv=None) -> dict:
         "val_loss": float(rows[-1]["val_loss"]),
         "val_perplexity": float(rows[-1]["val_perplexity"]),
     }
+    source, reference = (args.text / f"test.{side}" for side in ("en", "de"))
+    if source.is_file():
+        began = time.monotonic()
+        evaluate = [sys.executable, "-m", "trainers.evaluate", "--model", str(args.run)]
+        subprocess.run([*evaluate, "--source", str(source), "--reference", str(reference)], env=environment, check=True)
+        line["test_seconds"] = round(time.monotonic() - began, 1)  # with loading and compiling
     print(json.dumps(line))
     return line
 
