@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -36,13 +37,7 @@ def main(argv=None) -> dict:
         import torch
 
         torch.set_num_threads(args.threads)
-    elif backend == "jax":
-        import jax
-
-        jax.config.update("jax_log_compiles", True)
     compiled = Compilations()
-    logging.getLogger("jax").addHandler(compiled)
-    logging.getLogger("jax").propagate = False
     translator = tt.load(args.run, batch_size=32)
     lines = args.source.read_text(encoding="utf-8").splitlines()[: args.sentences]
     few = lines[:: -(-len(lines) // args.one_by_one)]
@@ -68,9 +63,17 @@ def timed(function) -> float:
 
 
 class Compilations(logging.Handler):
-    """Counts how often JAX says that it has compiled a search."""
+    """Counts how often JAX says that it has compiled a search; 0 on another backend."""
 
     count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update("jax_log_compiles", True)
+        logger = logging.getLogger("jax")
+        logger.addHandler(self)
+        logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self.count += record.getMessage().startswith("Finished XLA compilation of jit(stateless)")

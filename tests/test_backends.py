@@ -131,6 +131,7 @@ RESUME = """
 import pathlib, sys
 import numpy
 import tf_transformer as tt
+from benchmarks.backends import Compilations
 from tf_transformer.runs.run import Run
 
 text, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
@@ -159,7 +160,13 @@ for mine, other in zip(weights(last), weights(other_last), strict=True):
 columns = [name for name in rows[0] if name not in ("seconds", "tokens/s")]
 for row, other_row in zip(rows, other_rows, strict=True):
     assert [row[name] for name in columns] == [other_row[name] for name in columns]
-translator = tt.load(folder / "whole")
+translator, compiled = tt.load(folder / "whole", beam_size=2), Compilations()
+lines = (text / "train.en").read_text().splitlines()[:150]
+counts = []
+for first in (0, 10, 22):  # two batches each, of alike lengths
+    assert len(translator(lines[first : first + 128])) == 128
+    counts.append(compiled.count)
+assert counts[0] <= 2 and counts == counts[:1] * 3 and bool(counts[0]) == (sys.argv[3] == "jax"), counts
 try:
     translator.save(folder / "model" / "1")
 except ValueError as error:
@@ -171,7 +178,7 @@ else:
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_a_stopped_run_goes_on_as_if_it_had_not(backend, text, tmp_path):
-    run(backend, "-c", RESUME, text, tmp_path)
+    run(backend, "-c", RESUME, text, tmp_path, backend)
 
 
 WITHOUT = """
