@@ -44,7 +44,7 @@ def test_one_position_has_all_attention():
     def product():
         output, scores = attention(*map(ops.convert_to_tensor, (query, key, value)))
         close(scores, np.ones((B, h, T, 1)))
-        return ops.sum(output * direction)
+        return ops.sum(ops.multiply(output, direction))
 
     _, (of_query, of_key, of_value) = value_and_gradients(product, [query, key, value])
     close(of_value, direction.sum(2, keepdims=True))

@@ -263,8 +263,8 @@ class TokenAccuracy(_TokenMean):
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
         target = ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1)  # [B, T, 1]
-        as_high = ops.sum(ops.cast(logits >= target, "float32"), axis=-1)  # faster than argmax, which settles ties
-        return ops.cast(as_high == 1.0, "float32")
+        as_high = ops.cast(ops.greater_equal(logits, target), "float32")  # faster than argmax, which settles ties
+        return ops.cast(ops.sum(as_high, axis=-1) == 1.0, "float32")
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -24,7 +24,8 @@ class Dropout(Rematerialized, keras.layers.Dropout):
         width = inputs.shape[-1]
         if not training or self.rate == 0 or self.noise_shape:
             return super().call(inputs, training)
-        seed = _OfReplica(self.seed_generator)
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        seed = _OfReplica(self.seed_generator) if on_tensorflow else self.seed_generator
         if not 0 < dropped < 2**16 or width is None or width % 2:
             return keras.random.dropout(inputs, self.rate, seed=seed)
         shape = (*ops.shape(inputs)[:-1], width // 2)
@@ -40,9 +41,7 @@ class _OfReplica(keras.random.SeedGenerator):
         self.generator = generator
 
     def next(self, ordered: bool = True) -> Any:
-        seed = self.generator.next(ordered)
-        if keras.backend.backend() != "tensorflow":
-            return seed
         from tf_transformer.distribution import replica
 
+        seed = self.generator.next(ordered)
         return seed + ops.cast([replica(), 0], seed.dtype)

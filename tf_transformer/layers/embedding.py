@@ -213,6 +213,10 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def compute_output_shape(self, ids_shape: Shape) -> Any:
         return (*ids_shape, self.d_model)
 
+    def compute_output_spec(self, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Traced on PyTorch, ids of unknown length would have 83, which may be more than there are learned positions.
+        return keras.KerasTensor(self.compute_output_shape(ids.shape), self.compute_dtype)
+
     def get_config(self) -> dict[str, Any]:
         fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
         fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Positive, Rate, checked
@@ -79,5 +80,5 @@ class AddAndNorm(Layer):
         return self.norm(x) if self.norm_first else x
 
     def call(self, x: Tensor, sublayer_output: Tensor, training: bool | None = None) -> Any:
-        x = x + self.output_dropout(sublayer_output, training=training)
+        x = ops.add(x, self.output_dropout(sublayer_output, training=training))
         return x if self.norm_first else self.norm(x)
