@@ -25,9 +25,15 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def trained():
+    """The model and its history, of one device."""
+    return replicas.train()
+
+
+@pytest.fixture(scope="module")
+def alone(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("alone") / "trained.npz"
-    replicas.save(path, *replicas.train())
+    replicas.save(path, *trained)
     return np.load(path)
 
 
@@ -86,7 +92,7 @@ def test_two_workers_are_one(alone, tmp_path, chief):
 
 def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
     """Of unequal numbers of rows and tokens, and some without rows."""
-    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=5))
+    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=3))
     same(tmp_path / "parts.npz", alone)
 
 
@@ -107,7 +113,14 @@ def test_a_step_is_that_of_keras(alone, monkeypatch):
     np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "jit_compile"), [(tt.Adam, False), (tt.Adam, True), (keras.optimizers.Adam, False)])
+@pytest.mark.parametrize(
+    ("kind", "jit_compile"),
+    [
+        (tt.Adam, False),
+        pytest.param(tt.Adam, True, marks=pytest.mark.slow),
+        pytest.param(keras.optimizers.Adam, False, marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
     model = replicas.leave_out(kind, jit_compile=jit_compile)
     model.skip_not_finite = False
@@ -153,9 +166,9 @@ for width in (64, 63):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_no_variable_is_int32(dtype):
+def test_no_variable_is_int32(dtype, trained):
     """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""
-    model, _ = replicas.train(dtype=dtype)
+    model, _ = trained if dtype == "float32" else replicas.train(dtype=dtype)
     own = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
     everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *own]
     assert model.not_finite in own

@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from conftest import COMPILERS, array, close, draw_weights, weights_of
+from conftest import BACKEND, COMPILERS, array, close, draw_weights, weights_of
 from keras import ops
 
 from tf_transformer import BadInput, Ensemble, Transformer, TransformerConfig
@@ -35,7 +35,13 @@ def test_probabilities_are_the_mean_and_attention_is_that_of_all_heads():
                 close(found[i][b], np.concatenate([attended[kind][i] for _, attended in each]), atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", COMPILERS)
+# test_model.py has one model's step compiled by XLA; that of three takes seconds.
+MODES = [
+    pytest.param(mode, marks=[pytest.mark.slow] * (BACKEND == "tensorflow" and mode == "jit")) for mode in COMPILERS
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_cached_is_the_whole_sequence(mode):
     target = np.random.default_rng(3).integers(1, V, [B, T])
     memory, memory_mask, _ = ENSEMBLE.encode(ops.array(SOURCE))

@@ -1,6 +1,7 @@
 """The training step compiled by XLA, as Keras compiles it for a GPU: the same losses, a compilation a shape."""
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -55,10 +56,11 @@ def endless(data):
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
     [
-        ("tt", "float32", {}),
-        ("keras", "float32", {"parts": 2}),
+        ("tt", "float32", {"skip_not_finite": True}),
+        pytest.param("tt", "float32", {}, marks=pytest.mark.slow),
+        pytest.param("keras", "float32", {"parts": 2}, marks=pytest.mark.slow),
         pytest.param("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
-        ("keras", "mixed_float16", {"skip_not_finite": True}),
+        pytest.param("keras", "mixed_float16", {"skip_not_finite": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -81,12 +83,24 @@ def float64():
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", ["float64", None])
-def test_float64_trains(kind, dtype, request):
+@functools.cache
+def float32_losses(kind):
+    """Those of a plain step, traced once for all dtypes that are compared with it."""
+    return train(list(batches(*[(4, 5, 7)] * 3)), kind, jit_compile=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float64", "keras"),
+        (None, "tt"),
+        pytest.param("float64", "tt", marks=pytest.mark.slow),
+        pytest.param(None, "keras", marks=pytest.mark.slow),
+    ],
+)
+def test_float64_trains(dtype, kind, request):
     """As the dtype of a model, or of all that Keras makes; loss and metrics are float32 then, too."""
-    data = list(batches(*[(4, 5, 7)] * 3))
-    _, expected = train(data, kind, jit_compile=False)
+    data, expected = list(batches(*[(4, 5, 7)] * 3)), float32_losses(kind)
     if dtype is None:
         request.getfixturevalue("float64")
     model, losses = train(data, kind, dtype, jit_compile=False, parts=2, skip_not_finite=True)
