@@ -22,7 +22,6 @@ ROWS = {
     "litert": {("transformer", "int8")},
     "ctranslate2": {("marian", "float32"), ("m2m100_nllb", "float32")},
 }
-OWN_PROCESS = ("check", "C++ loader", "tt.load", "Beam")  # or a search that is traced anew: seconds
 
 
 def test_the_table_has_what_the_registries_have():
@@ -45,7 +44,7 @@ def mark(family, format, dtype, door):
         return pytest.mark.slow
     if door == "check" and answers and family != "marian":
         return pytest.mark.slow
-    fast = family == "marian" and dtype == "float32" and not (answers and door in OWN_PROCESS)
+    fast = family == "marian" and dtype == "float32" and format != "savedmodel"  # whose export takes long
     return () if fast else pytest.mark.program
 
 
