@@ -1,6 +1,7 @@
 """A run's folder survives being killed, damaged and reused."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.fitting.callbacks import Checkpoints
-from tf_transformer.runs.run import Run
+from tf_transformer.runs.run import LOCK, Run
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 
@@ -33,6 +34,24 @@ def new_model(config=CONFIG):
     return model
 
 
+@functools.cache
+def prepared():
+    """A model, compiled once for all tests, since TensorFlow prepares its step for seconds; and its first values."""
+    model = new_model()
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    variables = [*model.variables, *model.optimizer.variables]
+    variables += [model.steps_made, model.not_finite, model.not_finite_steps]
+    return model, [(variable, np.array(variable)) for variable in variables]
+
+
+def begun_anew():
+    model, values = prepared()
+    for variable, value in values:
+        variable.assign(value)
+    return model
+
+
 def batches(first=0):
     """An endless stream of batches, from the one numbered `first` on."""
     import tensorflow as tf
@@ -42,9 +61,9 @@ def batches(first=0):
     return tf.data.Dataset.from_tensor_slices(((source, target[:, :, :-1]), target[:, :, 1:])).repeat().skip(first)
 
 
-def train(run, epochs, *callbacks, steps=None):
+def train(run, epochs, *callbacks, steps=None, make_model=None):
     """Train to so many epochs of three steps, or steps, going on from the last checkpoint."""
-    model = new_model()
+    model = (make_model or new_model)()
     checkpoints = Checkpoints(run, steps=steps)
     checkpoints.restore(model)
     while checkpoints.step < (steps or 3 * epochs):
@@ -65,7 +84,7 @@ def train(run, epochs, *callbacks, steps=None):
 @pytest.fixture(scope="module")
 def of_two_epochs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    train(Run(folder), 2)
+    train(Run(folder), 2, make_model=begun_anew)
     return folder
 
 
@@ -91,7 +110,7 @@ def restored(run):
 
 def test_keeps_the_last_checkpoints(tmp_path):
     run = Run(tmp_path / "run", keep=2)
-    train(run, 4)
+    train(run, 4, make_model=begun_anew)
     assert [path.name for path in run.checkpoints()] == ["step-00000009", "step-00000012"]
     assert run.weights(last=1) == [tmp_path / "run/checkpoints/step-00000012/model.weights.h5"]
 
@@ -135,7 +154,7 @@ def test_half_written_is_not_a_checkpoint(one_epoch):
     (half / "model.weights.h5").write_bytes(b"half")
     run = Run(one_epoch)
     restored(run)
-    train(run, 2)  # and is no obstacle
+    train(run, 2, make_model=begun_anew)  # and is no obstacle
     assert not half.exists()
 
 
@@ -229,6 +248,13 @@ Run(sys.argv[1]).lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
+LOCKS_ITS_FILE = """
+import sys
+from pathlib import Path
+from tf_transformer.base.files import locked
+with locked(Path(sys.argv[1]), "{owner} is training it"):
+    pass
+"""  # as `Run.lock` does, without the seconds that Keras takes to be imported
 
 
 def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
@@ -244,8 +270,8 @@ def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
             process.kill()
     run, other = Run(path), Run(path)
     assert run.lock() and not other.lock()  # this process has it
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        error = process.communicate()[1]
+    command = [sys.executable, "-c", LOCKS_ITS_FILE, str(path / LOCK)]
+    error = subprocess.run(command, stderr=pipe, text=True).stderr
     assert error.strip().endswith(f"process {os.getpid()} on {socket.gethostname()} is training it")
     other.unlock()
     assert run.lock()
@@ -270,7 +296,7 @@ def test_a_fit_that_raises_locks_nobody_out(two_epochs):
         steps = {"steps_per_epoch": 3, "epochs": 3, "verbose": 0}
         model.fit(batches(), callbacks=[Checkpoints(two_epochs), *callbacks], **steps)
 
-    model = new_model()
+    model = begun_anew()
     with pytest.raises(KeyboardInterrupt):
         fit(model, Fails())
     lock()

@@ -1,6 +1,7 @@
 """Training from Python: what a person writes, killed and gone on with, in another way than the default, in use."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ import tf_transformer as tt
 from tf_transformer.corpora.corpus import Batching, Corpus
 from tf_transformer.corpora.ids import Ids
 from tf_transformer.fitting.callbacks import Checkpoints, Stopped
+from tf_transformer.fitting.tasks import TASKS
 from tf_transformer.runs.run import Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
@@ -30,6 +32,35 @@ RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_
 @pytest.fixture(scope="module")
 def corpus(text):
     return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
+
+
+MAKE_MODEL = tt.Trainer.make_model
+
+
+@functools.cache
+def prepared():
+    """The model of `RECIPE`, compiled once for all tests, since TensorFlow prepares its step for seconds; and its
+    first values."""
+    model = MAKE_MODEL(tt.Trainer("nowhere", CONFIG, tt.ToyCorpus(), RECIPE), RECIPE.steps)
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    variables = [*model.variables, *model.optimizer.variables]
+    variables += [model.steps_made, model.not_finite, model.not_finite_steps]
+    return model, [(variable, np.array(variable)) for variable in variables]
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+    """Trainers with `RECIPE` have one model, which begins anew each time."""
+
+    def fresh(trainer, steps):
+        assert (trainer.config, trainer.recipe, steps) == (CONFIG, RECIPE, RECIPE.steps)
+        model, values = prepared()
+        for variable, value in values:
+            variable.assign(value)
+        return model
+
+    monkeypatch.setattr(tt.Trainer, "make_model", fresh)
 
 
 # What a person writes, as it stands in `Trainer`'s documentation and in the README.
@@ -140,12 +171,20 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
     assert seen == [100_000, 800]
 
 
-def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path):
+def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path, monkeypatch):
     """It counts checkpoints in a row; a stop in between changes nothing."""
+    task, decoders = TASKS["translation"], {}
+
+    def decoder(model, tokenizer):  # a model's search is traced once
+        return decoders.get(model) or decoders.setdefault(model, task.decoder(model, tokenizer))
+
+    monkeypatch.setitem(TASKS, "translation", dataclasses.replace(task, decoder=decoder))
     recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     assert [row["step"] for row in trainer.fit(until=2)] == [1, 2]
+    model = trainer._model
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
+    trainer._model = model  # whose step is traced; a run goes on from what its checkpoint holds
     assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
     assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
     assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # asked for more
@@ -190,9 +229,9 @@ def test_a_compiled_step_sees_the_shapes_that_were_counted(corpus, tmp_path, mon
     np.testing.assert_allclose(losses["on"], losses["off"], rtol=1e-5)
 
 
-def test_a_run_knows_what_it_is(corpus, text, tmp_path):
-    trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
-    trainer.fit()
+def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
+    trainer.fit(until=2)
     scores = trainer.evaluate((text / "test.en", text / "test.de"))
     assert set(scores) == {"BLEU", "chrF"} and scores["BLEU"].signature.startswith("nrefs:1|case:mixed")
     translator = trainer.translator(beam_size=2)
@@ -517,7 +556,7 @@ def _weight(folder):
         return file["embedding/vars/0"][:]
 
 
-def test_a_signal_saves_and_stops(corpus, tmp_path):
+def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
     raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, asked))
     asked = [1]
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
@@ -528,7 +567,7 @@ def test_a_signal_saves_and_stops(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("until", [None, 3])
-def test_nothing_is_saved_after_a_step_that_is_not_finite(until, corpus, tmp_path):
+def test_nothing_is_saved_after_a_step_that_is_not_finite(until, one_model, corpus, tmp_path):
     """Neither at the end of an epoch nor in the middle of one."""
 
     def spoil(batch, logs):
