@@ -51,8 +51,14 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["opus-mt-en-no", pytest.param("Helsinki-NLP/opus-mt-en-no", marks=pytest.mark.slow)])
 def test_a_model_of_the_hub(cache, name):
-    translator = tt.Translator.from_pretrained(name)
-    assert translator(SENTENCES[:3]) == tt.Translator.from_pretrained(TRAINED)(SENTENCES[:3])
+    """It answers as that of the folder: weights, tokenizer and options are the same."""
+    translator, expected = tt.Translator.from_pretrained(name), tt.Translator.from_pretrained(TRAINED)
+    assert (translator.model.config, translator.options) == (expected.model.config, expected.options)
+    for weight, other in zip(translator.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
+    ids = translator.tokenizer.encode(SENTENCES[:3])
+    assert all(ids) and ids == expected.tokenizer.encode(SENTENCES[:3])
+    assert translator.tokenizer.fingerprint == expected.tokenizer.fingerprint
     assert translator.beam_size == 3
     facts = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
     facts |= {"commit": "5" * 40}
