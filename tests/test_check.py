@@ -144,20 +144,18 @@ def test_a_process_that_dies_is_a_failure(saved, monkeypatch):
     assert check(saved)[-1] == Finding("FAIL", "the process that called it did not end within 0.01 seconds")
 
 
-def test_the_program(tmp_path):
+def test_the_program(tmp_path, capsys):
     root = tf.Module()
     root.f = tf.function(lambda text: {"n": tf.zeros([])}, input_signature=[TEXT], autograph=False)
     tf.saved_model.save(root, str(tmp_path / "1"), signatures={"other": root.f})
 
-    def run(path):
-        command = [sys.executable, module.__file__, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, env=without_the_package(tmp_path))
-
-    failed = run(tmp_path / "1")
+    command = [sys.executable, module.__file__, str(tmp_path / "1")]
+    failed = subprocess.run(command, capture_output=True, text=True, env=without_the_package(tmp_path))
     assert failed.returncode == 1
     assert "FAIL there is a signature serving_default, but: serving_default" in failed.stdout
     assert f"ok   TensorFlow {tf.__version__}'s C++ loader loads it" in failed.stdout
-    nothing = run(tmp_path)
-    assert nothing.returncode == 2
-    assert "error: expected the folder of a SavedModel, found no saved_model.pb" in nothing.stderr
+    with pytest.raises(SystemExit) as ended:
+        module.main([str(tmp_path)])
+    assert ended.value.code == 2
+    assert "error: expected the folder of a SavedModel, found no saved_model.pb" in capsys.readouterr().err
     assert failures([Finding("ok", "a"), Finding("FAIL", "b"), Finding("WARN", "c")]) == [Finding("FAIL", "b")]

@@ -35,10 +35,16 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answered_files(files):
-    """The same folder after a fresh process has loaded each model and left its answer there."""
-    run_python(LOAD, files)
-    return files
+def answered_files(files, tmp_path_factory):
+    """The same folder after a fresh process has loaded each model and left its answer there; and what `exported` is.
+    The process begins with the SavedModel, as long as it knows TensorFlow alone."""
+    if keras.backend.backend() != "tensorflow":
+        run_python(LOAD, files)
+        return files, {}
+    folder = tmp_path_factory.mktemp("exported")
+    expected = export_layers(folder)
+    run_python(EXPORTED + LOAD, files, folder)
+    return files, {name: (np.load(folder / f"{name}.npy"), answer) for name, answer in expected.items()}
 
 
 @every_case
@@ -49,6 +55,7 @@ def test_load_model(case, files):
 
 @every_case
 def test_load_model_in_a_fresh_process(case, answered_files):
+    answered_files, _ = answered_files
     error = answered_files / f"{case.name}.error"
     assert not error.exists(), error.read_text()
     assert_close(np.load(answered_files / f"{case.name}.npy"), case.answer())
@@ -66,7 +73,7 @@ def test_load_weights(case, tmp_path):
 EXPORTED = """
 import pathlib, sys
 import numpy, tensorflow
-folder = pathlib.Path(sys.argv[1])
+folder = pathlib.Path(sys.argv[2])
 module = tensorflow.saved_model.load(str(folder))
 for path in folder.glob("*.npz"):
     given = numpy.load(path)
@@ -76,12 +83,10 @@ assert "tf_transformer" not in sys.modules
 """
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The answers of a SavedModel with a function a layer, from a process that knows TensorFlow alone, and ours."""
+def export_layers(folder):
+    """Write a SavedModel with a function a layer, and inputs of each; returns our answers."""
     import tensorflow as tf
 
-    folder = tmp_path_factory.mktemp("exported")
     # It owns raw variables and reaches the layers by closure, as the one that `Translator.save` writes.
     module = tf.Module()
     module.weights = []
@@ -99,8 +104,13 @@ def exported(tmp_path_factory):
         expected[case.name] = case.call(layer, inputs)
         np.savez(folder / f"{case.name}.npz", *inputs)
     tf.saved_model.save(module, str(folder))
-    run_python(EXPORTED, folder)
-    return {name: (np.load(folder / f"{name}.npy"), answer) for name, answer in expected.items()}
+    return expected
+
+
+@pytest.fixture(scope="module")
+def exported(answered_files):
+    """The answers of that SavedModel, from a process that knows TensorFlow alone, and ours."""
+    return answered_files[1]
 
 
 @tensorflow_only

@@ -50,7 +50,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
     "first",
     [
         "import keras; import tf_transformer; assert not CLASSES - set(sys.modules)",  # at once
-        "import tf_transformer as tt; tt.layers; import keras",
+        pytest.param("import tf_transformer as tt; tt.layers; import keras", marks=pytest.mark.slow),
         "import tf_transformer as tt; import keras; tt.data",
     ],
 )
