@@ -1,5 +1,7 @@
 """Training (section 5) and averaged weights (section 6.1)."""
 
+import functools
+
 import keras
 import numpy as np
 import oracle
@@ -309,26 +311,41 @@ def test_average_weights_is_the_mean_of_each_weight(tmp_path):
         average_weights(model, paths)
 
 
-@pytest.mark.parametrize("axes", ["BT", "B"])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_fit_weighs_tokens_as_keras_does(axes, parts):
-    """Keras itself takes weights of tokens alone: those of sentences are repeated for it."""
+@functools.cache
+def trained_with_weights(axes, parts, loss):
+    """The history and the weights of a model, after two epochs of a batch whose tokens or sentences have weights.
+    Keras itself takes weights of tokens alone: those of sentences are repeated for it."""
     random = np.random.default_rng(5)
     x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
     weights = random.random((6, 7) if axes == "BT" else 6).astype("float32")
-    found = []
-    losses = SmoothedCrossEntropy(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    for loss in losses:
-        keras.utils.set_random_seed(1)
-        model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
-        model.build()
-        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
-        ours = loss is losses[0]
-        model.parts = parts if ours else 1
-        given = weights if ours else np.broadcast_to(weights.reshape(6, -1), (6, 7))
-        history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=given).history
-        found.append((history, model.get_weights()))
-    (ours, weights), (theirs, expected) = found
+    kerass = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    keras.utils.set_random_seed(1)
+    model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
+    model.build()
+    loss, given = (
+        (SmoothedCrossEntropy(0.0), weights)
+        if loss == "ours"
+        else (kerass, np.broadcast_to(weights.reshape(6, -1), (6, 7)))
+    )
+    model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
+    model.parts = parts
+    history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=given).history
+    return history, model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("axes", "parts"),
+    [
+        ("BT", 2),
+        ("B", 1),
+        pytest.param("BT", 1, marks=pytest.mark.slow),
+        pytest.param("B", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_fit_weighs_tokens_as_keras_does(axes, parts):
+    (ours, weights), (theirs, expected) = (
+        trained_with_weights(axes, n, loss) for n, loss in ((parts, "ours"), (1, "keras"))
+    )
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, err_msg=name)
     assert ours["loss"][1] < ours["loss"][0]
