@@ -48,7 +48,7 @@ def main(argv=None) -> list[dict]:
 
     from tf_transformer.corpora.data import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
-    from tf_transformer.exports.savedmodel import size_of
+    from tf_transformer.exports.versions import size_of
 
     sources, references = read_text_pairs(args.source, args.reference)
     spawn = multiprocessing.get_context("spawn")  # the engines share no process, nor with this one

@@ -8,7 +8,7 @@ steps: DIR/real learns the real pairs, DIR/both these and the synthetic ones, wh
 import dataclasses
 from typing import Any
 
-from trainers.command import as_path, load_tensorflow, options, positive, run_program
+from trainers.command import as_path, load_backend, options, positive, run_program
 
 TAG = "<bt>"
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--steps", type=positive, default=2_000, metavar="N", help="of each of the three models (2000)")
     args = parser.parse_args(argv)
     print("loading TensorFlow ...", flush=True)
-    load_tensorflow()
+    load_backend()
     import tf_transformer as tt
 
     source, target = tt.data.read_text_pairs(*args.train)

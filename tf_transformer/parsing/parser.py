@@ -196,10 +196,11 @@ class Parser(SetOnce, Engine):
         """Texts as words and ids, in NumPy. Words beyond max_source_length pieces are left out. The numbers of ids and
         of words may be `rounded`."""
         words = [written_words(encoded(text)) for text in texts]
-        pieces = iter(self.tokenizer.encode([with_brackets(word) for of_text in words for word in of_text]))
+        heads = [of_text[: self.most_pieces] for of_text in words]  # a word has at least one piece
+        pieces = iter(self.tokenizer.encode([with_brackets(word) for head in heads for word in head]))
         rows, firsts, lengths, counts = [], [], [], []
-        for of_text in words:
-            by_word = [next(pieces) for _ in of_text]
+        for head in heads:
+            by_word = [next(pieces) for _ in head]
             ends = np.cumsum([max(len(ids), 1) for ids in by_word], dtype=np.int32)
             count = int(np.searchsorted(ends, self.most_pieces, side="right"))
             rows.append([*itertools.chain.from_iterable(by_word[:count]), EOS_ID])
