@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--k", type=positive, default=10, metavar="N", help="symbols to sample from, the likeliest (10)")
     add("--steps", type=positive, default=2_000, metavar="N", help="of each of the three models (2000)")
     args = parser.parse_args(argv)
-    print("loading TensorFlow ...", flush=True)
+    print("loading Keras ...", flush=True)
     load_backend()
     import tf_transformer as tt
 

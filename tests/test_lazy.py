@@ -16,12 +16,18 @@ BACKEND = next((name for name in ("jax", "torch") if importlib.util.find_spec(na
 MISSING = """
 import sys
 
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in sys.argv[1].split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Hiding:  # a finder that does not find some packages
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Missing())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        hidden = name.partition(".")[0] in sys.argv[1].split()
+        return None if hidden else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
 
 def line_of(function, *arguments, **options):
     try:

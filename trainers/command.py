@@ -155,12 +155,11 @@ def add_languages(add: Callable[..., Any]) -> None:
 def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
     """Whatever `tt.load` opens, with the languages of `add_languages` in `given`."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import LITERT, SAVED_MODEL, newest
+    from tf_transformer.base.folders import find_saved_model, is_litert
 
-    export = None if "://" in str(model) else newest(user_path(model), SAVED_MODEL, LITERT)
-    if "://" in str(model) or (export and (export / SAVED_MODEL).is_file()):
+    if "://" in str(model) or find_saved_model(model):
         load_tensorflow()
-    elif not export:  # LiteRT needs no backend
+    elif not is_litert(model):  # which needs neither
         load_backend()
     return tt.load(model, **options, **chosen(given, LANGUAGES))
 

@@ -25,7 +25,7 @@ from tf_transformer.engines.engine import (
 from tf_transformer.engines.rebuild import rebuilt
 from tf_transformer.exports.formats import format_of
 from tf_transformer.text import sampling
-from tf_transformer.text.compiling import input_signature, rounded
+from tf_transformer.text.compiling import input_signature, rounded, width_of, with_rows
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS
@@ -187,21 +187,18 @@ class Translator(TextModel, Engine):
             options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
             places = 1 << (options["beam_size"] - 1).bit_length()  # few functions for all sizes
         n = min(request.n or 1, places)
-        longest = rounded(options["max_length"], 4) if options else None
+        longest = rounded(options["max_length"], 4) if options and not ON_TENSORFLOW else None  # of fixed shapes
 
         def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
             asked = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
             return self.search(source, length, start=start, fixed=self.fixed(source, places, longest), **asked, **given)
 
-        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}"
-        if options and not ON_TENSORFLOW:
-            name += f", {longest}"
+        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}, {longest}"
         tokenizer, columns = self._speaking(request.languages), list[Any]()
         if prefixes is not None:
             begin = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
-            width = rounded(max(map(len, begin)), 2) if any(begin) else 1
-            columns = [padded(begin, width)]
+            columns = [padded(begin, width_of(begin, NO_LIMIT))]
         asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
         rows = self._outputs(name, search, texts, n, tokenizer, lambda *_: columns, asked, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
@@ -275,11 +272,10 @@ class Translator(TextModel, Engine):
         Returns:
             of each row its length, whether it is truncated, and n texts, scores, log_probs, lengths and finished.
         """
-        empty = [""] * (rounded(len(texts), 4, self.batch_size) - len(texts))  # rows that fill the batch's shape
-        source, length, truncated = self.read([*texts, *empty], tokenizer)
+        source, length, truncated = self.read(with_rows(texts, self.batch_size), tokenizer)
         columns = [source, length]
         for column in columns_of(source, length):
-            columns.append(np.pad(column, ((0, len(empty)), *[(0, 0)] * (column.ndim - 1))))
+            columns.append(np.pad(column, ((0, len(source) - len(column)), *[(0, 0)] * (column.ndim - 1))))
         given = columns, np.array(tokenizer.start_ids(), np.int32), *others
         found = self.traced(name, function, **input_signature(*given))(*given)
         ids, *parts = (ops.convert_to_numpy(part)[: len(texts), :n].tolist() for part in found)

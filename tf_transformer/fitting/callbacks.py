@@ -211,7 +211,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Stops after so many epochs in a row without a better value.
+    """Stops a training whose value has not become better for some epochs.
 
     It counts the rows of the run's history, so a resumed run goes on counting. Stand before `Checkpoints`, which adds
     the newest row.
@@ -219,7 +219,7 @@ class StopAfter(keras.callbacks.Callback):
     Args:
         run: whose history it is.
         name: of the value.
-        count: of epochs.
+        count: of epochs in a row.
     """
 
     @checked

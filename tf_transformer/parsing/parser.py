@@ -28,7 +28,7 @@ from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import ESCAPES, NO_TAG, ROOT, linearised, read_tree, with_brackets
 from tf_transformer.parsing.words import Source, encoder_of, written_words
 from tf_transformer.text.beams import Hypotheses
-from tf_transformer.text.compiling import FEWEST, input_signature, rounded
+from tf_transformer.text.compiling import input_signature, width_of, with_rows
 from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.search import OPTIONS, Fixed, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS
@@ -133,8 +133,7 @@ class Parser(SetOnce, Engine):
         self, name: str, function: Callable[..., Hypotheses], texts: Sequence[str | bytes]
     ) -> tuple[Source, Hypotheses]:
         """Texts, read, and what a function of `Source.count`, `firsts`, `ids` and `length` makes of them."""
-        empty = [""] * (rounded(len(texts), 4, self.batch_size) - len(texts))
-        source = self.read([*texts, *empty])
+        source = self.read(with_rows(texts, self.batch_size))
         columns = [source.count, source.firsts, source.ids, source.length]
         found = self.translator.traced(name, function, **input_signature(columns))(columns)
         return source, Hypotheses(*(ops.convert_to_numpy(part)[: len(texts)] for part in found))
@@ -207,13 +206,11 @@ class Parser(SetOnce, Engine):
             firsts.append([ids[0] if ids else UNKNOWN_ID for ids in by_word[:count]])
             lengths.append(ends[count - 1] if count else 0)
             counts.append(count)
-        width = max(map(len, rows), default=1)
-        if not ON_TENSORFLOW:
-            width = rounded(max(width, FEWEST), 2, self.most_pieces + 1)
+        width = width_of(rows, self.most_pieces + 1)
         return Source(
             words=words,
             count=np.array(counts, np.int32),
-            firsts=padded(firsts, 0 if ON_TENSORFLOW else width),
+            firsts=padded(firsts, width),
             ids=padded(rows, width),
             length=np.array(lengths, np.int32),
             truncated=np.array(counts, np.int32) < [len(of_text) for of_text in words],

@@ -29,6 +29,17 @@ def rounded(size: Count, step: Count, most: Count | None = None) -> int:
     return max(min(power, most or power), size)
 
 
+def width_of(rows: Sequence[Sequence[int]], most: int) -> int:
+    """How many ids a batch gets for rows of at most `most`."""
+    longest = max([1, *map(len, rows)])
+    return rounded(max(longest, FEWEST), 2, most) if BACKEND == "jax" else longest
+
+
+def with_rows(texts: Sequence[str | bytes], batch_size: int) -> list[str | bytes]:
+    """Texts, and empty ones that fill the batch to a number of rows for which JAX compiles."""
+    return [*texts, *[""] * (rounded(len(texts), 4, batch_size) - len(texts))]
+
+
 def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], **options: Any) -> Callable[..., Any]:
     """A function of nested tensors, compiled. The variables are read at every call, so that they may change.
 

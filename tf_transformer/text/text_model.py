@@ -14,11 +14,11 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import Attention, AttentionScores
 from tf_transformer.text.beams import Hypotheses, Symbols
-from tf_transformer.text.compiling import FEWEST, compiled, input_signature, rounded
+from tf_transformer.text.compiling import compiled, input_signature, width_of
 from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.logits import RULES, begins_with
-from tf_transformer.text.primitives import BACKEND, ON_TENSORFLOW
+from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
@@ -139,8 +139,7 @@ class TextModel(SetOnce):
         length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
         most = self.max_source_length + tokenizer.codes
         read = [[*row[:most], EOS_ID] for row in rows]
-        width = rounded(max(FEWEST, *map(len, read)), 2, most + 1) if BACKEND == "jax" else 0
-        return padded(read, width), length, np.array(cut, bool) | (length > self.max_source_length)
+        return padded(read, width_of(read, most + 1)), length, np.array(cut, bool) | (length > self.max_source_length)
 
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """As `source`, for targets to score: without the language's id, and with EOS."""
