@@ -1,0 +1,200 @@
+"""A translator with its Keras model again, from SavedModels and runs; and ensembles of several."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import TEXTS
+
+import tf_transformer as tt
+from tf_transformer.exports.contract import Root
+from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
+from tf_transformer.exports.savedmodel import save_export
+from tf_transformer.runs.run import Run
+
+
+def test_a_translator_from_its_savedmodel(translator, saved):
+    """Weights, tokenizer and defaults come back."""
+    again = tt.Translator.from_pretrained(saved.parent)
+    assert again.options == translator.options
+    assert again.model.config == translator.model.config
+    assert again.tokenizer.model == translator.tokenizer.model
+    for found, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert tt.Translator.from_pretrained(saved, beam_size=1).beam_size == 1
+
+
+def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path, monkeypatch):
+    shutil.copytree(saved, tmp_path / "1")
+    limits = {"n_best": 2, "max_length": 37, "max_beam_size": 5}
+    facts = {"source_language": "en", "target_language": "de", "step": 29, "license": "none"}
+    file = tmp_path / "1/assets.extra/tf_transformer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | limits | facts | {"bleu": 31.7}))
+
+    def said(translator, **options):
+        found = translator.export(**options).facts
+        assert "bleu" not in found  # it was measured in another dtype, perhaps
+        return {name: found[name] for name in (*limits, *facts)}
+
+    assert said(tt.Translator.from_pretrained(tmp_path / "1")) == limits | facts
+    assert said(tt.Translator.from_pretrained(tmp_path / "1").astype("bfloat16"), max_length=41, step=31) == (
+        limits | facts | {"max_length": 41, "step": 31}
+    )
+    own = {"n_best": 3, "license": "MIT"}
+    other = tt.Translator.from_pretrained(tmp_path / "1", beam_size=7, export_options=own)
+    assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
+    monkeypatch.setattr("tf_transformer.exports.litert._converted", lambda *_: b"a file")
+    tt.Translator.from_pretrained(tmp_path / "1").save(tmp_path / "litert", format="litert")
+    written = json.loads((tmp_path / "litert/model.json").read_text())
+    assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_best": "2"}))
+    with pytest.raises(tt.BadInput, match="n_best: expected a whole number, got '2'"):
+        tt.Translator.from_pretrained(tmp_path / "1")
+
+
+def test_an_exact_search_comes_back_from_strict_json(translator, tmp_path):
+    save_export(Root(translator.model, translator.tokenizer, (), {}, patience=math.inf), tmp_path / "1")
+    facts = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()
+    assert json.loads(facts, parse_constant=lambda name: 1 / 0)["patience"] == "inf"
+    assert tt.Translator.from_pretrained(tmp_path / "1").patience == math.inf
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
+    model = translator.astype(dtype).model
+    save_export(Root(model, translator.tokenizer, (), {}, beam_size=5, length_penalty=0.3), tmp_path / "1")
+    again = tt.Translator.from_pretrained(tmp_path / "1")
+    assert (again.beam_size, again.length_penalty, again.extra_length, again.patience) == (5, 0.3, 50, 2.0)
+    assert {weight.dtype for weight in again.model.weights} == {dtype}
+    for found, expected in zip(again.model.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+
+
+def test_savedmodels_that_cannot_be_read(saved, tmp_path):
+    def refuses(message):
+        with pytest.raises(tt.BadInput, match=message):
+            tt.Translator.from_pretrained(tmp_path / "1")
+
+    def facts(**changes):
+        described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
+        (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(described))
+
+    refuses("found nothing at")
+    shutil.copytree(saved, tmp_path / "1")
+    config = json.loads((saved / "assets.extra/tf_transformer.json").read_text())["config"]
+    facts(config=config | {"d_ff": 29})
+    refuses("expected an export that this version can read, got something else: .*29")
+    facts(config=config | {"colour": "red"})
+    refuses("expected the fields of a model's configuration, got also colour")
+    facts(tokenizer="0" * 64)
+    refuses("expected a whole SavedModel of this package, got something else")
+    facts()
+    (tmp_path / "1/assets.extra/tokenizer.model").write_bytes(b"PK")
+    refuses("expected a whole SavedModel of this package, got something else")
+    (tmp_path / "1/assets.extra/tokenizer.model").unlink()
+    with pytest.raises(FileNotFoundError, match="expected a file, found none at .*tokenizer.model"):
+        tt.Translator.from_pretrained(tmp_path / "1")
+    shutil.copy(saved / "assets.extra/tokenizer.model", tmp_path / "1/assets.extra")
+    tt.Translator.from_pretrained(tmp_path / "1")
+    (weights,) = (tmp_path / "1/variables").glob("*.data*")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    refuses("expected a whole SavedModel of this package, got something else")
+    shutil.rmtree(tmp_path / "1/variables")
+    refuses("expected a whole SavedModel of this package, got something else")
+    (tmp_path / "1/assets.extra/tf_transformer.json").unlink()
+    refuses("expected a SavedModel of this package, found no assets.extra/tf_transformer.json")
+
+
+@pytest.fixture(scope="module")
+def ensemble(translator):
+    """The translator's model, and another."""
+    keras.utils.set_random_seed(13)
+    other = tt.Transformer(translator.model.config)
+    other.build()
+    random = np.random.default_rng(2)
+    for variable in other.trainable_variables:
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    return tt.Ensemble([translator.model, other])
+
+
+@pytest.mark.program
+def test_an_ensemble_translates(translator, ensemble):
+    options = translator.options | {"batch_size": 4}
+    both = tt.Translator(ensemble, translator.tokenizer, **options)
+    turned = tt.Translator(tt.Ensemble(ensemble.models[::-1]), translator.tokenizer, **options)
+    assert both(TEXTS) == turned(TEXTS) != translator(TEXTS)
+    # What it found has the mean of the probabilities that each model gives by itself.
+    source, length, _ = both.source(tf.constant(TEXTS[:1]))
+    found = both.search(source, length, max_length=9)
+    ids = found.ids[0, :, : int(found.lengths[0, 0])]
+    each = [tt.Translator(model, translator.tokenizer).force(source, ids) for model in ensemble.models]
+    expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
+    assert float(found.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
+    assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
+    with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
+        save_ctranslate2(both, "nowhere")
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
+    both = tt.Translator(ensemble, translator.tokenizer, beam_size=3, extra_length=7, max_source_length=41).astype(
+        dtype
+    )
+    both.save(tmp_path / "both/1")
+    again = tt.Translator.from_pretrained(tmp_path / "both/1")
+    assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
+    for found, expected in zip(again.model.weights, both.model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+    assert tt.load(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
+    described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
+    assert described["parameters"] == 2 * translator.model.count_params()
+
+
+def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
+    runs = [Run(tmp_path / name) for name in ("one", "two")]
+    settings = {"kind": "translation", "model": ensemble.config.to_dict(), "recipe": {}, "corpus": {}}
+    for run, model in zip(runs, ensemble.models, strict=True):
+        model.compile("adam")
+        run.begin(settings)
+        translator.tokenizer.save(run.path / "tokenizer.model")
+        run.save(model, 7)
+    read = tt.load((run.path for run in runs), beam_size=2)
+    assert read.beam_size == 2
+    for found, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    texts = [text for pair in tt.toy_corpus.corpus(train=400, dev=0, test=0)["train"] for text in pair]
+    tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
+    with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
+        tt.Translator.from_pretrained([run.path for run in runs])
+    with pytest.raises(tt.BadInput, match=r"three: expected a run's folder"):
+        tt.Translator.from_pretrained([runs[0].path, tmp_path / "three"])
+
+
+def test_several_folders_are_runs_or_refused(saved, tmp_path):
+    marian = Path(__file__).parent / "marian/trained"
+    for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):
+        for none in ([], (), iter([]), {}, {"runs": 1}):
+            with pytest.raises(
+                tt.BadInput, match="^(path: )?expected (a folder|a run's|a path|text).*, got |expected a run's f"
+            ):
+                loads(none)
+        with pytest.raises(tt.BadInput, match="^path: expected text, a path or a list, got None$"):
+            loads(None)
+    for models in (
+        [saved, saved],
+        (folder for folder in [marian, marian]),
+        ["runs/none", saved],
+        (saved.parent, marian),
+    ):
+        with pytest.raises(tt.BadInput, match="^.*: expected a run, as several are an ensemble of runs; got ano"):
+            tt.load(models)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.tflite").touch()
+    with pytest.raises(tt.BadInput, match="a LiteRT export, .*, which tt.load"):
+        tt.Translator.from_pretrained(tmp_path)

@@ -1,0 +1,233 @@
+"""Schedules, optimizers, callbacks and models of one's own, and frozen weights of a start."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from programs import same_weights
+from test_trainer import CONFIG, RECIPE
+
+import tf_transformer as tt
+from tf_transformer.fitting.callbacks import Checkpoints
+from tf_transformer.runs.run import Run
+
+
+@pytest.fixture(scope="module")
+def corpus(text):
+    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
+
+
+class Halved(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that Keras does not know."""
+
+    def __call__(self, step):
+        return 0.25 * 0.5 ** keras.ops.cast(step, "float32")
+
+
+def _weight(folder):
+    import h5py
+
+    with h5py.File(folder / "model.weights.h5") as file:
+        return file["embedding/vars/0"][:]
+
+
+@pytest.mark.program
+def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=epoch + 0.5))
+    recipe = dataclasses.replace(RECIPE, steps=6, cooldown_steps=4)
+    trainer = tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe, schedule=Halved(), callbacks=[callback])
+    for row in trainer.fit():
+        seen.append((row["step"], row["learning_rate"], row["mine"]))
+    # Keras gives the rate of the next step: 0.25 / 2 ** 3, times 3 of 4 steps left; 0 after the last.
+    assert seen == [(3, pytest.approx(0.25 / 8 * 3 / 4), 0.5), (6, 0.0, 1.5)]
+    assert trainer.run.settings()["schedule"] == "Halved"
+    with pytest.raises(tt.BadInput, match='schedule was "Halved", now null'):
+        tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe).fit()
+
+
+@pytest.mark.program
+def test_another_optimizer(corpus, tmp_path):
+    """Plain descent, by hand from the gradient of Keras's own step."""
+    recipe = dataclasses.replace(RECIPE, steps=1, average_last=1)
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, recipe, optimizer=keras.optimizers.SGD(0.0))
+    trainer.fit()
+    assert trainer.run.keep == 2  # so that one may be damaged
+    keras.utils.set_random_seed(recipe.seed)
+    model = tt.Transformer(CONFIG)
+    model.build()
+    for weight, other in zip(tt.load(tmp_path).model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)  # with a rate of 0 nothing is learned
+    for more in ({"schedule": Halved()}, {"recipe": tt.Recipe(clip_norm=1.0)}, {"recipe": tt.Recipe(cooldown_steps=3)}):
+        with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm with it"):
+            tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
+
+
+@pytest.mark.program
+def test_a_callback_may_end_it(corpus, tmp_path, capsys):
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(trainer._model, "stop_training", True))
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[stop])
+    assert [row["step"] for row in trainer.fit()] == [4]
+    assert "stopped at step 4 by a callback" in capsys.readouterr().out
+
+
+@pytest.mark.program
+def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys):
+    """Keras's EarlyStopping: no loss is better by 9 than the first."""
+    recipe = dataclasses.replace(RECIPE, steps=12, eval_every=2)
+
+    def fit(until=None, **changes):
+        impatient = keras.callbacks.EarlyStopping("loss", min_delta=9, patience=2)
+        trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(recipe, **changes), callbacks=[impatient])
+        history = trainer.fit(until)
+        return [row["step"] for row in history], capsys.readouterr().out
+
+    steps, said = fit()
+    assert steps == [2, 4, 6] and "stopped at step 6 by a callback" in said
+    for _ in range(2):
+        steps, said = fit()
+        assert steps == [2, 4, 6] and "going on" not in said
+        assert "a callback stopped this run at step 6 of 12; to go on, call fit(until=12) or ask for more steps" in said
+    steps, said = fit(until=8)
+    assert steps == [2, 4, 6, 8] and "going on from the checkpoint at step 6 of 12" in said
+    steps, said = fit()  # of that `until` was the end; patience begins anew
+    assert steps == [2, 4, 6, 8, 10, 12] and "stopped" not in said
+    steps, said = fit(until=18, steps=20)
+    assert steps[-1] == 18 and "stopped at step 18 by a callback" in said
+    assert "a callback stopped this run at step 18 of 20" in fit(steps=20)[1]
+    assert fit(steps=22)[0][-1] == 22
+    with pytest.raises(tt.BadInput, match="callbacks: expected no restore_best_weights"):
+        tt.Trainer(tmp_path, CONFIG, corpus, callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
+
+
+@pytest.mark.program
+def test_a_schedule_and_an_optimizer_of_ones_own_go_on(corpus, tmp_path):
+    """In a new object, as in a new process."""
+    recipe = dataclasses.replace(RECIPE, steps=6)
+    decay = lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)  # noqa: E731
+    for name, options in {
+        "own": lambda: {"schedule": Halved()},
+        "optimizer": lambda: {"optimizer": keras.optimizers.SGD(decay(), momentum=0.9)},
+        "loop": lambda: {"optimizer": keras.optimizers.AdamW(0.1)},
+    }.items():
+        tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, **options()).fit()
+        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit(until=2)
+        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit()
+        same_weights(tmp_path / name, tmp_path / f"{name} in parts")
+
+
+def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_path):
+    cosine, sgd = keras.optimizers.schedules.CosineDecay, keras.optimizers.SGD
+
+    def settings(**given):
+        return tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, **given).settings
+
+    run = Run(tmp_path / "run")
+    for begun, same, other, message in [
+        (
+            {"schedule": cosine(0.5, np.int64(7))},
+            {"schedule": cosine(0.5, 7)},
+            {"schedule": cosine(0.5, 8)},
+            "configuration: schedule.config.decay_steps was 7, now 8; give",
+        ),
+        (
+            {"optimizer": sgd(cosine(0.5, 7))},
+            {"optimizer": sgd(cosine(0.5, 7))},
+            {"optimizer": sgd(cosine(0.25, 7))},
+            "configuration: optimizer.config.learning_rate.config.initial_learning_rate was 0.5, now 0.25; give",
+        ),
+        ({"optimizer": sgd(0.5)}, {"optimizer": sgd(0.5)}, {"optimizer": sgd(0.25)}, "learning_rate was 0.5, now 0.25"),
+        (
+            {"optimizer": sgd(0.5)},
+            {"optimizer": sgd(0.5)},
+            {"optimizer": keras.optimizers.RMSprop(0.5)},
+            'optimizer.class_name was "SGD", now "RMSprop"',
+        ),
+        ({"optimizer": sgd(Halved())}, {"optimizer": sgd(Halved())}, {}, 'optimizer was "SGD", now null'),
+    ]:
+        run.begin(settings(**begun))
+        assert run.exists(settings(**same))
+        with pytest.raises(tt.BadInput, match=message):
+            run.exists(settings(**other))
+    changed = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, optimizer=sgd(0.5))
+    before = changed.settings
+    changed.optimizer.learning_rate = 0.1  # as a callback does
+    assert changed.settings == before
+
+
+@pytest.mark.program
+def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
+    """Also when the run goes on without it; and another choice is another run."""
+    config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
+    start = tt.Translator(tt.Transformer(config), translator.tokenizer)
+    start.model.encoder_layers[0].trainable = start.model.embedding.trainable = False
+    recipe = dataclasses.replace(RECIPE, steps=2, eval_every=2)
+    tt.Trainer(tmp_path / "run", config, corpus, recipe, start=start).fit(until=1)
+    later = tt.Trainer(tmp_path / "run", config, corpus, recipe)
+    later.fit(until=1)
+    assert all("decoder_0" in weight.path for weight in later._model.trainable_weights)
+    assert Run(tmp_path / "run").settings()["frozen"] == ["embedding", "encoder_0"]
+    moved = dict.fromkeys(("embedding", "encoder_0", "decoder_0"), 0.0)
+    for weight, before in zip(later._model.weights, start.model.weights, strict=True):
+        part = next(part for part in moved if part in weight.path)
+        moved[part] = max(moved[part], np.abs(np.asarray(weight) - np.asarray(before)).max())
+    assert moved["embedding"] == moved["encoder_0"] == 0 < moved["decoder_0"]
+    start.model.encoder_layers[0].trainable = True
+    with pytest.raises(tt.BadInput, match=r'frozen was \["embedding", "encoder_0"\], now \["embedding"\]'):
+        tt.Trainer(tmp_path / "run", config, corpus, recipe, start=start).fit()
+    start.model.trainable = False
+    with pytest.raises(
+        tt.BadInput, match="start: expected weights that learn, got a model whose weights are all frozen"
+    ):
+        tt.Trainer(tmp_path / "new", config, corpus, recipe, start=start)
+
+
+@pytest.mark.program
+def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
+    """Whole epochs, in three processes' worth of calls; then averaged and exported as any run."""
+
+    def fit(folder, epochs):
+        keras.utils.set_random_seed(3)
+        model = tt.Transformer(CONFIG)
+        model.build()
+        model.compile(tt.Adam(tt.WarmupSchedule(16, 20)), tt.SmoothedCrossEntropy(), metrics=[tt.TokenCount()])
+        checkpoints = Checkpoints(folder, tokenizer)
+        data = endless.skip(checkpoints.step)
+        model.fit(data, steps_per_epoch=3, epochs=epochs, callbacks=[checkpoints], shuffle=False, verbose=0)
+        return model
+
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    files = text / "train.en", text / "train.de"
+    endless = tt.data.text_pairs(*files, tokenizer, batch_tokens=512, repeat=True, seed=3)
+    whole = fit(tmp_path / "whole", 3)
+    for epochs in (1, 3, 3):
+        model = fit(tmp_path / "parts", epochs)
+    for weight, other in zip(model.variables, whole.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    other = tt.Transformer(dataclasses.replace(CONFIG, d_ff=11))
+    other.build()
+    other.compile("adam", tt.SmoothedCrossEntropy())
+    with pytest.raises(tt.BadInput, match="model.d_ff was 8, now 11"):
+        other.fit(endless, steps_per_epoch=1, callbacks=[Checkpoints(tmp_path / "parts")], verbose=0)
+    Run(tmp_path / "parts").unlock()
+    run = Run(tmp_path / "parts")
+    assert [row["step"] for row in run.newest()[1]["history"]] == [3, 6, 9]
+    mean = np.mean([_weight(folder) for folder in run.checkpoints()], axis=0)
+    translator = tt.load(tmp_path / "parts")
+    np.testing.assert_allclose(translator.model.embedding.embeddings, mean, rtol=1e-5, atol=1e-7)
+    translator.save(tmp_path / "saved/1")
+    assert not Run._locks
+
+
+def test_checkpoints_of_a_model_of_ones_own(tmp_path):
+    """With our layers and somebody else's; called again, `fit` makes the epochs that are missing."""
+    ids = keras.Input((None,), dtype="int32")
+    x = tt.layers.EncoderLayer(num_heads=2, d_ff=5)(tt.layers.PositionalEmbedding(19, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    checkpoints = Checkpoints(tmp_path / "run")
+    for epochs, steps in ((1, [2]), (3, [2, 4, 6]), (3, [2, 4, 6])):
+        model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
+        assert [row["step"] for row in checkpoints.run.history] == steps
+    assert int(model.optimizer.iterations) == 6 and not Run._locks
