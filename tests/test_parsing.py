@@ -201,6 +201,7 @@ def test_the_source_is_what_the_model_was_trained_on(parser):
 
 def test_the_graph_reads_as_python_does(parser):
     texts = [*TEXTS, "( -LRB- {}", "a\x85b\x7fc\u2028d", b"\xffa \xc3", "cat " * 50, "\u200b"]
+    texts += [". " * words for words in range(parser.most_pieces // 2, parser.most_pieces + 2)]  # at the limit, too
     here, there = parser.read(texts), in_graph.read(texts, parser.tokenizer, parser.most_pieces)
     assert [[word.encode() for word in of_text] for of_text in here.words] == there.words.to_list()
     for name in ("count", "ids", "length", "truncated"):
