@@ -14,6 +14,7 @@ from tf_transformer.base.values import Count, Seed, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.corpora import toy_corpus
 from tf_transformer.corpora.batches import Batches, Block
+from tf_transformer.corpora.held_out import HeldOut, Share
 from tf_transformer.corpora.ids import Ids, facts_of, tokenized
 from tf_transformer.corpora.pairs import Source, Texts, contents_of, rows_of, texts_of
 from tf_transformer.corpora.records import Records
@@ -85,6 +86,11 @@ class Corpus:
             if not sources:
                 raise BadInput(f"{name}: expected sources and their references, got none")
             object.__setattr__(self, name, (sources, references))
+
+    def __repr__(self) -> str:
+        counts = {name: len(texts[0]) for name in ("dev", "test") if (texts := getattr(self, name))}
+        sizes = "".join(f", {name} of {count:,}" for name, count in counts.items())
+        return f"Corpus({self.train!r}{sizes}, max_length={self.max_length})"
 
     @property
     def kind(self) -> str:
@@ -161,13 +167,14 @@ def ToyCorpus() -> Corpus:
 
 
 @checked
-def TextCorpus(train: Files, dev: Files, test: Files | None = None, skip_bad_lines: bool = False) -> Corpus:
+def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip_bad_lines: bool = False) -> Corpus:
     """Parallel text, a sentence a line, in UTF-8, plain or .gz; read and checked when the corpus is made.
 
     Args:
         train: two files, source and target.
-        dev: two files to watch the training with.
-        test: two files to score the result with; `None` means the dev files.
+        dev: two files to watch the training with; or how much of the training text to hold out for that: a share, such
+            as 0.02, or a number of pairs.
+        test: two files to score the result with; `None` means the dev text.
         skip_bad_lines: leave out pairs with an empty, over-long or invalid line, which are an error otherwise.
 
     Raises:
@@ -176,9 +183,14 @@ def TextCorpus(train: Files, dev: Files, test: Files | None = None, skip_bad_lin
     """
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
-    texts = read_texts(dev), read_texts(test) if test else None
+    texts = read_texts(test) if test else None
+    if isinstance(dev, float):
+        source.check()
+        held_out = HeldOut(source, dev)
+        return Corpus(held_out, held_out.dev(), texts, languages_of(files))
+    dev_texts = read_texts(dev)
     source.check()
-    return Corpus(source, *texts, languages_of(files))
+    return Corpus(source, dev_texts, texts, languages_of(files))
 
 
 @checked
