@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation import bleu
@@ -48,6 +49,16 @@ def test_only_hyphens_inside_words_split():
 def test_without_hyphens_the_flavours_agree():
     texts, references = ["a b c d x f.", "g h i j"], ["a b c d e f.", "g h i k"]
     assert bleu.paper_bleu(texts, references).value == pytest.approx(bleu.bleu(texts, references).value)
+
+
+def test_several_references_are_sacrebleu_s():
+    texts = ["a b c d x f", "two doors open here"]
+    lists = [["a b c d e f", "two doors open now"], ["a b c d x g", "doors open here"]]
+    assert bleu.bleu(texts, lists).value == sacrebleu.corpus_bleu(texts, lists).score
+    assert bleu.bleu(texts, lists).signature.startswith("nrefs:2|")
+    assert bleu.chrf(texts, tuple(map(iter, lists))).value == sacrebleu.corpus_chrf(texts, lists).score
+    found = bleu.compare({"mine": texts, "its": lists[0]}, lists, 101)["BLEU 13a"]
+    assert found["mine"].value == sacrebleu.corpus_bleu(texts, lists).score and found["its"].value == pytest.approx(100)
 
 
 def test_chrf():
@@ -116,6 +127,7 @@ def test_text_of_another_count_or_kind_is_refused():
         ("ab", ["a", "b"], "translations: expected a list of strings, got one string"),
         (["a", "b"], ["a", None], "references: expected strings, got NoneType at place 1"),
         (b"ab", ["a", "b"], "translations: expected a list of strings, got one string"),
+        (["a"], [["a"], ["b", "c"]], "got 1 translations and 2 references"),
         (["a"], None, "references: expected a list.*, got None"),
         (["a"], np.array("a"), "references: expected a list.*, got .*array"),
         (np.array([["a"]]), ["a"], "translations: expected strings, got ndarray at place 0"),

@@ -1,7 +1,8 @@
 """Scores of translations, all through sacreBLEU (Post 2018).
 
 Translations and references are strings in lists, arrays, columns of a table or open files, of the same length, at least
-1; all else is `BadInput`.
+1; all else is `BadInput`. Several references of each text are a list of such lists, as in sacreBLEU: [all first ones,
+all second ones].
 """
 
 import importlib.util
@@ -19,6 +20,7 @@ from tf_transformer.base.values import between, checked
 from tf_transformer.config import BadInput
 
 Texts = Iterable[str]
+References = Texts | Iterable[Texts]
 Samples = Annotated[int, between(1, 100_000)]  # memory grows with them
 
 # Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts, which write no spaces between words.
@@ -34,29 +36,29 @@ class Score(NamedTuple):
     p_value: float | None = None  # probability that chance makes so large a difference from the first system
 
 
-def bleu(translations: Texts, references: Texts) -> Score:
+def bleu(translations: Texts, references: References) -> Score:
     """Cased BLEU on detokenised text, 0 to 100.
 
     Tokenised by 13a. Chinese references are tokenised by zh; Japanese by ja-mecab, if MeCab is installed; Korean, and
     scripts without spaces such as Thai, Lao, Burmese and Khmer, by char. Single words in another script decide nothing.
     """
-    translations, references = check(translations, references)
-    return _score(BLEU(tokenize=_tokenizers(references)[0]), translations, references)
+    translations, lists = check(translations, references)
+    return _score(BLEU(tokenize=_tokenizers(lists[0])[0]), translations, lists)
 
 
-def paper_bleu(translations: Texts, references: Texts) -> Score:
+def paper_bleu(translations: Texts, references: References) -> Score:
     """The paper's BLEU for English-German, tokenised and with compounds split at hyphens, 0 to 100.
 
     On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses; this function uses 13a.
     """
-    translations, references = check(translations, references)
-    return _score(_paper_metric(), translations, references)
+    translations, lists = check(translations, references)
+    return _score(_paper_metric(), translations, lists)
 
 
-def chrf(translations: Texts, references: Texts) -> Score:
+def chrf(translations: Texts, references: References) -> Score:
     """chrF2 (Popovic 2015): 0 to 100."""
-    translations, references = check(translations, references)
-    return _score(CHRF(), translations, references)
+    translations, lists = check(translations, references)
+    return _score(CHRF(), translations, lists)
 
 
 def flavours(references: list[str]) -> dict[str, Metric]:
@@ -72,42 +74,52 @@ def flavours(references: list[str]) -> dict[str, Metric]:
 
 
 @checked
-def compare(systems: Mapping[str, Texts], references: Texts, samples: Samples = 1_000) -> dict[str, dict[str, Score]]:
+def compare(
+    systems: Mapping[str, Texts], references: References, samples: Samples = 1_000
+) -> dict[str, dict[str, Score]]:
     """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
 
     Args:
         systems: translations of the same sentences, by the system's name.
-        references: reference translations.
+        references: reference translations, or a list of several lists of them.
         samples: bootstrap samples, with SACREBLEU_SEED or 12345 as the seed.
 
     Returns:
         Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
     """
-    references = list_of("references", references)
-    lists = {name: check(translations, references)[0] for name, translations in systems.items()}
+    lists = _lists_of(references)
+    outputs = {name: check(translations, lists)[0] for name, translations in systems.items()}
     scores = {}
-    for flavour, metric in flavours(references).items():
-        signatures, results = PairedTest(list(lists.items()), {flavour: metric}, [references], "bs", samples)()
+    for flavour, metric in flavours(lists[0]).items():
+        signatures, results = PairedTest(list(outputs.items()), {flavour: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
         found: Any = zip(systems, results[kind], strict=True)
         scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
     return scores
 
 
-def check(translations: Texts, references: Texts) -> tuple[list[str], list[str]]:
+def check(translations: Texts, references: References) -> tuple[list[str], list[list[str]]]:
     """Check that these can be scored.
 
     Returns:
-        both as lists.
+        the translations as a list, and one or several lists of references.
 
     Raises:
         BadInput: they are no lists of strings, of unequal length, or empty.
     """
-    translations, references = list_of("translations", translations), list_of("references", references)
-    if not 0 < len(translations) == len(references):
-        count = f"got {len(translations):,} translations and {len(references):,} references"
-        raise BadInput(f"expected as many translations as references, and at least one; {count}")
-    return translations, references
+    translations, lists = list_of("translations", translations), _lists_of(references)
+    for one in lists:
+        if not 0 < len(translations) == len(one):
+            count = f"got {len(translations):,} translations and {len(one):,} references"
+            raise BadInput(f"expected as many translations as references, and at least one; {count}")
+    return translations, lists
+
+
+def _lists_of(references: References) -> list[list[str]]:
+    """One list of references for each text, or several."""
+    given: Any = references
+    several = isinstance(given, list | tuple) and given and not isinstance(given[0], str | bytes)
+    return [list_of("references", one) for one in (given if several else [given])]
 
 
 def list_of(name: str, texts: Texts) -> list[str]:
@@ -158,5 +170,5 @@ def _tokenizers(references: list[str]) -> list[str]:
     return ["zh", "char"] if han else ["char"] if hangul else ["13a"]
 
 
-def _score(metric: Metric, translations: list[str], references: list[str]) -> Score:
-    return Score(metric.corpus_score(translations, [references]).score, str(metric.get_signature()))
+def _score(metric: Metric, translations: list[str], lists: list[list[str]]) -> Score:
+    return Score(metric.corpus_score(translations, lists).score, str(metric.get_signature()))
