@@ -57,6 +57,9 @@ def test_an_epoch_holds_every_pair_once(corpus):
     folder, pairs, tokenizer = corpus
     batches = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, batch_tokens=512)
     assert sorted(rows(batches)) == sorted(expected_rows(pairs, tokenizer))
+    assert int(batches.cardinality()) == sum(
+        1 for _ in batches
+    )  # so Keras knows the end of an epoch, and warns of none
 
 
 def test_batches_are_of_about_batch_tokens_and_of_similar_length(corpus):

@@ -313,6 +313,18 @@ def test_a_model_that_is_all_frozen_does_not_train():
             train((SOURCE, TARGET), TARGET)
 
 
+@pytest.mark.parametrize("wrong", [-1, SIZES["vocab_size"]])
+def test_an_id_beyond_the_vocabulary_is_one_line(wrong):
+    """Of source, target and labels, before a step: on a GPU TensorFlow would take zeros for it."""
+    model = built(TransformerConfig(num_layers=1, **SIZES))
+    model.compile("sgd", SmoothedCrossEntropy())
+    ids = np.asarray(TARGET).copy()
+    ids[-1, -1] = wrong
+    for inputs, labels in (((ids, TARGET), TARGET), ((TARGET, ids), TARGET), ((TARGET, TARGET), ids)):
+        with pytest.raises(BadInput, match=f"^expected ids from 0 to below vocab_size={V}, got {wrong}$"):
+            model.fit(inputs, labels, verbose=0)
+
+
 def test_what_is_frozen_stays_so_in_another_model():
     """By names that both have, however they were built; a matrix with an adapter of LoRA learns if that does."""
     config = TransformerConfig(num_layers=N, **SIZES)

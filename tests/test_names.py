@@ -1,6 +1,9 @@
 """The names of the package: loaded at first use, known to type checkers, and registered with Keras."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,14 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     heavy += ["tensorflow_datasets", "sacrebleu", "nltk"]
     program = f"import sys, {', '.join(light)}; print([name for name in {heavy} if name in sys.modules])"
     assert run_python(program).strip() == "[]"
+
+
+def test_what_loads_keras_is_quiet():
+    """Where the user has not said how much TensorFlow logs."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    program = "import tf_transformer as tt; tt.Transformer"
+    done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, env=environment, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 IMPORTS = """

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from programs import ROOT
 
+from tf_transformer.base import terminal
 from tf_transformer.base.terminal import say
 from tf_transformer.fitting.callbacks import DevScore, DevText
 from trainers import publishing
@@ -122,7 +123,7 @@ def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed
     lines = [
         "import os, sys",
         "file = open(sys.argv[1], 'w')",
-        "from trainers.command import quiet_stderr",
+        "from tf_transformer.base.terminal import quiet_stderr",
         "with quiet_stderr():",
         "    os.write(2, b'said') if sys.__stderr__ else None",
         "file.write('written')",
@@ -131,3 +132,31 @@ def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed
     command = ["sh", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, "\n".join(lines), str(tmp_path / "file")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "file").read_text() == "written"
+
+
+def test_progress_is_one_line_that_changes_and_goes(monkeypatch):
+    """Where a person watches; elsewhere there is none, or a line every 30 seconds."""
+    clock, stream = iter(range(0, 1_000, 2)), io.StringIO()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("sys.stderr", stream)
+    said = []
+    for watched in (True, False):
+        monkeypatch.setattr(terminal, "is_watched", lambda stream, watched=watched: watched)
+        with terminal.Progress(17, "texts") as progress:
+            for count in (2, 2, 4, 4, 4, 1):
+                progress.add(count)
+        said.append([line.rstrip() for line in stream.getvalue().lstrip("\r").split("\r")])
+        stream.seek(0)
+        stream.truncate()
+    first, *more, last, empty = said[0]
+    assert first == "4 of 17 texts, 1 a second, less than a minute to go"
+    assert [line[:8] for line in (*more, last)] == ["8 of 17 ", "12 of 17", "16 of 17", ""] and not empty
+    assert said[1] == [""]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(29, "less than a minute"), (61, "about 1 minute"), (1e3, "about 17 minutes"), (7e3, "about 2 hours")],
+)
+def test_a_time_to_wait_is_said_as_people_say_it(seconds, words):
+    assert terminal.duration(seconds) == words

@@ -9,8 +9,11 @@ import importlib
 import os
 import pkgutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+from tf_transformer.base.terminal import quiet_stderr
 
 _HOMES = {  # by name its module, as type checkers read it
     alias.name: str(node.module)
@@ -20,15 +23,18 @@ _HOMES = {  # by name its module, as type checkers read it
 }
 
 __all__ = list(_HOMES)
+_SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ  # by the user, how much TensorFlow logs
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
-    found = vars(home)[name] if name in vars(home) else importlib.import_module(f"{_HOMES[name]}.{name}")
-    globals()[name] = found
-    _register()
+    with nullcontext() if _SAID or "keras" in sys.modules else quiet_stderr():
+        home = importlib.import_module(_HOMES[name])
+        found = vars(home)[name] if name in vars(home) else importlib.import_module(f"{_HOMES[name]}.{name}")
+        globals()[name] = found
+        _register()
     return found
 
 

@@ -1,6 +1,7 @@
 """A model of token ids as Keras's users know a model: class weights in `fit`, and `export`."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +51,27 @@ class KerasModel(Model):
             kwargs: of `keras.Model.fit`.
 
         Raises:
-            BadInput: all weights are frozen, or an id or class weight is invalid.
+            BadInput: all weights are frozen, or an id or class weight is invalid. Ids of batches, of which arrays are
+                looked at before, are told of where the backend looks at them, as TensorFlow does on a CPU.
         """
         self._prepare(class_weight)
+        given = dict(zip(("x", "y"), args, strict=False)) | kwargs
+        for ids in (*(x if isinstance(x := given.get("x"), tuple | list) else ()), given.get("y")):
+            if isinstance(ids, np.ndarray) and ids.size:
+                self._check_range(ids.max() if ids.max() >= self.config.vocab_size else ids.min())
         with contextlib.ExitStack() as self.after_fit:
-            return super().fit(*args, **kwargs)
+            try:
+                return super().fit(*args, **kwargs)
+            except Exception as error:
+                if type(error).__name__ == "InvalidArgumentError":  # TensorFlow's, in sixty lines
+                    for found, size in re.findall(r"= (-?\d+) is not in \[0, (\d+)\)", str(error)):
+                        if int(size) == self.config.vocab_size:
+                            self._check_range(int(found))
+                raise
+
+    def _check_range(self, id: int) -> None:
+        if not 0 <= id < (V := self.config.vocab_size):
+            raise BadInput(f"expected ids from 0 to below vocab_size={V}, got {id}") from None
 
     def train_on_batch(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> Any:
         """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""

@@ -52,6 +52,9 @@ class Kind:
     holds: Callable[[Any], bool] = lambda number: True
     convert: Callable[[Any], Any] = lambda number: number
 
+    def __repr__(self) -> str:
+        return self.words  # in a notebook's help, where signatures show it
+
 
 class Span(Kind):
     """A range, of which the words say the ends alone. One without a highest number has infinity in it."""

@@ -1,7 +1,6 @@
 """From sentence pairs to what `model.fit` takes: pairs of similar length, about as many tokens in every batch (section
 5.1). On the TensorFlow backend that is a `tf.data.Dataset`, on others a `keras.utils.PyDataset`."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -78,24 +77,24 @@ def token_batches(
     """
     batch_sizes([max_length], batch_tokens)
 
-    @functools.cache
-    def made() -> Batches:
-        texts: Any = pairs.as_numpy_iterator() if hasattr(pairs, "as_numpy_iterator") else pairs
-        ids = tokenized(rows_of(texts), encoder_of(tokenizer), max_length, tokenizer.vocab_size)
-        return Batches([Block.of(ids, max_length)], batch_tokens, seed if shuffle else None)
-
+    texts: Any = pairs.as_numpy_iterator() if hasattr(pairs, "as_numpy_iterator") else pairs
+    ids = tokenized(rows_of(texts), encoder_of(tokenizer), max_length, tokenizer.vocab_size)
+    made = Batches([Block.of(ids, max_length)], batch_tokens, seed if shuffle else None)
+    count = None if repeat else len(made)
     if keras.backend.backend() != "tensorflow":
-        return Feed(made(), count=None if repeat else len(made()))
+        return Feed(made, count=count)
     epochs = itertools.count()
 
     def batches() -> Iterator[Batch]:
-        if repeat:
-            return made().since()
-        count = len(made())
+        if count is None:
+            return made.since()
         first = next(epochs) * count  # each iteration has its own order
-        return (made()[number] for number in range(first, first + count))
+        return (made[number] for number in range(first, first + count))
 
-    return dataset(batches)
+    import tensorflow as tf
+
+    size = tf.data.INFINITE_CARDINALITY if count is None else count  # without it Keras warns at the end of an epoch
+    return dataset(batches).apply(tf.data.experimental.assert_cardinality(size))
 
 
 class Feed(keras.utils.PyDataset):

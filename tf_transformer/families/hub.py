@@ -48,10 +48,11 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
                 return folder
     except Exception as error:  # the package raises its own errors and those of its dependencies
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = re.sub(r"^.*\b\w*(?:Connect|Timeout)\w*: ", "no connection to the hub: ", reason)
         raise BadInput(
-            f"expected a checkpoint's folder or a model on the Hugging Face hub, found no folder {name} and got no "
-            f"model {model}{f' at revision {revision}' if revision else ''}: {reason}"
-        ) from error
+            f"expected a model's folder, found none at {name}; or a model's name on the Hugging Face hub, got no model "
+            f"{model}{f' at revision {revision}' if revision else ''}: {reason}"
+        ) from None  # not from a hundred lines about sockets
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
 
