@@ -103,6 +103,51 @@ def test_what_an_engine_does_not_take_is_one_line(engines):
             engines[name].n_best(TEXTS[:1], 4)
 
 
+def test_replies_come_in_order_while_texts_are_read(engines):
+    """The first batch at once; no more texts are read than were asked for."""
+    texts = [f"The {number} dogs see a cat." for number in range(23)]
+    for engine in engines.values():
+        expected, read = engine.replies(texts, 2, length_penalty=1.7), []
+
+        def given(read=read):
+            for text in texts:
+                read.append(text)
+                yield text
+
+        replies = engine.stream(given(), 2, length_penalty=1.7)
+        assert not read
+        first = next(replies)
+        assert len(read) == engine.batch_size < 23 or engine.batch_size > 23
+        close([first.answers, *(reply.answers for reply in replies)], [reply.answers for reply in expected])
+        with pytest.raises(tt.BadInput, match="length_penalty: expected 0 to"):
+            engine.stream(texts, length_penalty=-1)  # now, and not at the first reply
+        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
+            list(engine.stream(["a", 7]))
+
+
+def test_tensorflow_s_strings_are_texts(engines):
+    expected = engines["translator"](TEXTS[:3])
+    tensors = tf.constant(TEXTS[:3])
+    for engine in engines.values():
+        assert engine(tensors) == engine(tf.data.Dataset.from_tensor_slices(tensors)) == expected
+        assert engine(tf.constant(TEXTS[0])) == expected[0]
+
+
+def test_more_answers_than_beams_are_a_warning(engines):
+    with pytest.warns(
+        UserWarning, match="n_best: expected at most beam_size=2 outputs, got 3; there are no more"
+    ) as seen:
+        assert len(engines["translator"].n_best(TEXTS[:1], 3, beam_size=2)[0]) <= 2
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_an_engine_says_what_it_is(engines):
+    assert repr(engines["translator"]).startswith("Translator(2 + 2 layers, d_model=24, vocab_size=350, beam_size=3, ")
+    assert repr(engines["savedmodel"]).startswith("SavedModel(beam_size=3, length_penalty=0.6")
+    assert repr(engines["litert"]).startswith("LiteRT(") and "length_penalty=0.6" in repr(engines["litert"])
+    assert repr(engines["translator"].tokenizer) == "Tokenizer(vocab_size=350)"
+
+
 def test_a_list_of_one_export_is_that_export(saved):
     assert isinstance(tt.load([saved]), SavedModel) and isinstance(tt.load(iter([saved])), SavedModel)
 

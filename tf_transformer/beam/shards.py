@@ -16,7 +16,7 @@ from typing import Any, Literal
 import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 
-from tf_transformer.base.files import checksum, locked, matching, new_file, one_line, user_path, write_json
+from tf_transformer.base.files import checksum, locked, matching, new_file, user_path, write_json
 from tf_transformer.base.folders import is_litert, model_folder
 from tf_transformer.base.reading import read_json, reading
 from tf_transformer.base.values import Count, check_fields
@@ -34,7 +34,7 @@ class Shard:
 
     Attributes:
         lines: of an input.
-        path: the output, a line for each line: the translation, or JSON if the name has .jsonl; gzip if it ends in .gz.
+        path: the output, a line for each line, as `Reply.written` by its ending; gzip if it ends in .gz, too.
     """
 
     lines: LineRange
@@ -50,14 +50,14 @@ class BulkJob:
         prefix: begins the output's names, e.g. out/part.
         method: how texts are translated.
         lines: the most lines of a shard.
-        ending: .txt or .jsonl, or one of them with .gz.
+        ending: .txt, .tsv or .jsonl, or one of them with .gz.
     """
 
     inputs: tuple[str | os.PathLike[str], ...]
     prefix: str | os.PathLike[str]
     method: TranslationSettings
     lines: Count = SHARD_LINES
-    ending: Literal[".txt", ".jsonl", ".txt.gz", ".jsonl.gz"] = ".txt"
+    ending: Literal[".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz"] = ".txt"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -226,7 +226,8 @@ def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
     Raises:
         OSError: it cannot be written; the error names the file.
     """
-    text = "".join(f"{_json(row, n_best) if '.jsonl' in Path(path).suffixes else row.line}\n" for row in rows).encode()
+    ending = Path(path.removesuffix(".gz")).suffix
+    text = "".join(f"{row.written(ending, n_best)}\n" for row in rows).encode()
     try:
         with new_file(path) as temporary, open(temporary, "wb") as file:
             if path.endswith(".gz"):
@@ -236,10 +237,3 @@ def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
                 file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
-
-
-def _json(row: Reply, n_best: bool) -> str:
-    fields: dict[str, Any] = {name: getattr(row, name) for name in ("score", "truncated", "empty")}
-    if n_best:
-        fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in row.answers]
-    return json.dumps({"text": row.line, **fields}, ensure_ascii=False)

@@ -48,6 +48,9 @@ class MemorySource(Source):
         if len(self.target) != (wanted := len(self.source)):
             raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.source):,} pairs)"
+
     def describe(self) -> dict[str, Any]:
         return {"sha256": self._checksum}
 

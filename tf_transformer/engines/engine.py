@@ -5,16 +5,20 @@ what they may be, and the warning about texts that are too long. It loads neithe
 """
 
 import inspect
+import itertools
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 from tf_transformer.base.files import encoded, one_line
+from tf_transformer.base.terminal import Progress
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 
+BATCHES = 32  # that are sorted by length together, of texts that come one after the other
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
 UNUSED = -1e9  # in a graph, the score of a place without an output
 T = TypeVar("T")
@@ -61,6 +65,21 @@ class Reply(NamedTuple):
         """Whether the source has no tokens: it is nothing, white space or control characters."""
         return not self.text if self.length is None else self.length == 0
 
+    def written(self, ending: str, n_best: bool = False) -> str:
+        """The reply as a line of a file, without its newline.
+
+        Args:
+            ending: of the file's name: ".txt" for the best output; ".tsv" for its score, a tab, and the output;
+                ".jsonl" for text, score, truncated and empty as JSON.
+            n_best: JSON has all answers, each with text and score.
+        """
+        if ending != ".jsonl":
+            return f"{self.score:.4f}\t{self.line}" if ending == ".tsv" else self.line
+        fields: dict[str, Any] = {name: getattr(self, name) for name in ("score", "truncated", "empty")}
+        if n_best:
+            fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in self.answers]
+        return json.dumps({"text": self.line, **fields}, ensure_ascii=False)
+
 
 class Request(NamedTuple):
     """What a call asks for beside the texts."""
@@ -98,6 +117,14 @@ class Engine(ABC):
         stored = {name: option.cast(self.facts[name]) for name, option in SEARCH_OPTIONS.items() if name in self.facts}
         return {**stored, **self._own}
 
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items() if name in self.changeable)
+        return f"{type(self).__name__}({', '.join(filter(None, (self._described(), options)))})"
+
+    def _described(self) -> str:
+        """What `repr` says besides the options of calls."""
+        return ""
+
     @abstractmethod
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[Reply]:
         """The replies to a batch."""
@@ -111,8 +138,11 @@ class Engine(ABC):
     def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> str | list[str]:
         """The best output for each text. One text gives a string, several give a list.
 
+        A person who watches sees how far a long call is. `stream` gives outputs as they come.
+
         Args:
-            texts: str, or bytes in UTF-8; bytes that are not count as white space.
+            texts: str, or bytes in UTF-8; bytes that are not count as white space. A tensor or a dataset of strings
+                and a column of a table are texts, too.
             options: of the search, those in `changeable`; and source_language and target_language, of a model of
                 several. By default the engine's own.
 
@@ -120,13 +150,13 @@ class Engine(ABC):
             BadInput: an option has another value than it may have, or the engine fixes it; or a text is no string.
             TypeError: there is no such option.
         """
-        if isinstance(texts, str | bytes):
-            return self([texts], **options)[0]
+        if isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ():
+            return self([texts], **options)[0]  # type: ignore[list-item]  # of a tensor
         return [reply.text for reply in warned(self.replies(texts, **options))]
 
     @checked
     def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
-        """The n best outputs for each text, best first; at most beam_size, and at least one.
+        """The n best outputs for each text, best first; at most beam_size, of which a warning tells, and at least one.
 
         Args:
             texts: as in a call.
@@ -134,6 +164,30 @@ class Engine(ABC):
             options: as in a call.
         """
         return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
+
+    @checked
+    def stream(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> Iterator[Reply]:
+        """Replies as they come, in the order of the texts, for texts that are many or come one by one.
+
+            with open("big.en") as file:
+                for reply in translator.stream(file):
+                    print(reply.text)
+
+        A file or a generator is read as far as the replies are wanted. The first batch of texts is answered at once;
+        then more and more batches are sorted by length together. It warns of nothing, since a reply has `truncated`.
+
+        Args:
+            texts: as in a call.
+            n: how many answers; `None` means the best text alone.
+            options: as in a call.
+        """
+        return self._stream(strings_in(texts), self.request(n, options))  # which checks them now
+
+    def _stream(self, texts: Iterator[str | bytes], request: Request) -> Iterator[Reply]:
+        size = self.batch_size
+        while some := list(itertools.islice(texts, size)):
+            yield from self._answered(some, request)
+            size = min(2 * size, BATCHES * self.batch_size)
 
     @checked
     def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[Reply]:
@@ -145,7 +199,16 @@ class Engine(ABC):
             options: as in a call.
         """
         texts, request = check_texts(texts), self.request(n, options)
-        return in_batches(lambda places: self._replies([texts[i] for i in places], request), texts, self.batch_size)
+        with Progress(len(texts), "texts") as progress:
+            return self._answered(texts, request, progress.add)
+
+    def _answered(
+        self, texts: list[str | bytes], request: Request, progress: Callable[[int], None] = lambda count: None
+    ) -> list[Reply]:
+        def replies(places: list[int]) -> Iterable[Reply]:
+            return self._replies([texts[i] for i in places], request)
+
+        return in_batches(replies, texts, self.batch_size, progress)
 
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
@@ -165,6 +228,9 @@ class Engine(ABC):
                 raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
         search = of_request({**search, **({} if n is None else {"n_best": n})}, self.highest)
         search.pop("n_best", None)
+        beams = search.get("beam_size", self.options.get("beam_size", n))
+        if n and n > beams:
+            warn_the_caller(f"n_best: expected at most beam_size={beams} outputs, got {n}; there are no more")
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
@@ -182,22 +248,30 @@ class Engine(ABC):
         return values
 
 
-def check_texts(texts: Iterable[str | bytes]) -> list[str | bytes]:
-    """Texts as a list.
+def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
+    """Texts one by one; TensorFlow's strings become Python's.
 
     Raises:
         BadInput: one is no string.
     """
-    texts = list(texts)
     for i, text in enumerate(texts):
-        if not isinstance(text, str | bytes):
+        string = text.numpy() if hasattr(text, "numpy") else text
+        if not isinstance(string, str | bytes):
             raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
-    return texts
+        yield string
+
+
+def check_texts(texts: Iterable[Any]) -> list[str | bytes]:
+    """Texts as a list, as `strings_in` checks them."""
+    return list(strings_in(texts))
 
 
 @checked
 def in_batches(
-    function: Callable[[list[int]], Iterable[T]], texts: Sequence[str | bytes], batch_size: Count
+    function: Callable[[list[int]], Iterable[T]],
+    texts: Sequence[str | bytes],
+    batch_size: Count,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> list[T]:
     """Call a function on the places of texts of similar length.
 
@@ -205,6 +279,7 @@ def in_batches(
         function: from the places of a batch to a value for each.
         texts: the texts.
         batch_size: texts a batch; the last may have fewer.
+        progress: is told how many texts each batch had, after it.
 
     Returns:
         the values, in the order of the texts.
@@ -212,6 +287,7 @@ def in_batches(
     values: dict[int, T] = {}
     for places in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
         values.update(zip(places, function(places), strict=True))
+        progress(len(places))
     return [values[i] for i in range(len(texts))]
 
 
@@ -236,18 +312,22 @@ def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) 
 
 def warned(replies: list[Reply]) -> list[Reply]:
     """Warn about truncated texts, and quote their beginnings."""
-    warn_of_truncated([reply.source for reply in replies], [reply.truncated for reply in replies])
+    warn_of_truncated([reply.source for reply in replies if reply.truncated], len(replies))
     return replies
 
 
-def warn_of_truncated(texts: Sequence[str | bytes], truncated: Sequence[bool]) -> None:
-    """Warn about truncated texts, at the line that called this package, and quote their beginnings."""
-    long = [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
+def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
+    """Warn about truncated texts, `long` of `count`, and quote their beginnings."""
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
-        where = f"in {len(long):,} of {len(texts):,} texts; only their beginnings are read: {shown}"
-        level, frame = 1, inspect.currentframe()
-        while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
-            level, frame = level + 1, frame.f_back
-        warnings.warn(f"more tokens than the model reads {where}", stacklevel=level)
+        where = f"in {len(long):,} of {count:,} texts; only their beginnings are read: {shown}"
+        warn_the_caller(f"more tokens than the model reads {where}")
+
+
+def warn_the_caller(message: str) -> None:
+    """Warn at the line that called this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

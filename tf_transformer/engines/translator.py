@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.base.lazy import lazily
+from tf_transformer.base.terminal import Progress
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
 from tf_transformer.base.values import MOST, Count, Positive, Seed, checked
 from tf_transformer.engines.engine import (
@@ -126,6 +127,12 @@ class Translator(TextModel, Engine):
             facts["max_beam_size"] = max(facts["max_beam_size"], translator.beam_size)
         return translator.replace(export_options=facts | translator.export_options)
 
+    def _described(self) -> str:
+        model, config = self.model, self.model.config
+        count = f"ensemble of {len(model.models)}, " if hasattr(model, "models") else ""
+        layers = f"{config.num_layers} + {config.decoder_layers} layers, d_model={config.d_model}"
+        return f"{count}{layers}, vocab_size={config.vocab_size}"
+
     @property
     def facts(self) -> Mapping[str, Any]:
         """What an export would say of it."""
@@ -177,7 +184,9 @@ class Translator(TextModel, Engine):
         def replies(places: list[int]) -> Iterable[Reply]:
             return self._replies([texts[i] for i in places], request, [prefixes[i] for i in places])
 
-        return [list(reply.answers) for reply in warned(in_batches(replies, texts, self.batch_size))]
+        with Progress(len(texts), "texts") as progress:
+            found = in_batches(replies, texts, self.batch_size, progress.add)
+        return [list(reply.answers) for reply in warned(found)]
 
     def _replies(
         self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None
@@ -252,7 +261,9 @@ class Translator(TextModel, Engine):
             for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
                 yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
 
-        return [reply.text for reply in warned(in_batches(replies, sources, self.batch_size))]
+        with Progress(len(sources), "texts") as progress:
+            found = in_batches(replies, sources, self.batch_size, progress.add)
+        return [reply.text for reply in warned(found)]
 
     def _outputs(
         self,

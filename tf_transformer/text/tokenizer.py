@@ -87,6 +87,10 @@ class Tokenizer:
         """What a SavedModel must keep of it: the resources of the methods of tensors."""
         return self._op()
 
+    def __repr__(self) -> str:
+        languages = f", {len(self.languages)} languages" if self.languages else ""
+        return f"{type(self).__name__}(vocab_size={self.vocab_size}{languages})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without them."""
         return type(self), (self.model,)
