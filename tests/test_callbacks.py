@@ -1,5 +1,7 @@
 """A training whose numbers go wrong says where; what is said, drawn and scored while it goes on."""
 
+import re
+import sys
 import types
 from contextlib import ExitStack
 
@@ -98,9 +100,54 @@ def test_a_terminal_gets_keras_s_bar(stream, tmp_path, monkeypatch):
     elif isinstance(stream, bool):
         stream = types.SimpleNamespace(isatty=lambda is_terminal=stream: is_terminal)
     monkeypatch.setattr("sys.stdout", stream)
-    verbose, lines = callbacks.progress()
     is_terminal = hasattr(stream, "isatty") and not hasattr(stream, "closed") and stream.isatty()
-    assert (verbose, len(lines)) == ((1, 0) if is_terminal else (0, 1))
+    assert type(callbacks.progress(7)) is (callbacks.Bar if is_terminal else callbacks.PlainLines)
+
+
+def test_a_notebook_gets_the_bar_too(monkeypatch):
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(isatty=lambda: False))
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    assert isinstance(callbacks.progress(7), callbacks.Bar)
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_progress_counts_the_steps_of_the_training(bar, capsys):
+    """Of 17 in all, 5 are made; 3 lie before the next checkpoint. Nothing is called an epoch, which is a pass."""
+    watch = callbacks.Bar(17) if bar else callbacks.PlainLines(seconds=0, steps=17)
+    model = types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(5)))
+    watch.set_model(model)
+    watch.set_params({"steps": 3})
+    watch.on_epoch_begin(1)
+    for batch in range(3):
+        watch.on_train_batch_end(batch, {"loss": 5.25})
+    model.optimizer.iterations = np.array(8)
+    watch.on_epoch_end(1, {"loss": 5.25, "val_loss": 4.125})
+    said = capsys.readouterr().out
+    assert "poch" not in said and "val_loss" in said
+    first, *lines = said.splitlines()
+    assert lines[-1] == "step 8 of 17: loss 5.25, val_loss 4.125"
+    if bar:
+        assert first == "steps 6 to 8 of 17" and "3/3" in said
+    else:
+        assert [first, *lines[:-1]] == [f"step {step} of 17: loss 5.25" for step in (6, 7, 8)]
+
+
+def test_the_bar_fits_the_terminal(capsys, monkeypatch):
+    """Of many values it shows the first that fit; all are in the line of the checkpoint."""
+    monkeypatch.setenv("COLUMNS", "80")
+    watch = callbacks.Bar(3)
+    watch.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(0))))
+    watch.set_params({"steps": 3})
+    watch.on_epoch_begin(0)
+    logs = {name: 12_345.67 for name in ("accuracy", "loss", "perplexity", "learning_rate", "tokens/s")}
+    for batch in range(3):
+        watch.on_train_batch_end(batch, logs)
+    said = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
+    assert "loss" in said and "perplexity" not in said
+    assert max(map(len, re.split("[\r\n\b]+", said))) < 80
+    watch.on_epoch_end(0, logs)
+    line = capsys.readouterr().out
+    assert all(f"{name} 12,346" in line for name in logs)
 
 
 def test_the_dev_text_is_thinned_evenly():

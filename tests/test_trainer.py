@@ -21,6 +21,7 @@ from programs import same_weights
 import tf_transformer as tt
 from tf_transformer.corpora.corpus import Batching, Corpus
 from tf_transformer.corpora.ids import Ids
+from tf_transformer.fitting import trainer as trainers
 from tf_transformer.fitting.callbacks import Stopped
 from tf_transformer.fitting.tasks import TASKS
 from tf_transformer.runs.run import Run
@@ -150,7 +151,13 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert names[3] == ["p-00000004", "p-00000007"]
     with pytest.raises(tt.BadInput, match="until: expected a positive whole number below 2..31 or None, got 0"):
         parts.fit(until=0)
+    with pytest.raises(tt.BadInput, match="until: expected at most 7, the recipe's last step, got 8"):
+        parts.fit(until=8)
+    capsys.readouterr()
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
+    assert (
+        "nothing to train: this run is at step 7 of 7; for more, give the recipe more steps" in capsys.readouterr().out
+    )
     assert (parts.began, parts.steps) == (7, 7)
     same_weights(tmp_path / "whole", tmp_path / "parts")
     for row, other in zip(history, parts.run.history, strict=True):
@@ -160,6 +167,21 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert [row["step"] for row in tt.Trainer(tmp_path / "parts", CONFIG, corpus, longer).fit()] == [4, 7, 8, 10]
     assert "\x08" not in (printed := capsys.readouterr().out) and "\x1b" not in printed
     assert len(printed) < 6_000  # no line for every step
+
+
+@pytest.mark.parametrize(
+    ("batches", "tokens", "found"), [(6, 25_000, "multi30k"), (1, 4_096, "tiny"), (20, 25_000, "")]
+)
+def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, tokens, found, capsys):
+    """Six batches of 25,000 tokens are thirty-six of 4,096."""
+    trainers._warn_of_few(batches, tokens)
+    said = capsys.readouterr().out
+    assert said == (
+        f"warning: a pass over this text is {batches} batches of {tokens:,} tokens, few to learn from; the recipe "
+        f"{found!r} has {tt.RECIPES[found].batch_tokens:,} tokens a batch\n"
+        if found
+        else ""
+    )
 
 
 def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
@@ -181,7 +203,9 @@ def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path, monkeypatch
     monkeypatch.setitem(TASKS, "translation", dataclasses.replace(task, decoder=decoder))
     recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
-    assert [row["step"] for row in trainer.fit(until=2)] == [1, 2]
+    history = trainer.fit(until=2)
+    assert history.history["step"] == [1, 2] == [row["step"] for row in history]
+    assert repr(history).startswith("History of 2 checkpoints, step 2, ") and "dev_bleu" in repr(history)
     model = trainer._model
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     trainer._model = model  # whose step is traced; a run goes on from what its checkpoint holds
@@ -347,7 +371,7 @@ def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
     with pytest.raises(Stopped, match="stopped after saving step 2") as stopped:
         trainer.fit()
-    assert stopped.value.number == signal.SIGTERM and not Run._locks
+    assert stopped.value.number == signal.SIGTERM and not Run._locks and not isinstance(stopped.value, Exception)
     assert [path.name for path in trainer.run.checkpoints()] == ["step-00000002-stopped"]
 
 

@@ -10,6 +10,9 @@
 import importlib.util
 import math
 import os
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.base.files import encoded, user_path
-from tf_transformer.base.terminal import is_terminal, say
+from tf_transformer.base.terminal import is_watched, say
 from tf_transformer.base.values import Amount, Count, Natural, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.fitting.checkpoints import Checkpoints as Checkpoints
@@ -90,11 +93,14 @@ class DevScore(keras.callbacks.Callback):
         source, references = self.dev.source, self.dev.references
         outputs = self.function(source)
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
-        step = int(convert_to_numpy(self.model.optimizer.iterations))
+        step = steps_of(self.model)
         say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
         shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
+        width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
         for k in shown:
-            say(f"    {source[k]}\n      -> {outputs[k]}\n       = {references[k]}")
+            texts = source[k], outputs[k], references[k]
+            lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
+            say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
         if self.logs and shown and ON_TENSORFLOW:
             self._draw(self.logs, step, shown, outputs)
 
@@ -118,23 +124,32 @@ class PlainLines(keras.callbacks.Callback):
 
     Args:
         seconds: from one line to the next.
+        steps: all steps of the training, where an epoch is not a pass over the text but ends at a checkpoint. The lines
+            then count steps instead of epochs.
     """
 
     @checked
-    def __init__(self, seconds: Amount = 30.0):
+    def __init__(self, seconds: Amount = 30.0, steps: Count | None = None):
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.steps = seconds, steps
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.last_line = time.monotonic()
+        self.first = steps_of(self.model) if self.steps else 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if time.monotonic() - self.last_line >= self.seconds:
             self.last_line = time.monotonic()
-            self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
+            if self.steps:
+                self._say(f"step {self.first + batch + 1:,} of {self.steps:,}", logs)
+            else:
+                self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._say(f"epoch {epoch + 1:,}", logs)
+        if self.steps:
+            self._say(f"step {steps_of(self.model):,} of {self.steps:,}", logs)
+        else:
+            self._say(f"epoch {epoch + 1:,}", logs)
 
     def _say(self, what: str, logs: dict[str, Any]) -> None:
         values = (
@@ -142,6 +157,39 @@ class PlainLines(keras.callbacks.Callback):
             for name, value in logs.items()
         )
         say(f"{what}: {', '.join(values)}")
+
+
+class Bar(PlainLines):
+    """Progress on a terminal or in a notebook: Keras's bar for the steps to the next checkpoint, and a line there.
+
+    Args:
+        steps: all steps of the training.
+    """
+
+    FIXED = 50  # columns of the bar, its counts and its times
+
+    @checked
+    def __init__(self, steps: Count):
+        super().__init__(steps=steps)
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        super().on_epoch_begin(epoch)
+        count = self.params["steps"]
+        say(f"steps {self.first + 1:,} to {self.first + count:,} of {self.steps:,}")
+        self.bar = keras.utils.Progbar(count, unit_name="step")
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        room, shown = shutil.get_terminal_size((80, 24)).columns - self.FIXED, list[tuple[str, Any]]()
+        for name in ("loss", "tokens/s", "accuracy", *logs):  # a line that is too long would not change but come again
+            room -= len(f" - {name}: 12345.6789")
+            if name in logs and name not in dict(shown) and room >= 0:
+                shown.append((name, logs[name]))
+        self.bar.update(batch + 1, shown, finalize=batch + 1 == self.bar.target)
+
+
+def steps_of(model: keras.Model) -> int:
+    """The updates that a model's optimizer has made."""
+    return int(convert_to_numpy(model.optimizer.iterations))
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -211,7 +259,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Stops a training whose value has not become better for some epochs.
+    """Stops a training whose value has not become better for some epochs, which end at checkpoints.
 
     It counts the rows of the run's history, so a resumed run goes on counting. Stand before `Checkpoints`, which adds
     the newest row.
@@ -281,6 +329,6 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def progress() -> tuple[int, list[keras.callbacks.Callback]]:
-    """The `verbose` and the callbacks of `fit` that show progress: Keras's bar on a terminal, plain lines elsewhere."""
-    return (1, []) if is_terminal() else (0, [PlainLines()])
+def progress(steps: int) -> keras.callbacks.Callback:
+    """The callback that shows how far a training of so many steps is: a bar where a person watches, else lines."""
+    return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)

@@ -14,7 +14,7 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.base.terminal import Stopped as Stopped
-from tf_transformer.base.terminal import say, say_in_a_handler
+from tf_transformer.base.terminal import duration, say, say_in_a_handler
 from tf_transformer.base.values import Count, checked
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.runs.run import Run, compiled
@@ -245,8 +245,8 @@ class Checkpoints(keras.callbacks.Callback):
         stopped = self.steps and self.model.stop_training and self.step < self.steps
         self._save(**({"stopped_of": self.steps} if stopped else {}))
         if self.steps and self.steps > self.step:
-            minutes = (self.steps - self.step) * self.seconds / self.step / 60
-            say(f"  step {self.step:,} of {self.steps:,}, about {minutes:,.0f} minutes to go")
+            left = (self.steps - self.step) * self.seconds / self.step
+            say(f"  step {self.step:,} of {self.steps:,}, {duration(left)} to go")
 
     def _save(self, **state: Any) -> None:
         self.before_saving()

@@ -11,7 +11,7 @@ import keras
 from tf_transformer import distribution, training
 from tf_transformer.base.terminal import say
 from tf_transformer.base.values import Count, check_fields, checked, shown
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.corpora import data
 from tf_transformer.corpora.batches import Batches
 from tf_transformer.corpora.corpus import Batching, Corpus, Files
@@ -36,12 +36,13 @@ from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.loading import trained
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
-from tf_transformer.runs.recipe import PAPER_STEPS, Recipe
-from tf_transformer.runs.run import IDS, START, Run, described
+from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe
+from tf_transformer.runs.run import IDS, START, History, Run, described
 from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.tokenizer import Tokenizer
 
 UNKNOWN = {"origin": "another translator"}
+FEW = 20  # batches of a pass: with fewer, the optimizer makes too few steps to learn
 TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
 
 
@@ -65,9 +66,9 @@ class Trainer:
         recipe: the settings of the training.
         schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
         optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
-        callbacks: further callbacks for `fit`; values that they add to an epoch's logs go into the history. An epoch
-            ends at a checkpoint. What they count, such as the patience of Keras's `EarlyStopping`, begins anew with
-            each `fit`.
+        callbacks: further callbacks for `fit`. For them an epoch ends at each checkpoint; values that they add to its
+            logs go into the history. What they count, such as the patience of Keras's `EarlyStopping`, begins anew
+            with each `fit`.
         strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
         start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
             without `start`. `config` is the configuration of its model, apart from rates. Layers and weights of it that
@@ -177,23 +178,24 @@ class Trainer:
             raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
 
     @checked
-    def fit(self, until: Count | None = None) -> list[dict[str, Any]]:
-        """Train, from the run's last checkpoint if there is one.
+    def fit(self, until: Count | None = None) -> History:
+        """Train, from the run's last checkpoint if there is one. A run that is finished stays as it is, and `fit` says
+        what to change for more.
 
         SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
 
-        If a callback has stopped the run, `fit` says so and does nothing more, unless `until` or the recipe asks for
-        more steps.
+        After a callback such as `EarlyStopping` has ended a run, `fit` does nothing, unless `until` or the recipe asks
+        for more steps.
 
         Args:
             until: stop after this step, for a later `fit` to go on; `None` means the end.
 
         Returns:
-            the history: a row for each checkpoint, as in history.csv.
+            the history: a row for each checkpoint, as in history.csv; `history` has columns, as Keras's `History`.
 
         Raises:
             BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
-                `until` is not positive.
+                `until` is not positive or beyond the end.
         """
         try:
             tokenizer = self._begin()
@@ -203,7 +205,7 @@ class Trainer:
             raise
         finally:
             self.run.unlock()
-        return self.run.history
+        return History(self.run.history)
 
     def _begin(self) -> Tokenizer:
         """A new run's tokenizer and config.json, and the batches."""
@@ -255,10 +257,14 @@ class Trainer:
         replicas = distribution.replicas(self._strategy)
         interval = recipe.interval(steps)
         alone = not distribution.is_a_worker(self._strategy)
-        asked, until = until, min(until or steps, steps)
+        if until and until > steps:
+            raise BadInput(f"until: expected at most {steps}, the recipe's last step, got {until}")
+        asked, until = until, until or steps
         checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
         stopped = asked is None and checkpoints.step < steps <= checkpoints.stopped_of  # and nobody asks for more
         self.steps, self.began = steps, checkpoints.step
+        if not checkpoints.step:
+            _warn_of_few(len(batches), recipe.batch_tokens)
         if self._model is None:
             self._model = self.make_model(steps)
             freeze(self._model, self.run.settings().get("frozen", ()))
@@ -272,6 +278,9 @@ class Trainer:
                 f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
                 f"to go on, call fit(until={steps}) or ask for more steps"
             )
+        elif checkpoints.step >= until:
+            more = "" if until < steps else "; for more, give the recipe more steps, or the trainer another folder"
+            say(f"nothing to train: this run is at step {checkpoints.step:,} of {steps:,}{more}")
         elif checkpoints.step:
             say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
         elif (self.run.path / START).exists():
@@ -280,12 +289,13 @@ class Trainer:
             model.set_weights(start.get_weights())
         checkpoints.restore(model)
 
+        if checkpoints.step < until and not stopped:
+            say(f"a checkpoint and the dev text's score every {interval:,} steps")
         while checkpoints.step < until and not stopped:
-            say(f"below, an epoch is the {interval:,} steps to the next checkpoint")
             first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
             wrong = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
             checkpoints.before_saving = wrong.check
-            verbose, lines = progress()
+            watching = [wrong, *self._watching(model, tokenizer)]
             with checkpoints.saving_on_signals():
                 try:
                     model.fit(
@@ -296,8 +306,8 @@ class Trainer:
                         validation_data=data.fed(dev_batches, replicas, count=len(dev_batches)),
                         validation_steps=len(dev_batches),
                         shuffle=False,  # the batches are
-                        verbose=verbose,
-                        callbacks=[wrong, *self._watching(model, tokenizer), *self.callbacks, checkpoints, *lines],
+                        verbose=0,
+                        callbacks=[*watching, *self.callbacks, checkpoints, progress(steps)],
                     )
                 except Stopped as stop:
                     if stop.number:
@@ -380,3 +390,16 @@ class Trainer:
         """
         source, references = self._texts(files) if files else self.corpus.test or self.corpus.dev
         return task_of(self.corpus.kind).scores((translator or self.translator())(source), references)
+
+
+def _warn_of_few(batches: int, batch_tokens: int) -> None:
+    """Say that batches are too large for a text, and which recipe has smaller ones."""
+    presets = {name: recipe for name, recipe in RECIPES.items() if name in PRESETS}
+    smaller = {name: recipe for name, recipe in presets.items() if recipe.batch_tokens < batch_tokens}
+    if batches < FEW and smaller:
+        enough = [name for name in smaller if smaller[name].batch_tokens <= batches * batch_tokens / FEW]
+        name = max(enough or smaller, key=lambda name: smaller[name].batch_tokens)
+        say(
+            f"warning: a pass over this text is {batches} batches of {batch_tokens:,} tokens, few to learn from; the "
+            f"recipe {name!r} has {smaller[name].batch_tokens:,} tokens a batch"
+        )

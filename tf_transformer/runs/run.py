@@ -34,6 +34,21 @@ STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tok
 STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
 
 
+class History(list[dict[str, Any]]):
+    """The rows of a run's history, one for each checkpoint, with a short text for a notebook."""
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """The columns by name, as Keras's `History` has them; `None` where a row has no such value."""
+        names = dict.fromkeys(name for row in self for name in row)
+        return {name: [row.get(name) for row in self] for name in names}
+
+    def __repr__(self) -> str:
+        row = (self[-1] if self else {}).items()
+        last = "".join(f", {name} {value:,}" if value > 999 else f", {name} {value:.4g}" for name, value in row)
+        return f"History of {len(self):,} checkpoint{'s' * (len(self) != 1)}{last}"
+
+
 class Run:
     """The folder of a training run.
 
