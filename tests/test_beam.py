@@ -311,7 +311,9 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
         translate, [saved, "--input", source, "--output", tmp_path / "part", "--", "--a"], capsys
     )
     assert "--n-best: expected --json with it" in said("--input", source, "--n-best", 2)
-    assert "json: expected --input with it" in said("--json")
+    assert "--gzip: expected --input with it" in said("--gzip")
+    assert "--patience: expected no --input with it" in said("--input", source, "--patience", 2)
+    assert "--scores: expected --json without it, which has scores" in said("--json", "--scores")
     assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)
     assert not list(tmp_path.glob("part-*"))
 

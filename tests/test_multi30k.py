@@ -350,7 +350,7 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
     found, sides = [], (["Two doors.", "One."], [target, "One."])
     monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
     monkeypatch.setattr(
-        teachers, "in_chunks", lambda *given: found.append(given) or [Reply("", (Answer("made", 0.0),), 1, False)]
+        teachers, "answered", lambda *given: found.append(given) or [Reply("", (Answer("made", 0.0),), 1, False)]
     )
     corpus = StagedCorpus.of(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")

@@ -11,12 +11,13 @@ from checkpoints import M2M100
 from programs import fails, options, run_python
 
 import tf_transformer as tt
+from tf_transformer.base.terminal import Progress
 from tf_transformer.corpora.corpus import languages_of
-from tf_transformer.engines.engine import Answer, Reply
+from tf_transformer.engines.engine import Answer, Engine, Reply
 from tf_transformer.exports import versions
 from trainers import attention, evaluate, export, prepare, translate, translation
 from trainers.__main__ import PROGRAMS
-from trainers.command import in_chunks, run_program
+from trainers.command import answered, run_program
 
 
 def with_line(folder, name, number, line):
@@ -101,7 +102,8 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
     given |= {"average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16", "parts": 2, "clip_norm": 0.5}
     given |= {"on_nan": "skip", "jit_compile": "off", "seed": 5, "learning_rate": 0.01, "stop_after": 3}
     more = {"dropout": 0.25, "vocab_size": 401}
-    argv = [part for name, value in (given | more).items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    names = {name: name.replace("_", "-") for name in given | more} | {"tokenizer": "vocab-kind"}
+    argv = [part for name, value in (given | more).items() for part in (f"--{names[name]}", str(value))]
     for length in ({"steps": 17}, {"epochs": 3}):
         ((name, value),) = length.items()
         with pytest.raises(Asked) as asked:
@@ -110,6 +112,14 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
         assert trainer.recipe == tt.Recipe(**given, **length)
         assert set(given | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
         assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
+    learned = tmp_path / "own.model"
+    tt.Tokenizer.learn_from([line for file in text.iterdir() for line in file.open()], 331).save(learned)
+    with pytest.raises(Asked) as asked:  # a vocabulary that is there, and a dev text from the training text
+        train = ["--train", text / "train.en", text / "train.de", "--dev", "0.03", "--tokenizer", learned]
+        translation.main([*map(str, train), "--run", str(tmp_path / "run")])
+    (trainer,) = asked.value.args
+    assert (trainer.tokenizer.vocab_size, trainer.config.vocab_size) == (331, 331)
+    assert len(trainer.corpus.dev[0]) == 900 - len([*trainer.corpus.train.rows()])
     for preset, recipe in {"multi30k": tt.RECIPES["multi30k"], "A_h4": tt.RECIPES["base"]}.items():
         with pytest.raises(Asked) as asked:
             translation.main(options(text, "--run", tmp_path / "run", "--preset", preset))
@@ -128,7 +138,7 @@ def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
 
 
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
-    translation.main(["--preset", "big", "--dry-run", "--run", str(tmp_path / "run"), "--average-last", "20"])
+    translation.main(["--preset", "big", "--dry-run", "8x9.5", "--run", str(tmp_path / "run"), "--average-last", "20"])
     printed = capsys.readouterr().out
     for said in (
         "214,171,648",
@@ -159,7 +169,16 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--from", "nowhere", "--tokenizer", "bpe"], "--from: expected no --vocab-size and no --tokenizer with it"),
+        (["--from", "nowhere", "--vocab-kind", "bpe"], "--from: expected no --vocab-size and no --vocab-kind with it"),
+        (
+            ["--from", "nowhere", "--tokenizer", "a"],
+            "--from: expected no --tokenizer with it, since the model has its own",
+        ),
+        (["--tokenizer", os.devnull], "expected"),
+        (
+            ["--tokenizer", "a", "--vocab-size", "7"],
+            "--tokenizer: expected no --vocab-size and no --vocab-kind with it",
+        ),
         (["--from", os.devnull], "expected a run, a SavedModel or a checkpoint, found a file, no folder"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at "),
@@ -192,8 +211,8 @@ def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
 
 
 def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
-    message = "--prepared: expected no --vocab-size, --tokenizer or --skip-bad-lines; give them to"
-    for option in (["--vocab-size", 300], ["--tokenizer", "bpe"], ["--skip-bad-lines"]):
+    message = "--prepared: expected no --vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines; give them to"
+    for option in (["--vocab-size", 300], ["--vocab-kind", "bpe"], ["--tokenizer", "a"], ["--skip-bad-lines"]):
         assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)
 
 
@@ -230,11 +249,9 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
         (["a", "--head", "0"], "--head: expected a positive number, got 0"),
         (["a", "--layer", "1"], "expected --png FILE with them"),
-        (["a", "--run", "runs/demo"], "--run: not allowed with argument --model"),
     ]:
         assert message in fails(attention, [*argv, *more], capsys)
-    assert "found no saved_model.pb" in fails(attention, ["--model", tmp_path, "a"], capsys)
-    assert "found no config.json" in fails(attention, ["--run", tmp_path, "a"], capsys)
+    assert "a checkpoint, found no config.json" in fails(attention, ["--model", tmp_path, "a"], capsys)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert "expected a sentence, got none" in fails(attention, argv, capsys)
     assert not list(tmp_path.iterdir())
@@ -252,21 +269,20 @@ def test_a_warning_is_one_line(monkeypatch):
     assert warnings.formatwarning(UserWarning("texts are long"), UserWarning, "x.py", 3) == "warning: texts are long\n"
 
 
-def test_long_texts_are_translated_part_by_part(capsys):
-    parts = []
+def test_progress_and_warnings_are_on_standard_error(capsys, monkeypatch):
+    class Upper(Engine):
+        facts, batch_size, changeable = {}, 7, ()
 
-    class Upper:
-        def replies(self, texts):
-            parts.append(len(texts))
-            return [Reply(text, (Answer(text.upper(), 0.0),), 2, False) for text in texts]
+        def _replies(self, texts, request):
+            return [Reply(text, (Answer(text.upper(), 0.0),), 2, text == "line 5") for text in texts]
 
-    upper, texts = Upper(), [f"line {number}" for number in range(17)]
-    assert [reply.text for reply in in_chunks(upper, texts, 7)] == [text.upper() for text in texts]
-    assert parts == [7, 7, 3]
+    texts = [f"line {number}" for number in range(17)]
+    monkeypatch.setattr(Progress, "LOGGED", 0.0)
+    with pytest.warns(UserWarning, match="in 1 of 17 texts; only their beginnings are read: 'line 5..."):
+        assert [reply.text for reply in answered(Upper(), texts)] == [text.upper() for text in texts]
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in (7, 14, 17)]
-    assert [reply.text for reply in in_chunks(upper, texts, 17)] == [text.upper() for text in texts]
-    assert list(in_chunks(upper, [], 17)) == []
+    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in range(1, 18)]
+    assert list(answered(Upper(), [])) == []
     assert capsys.readouterr().err == ""
 
 

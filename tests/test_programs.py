@@ -202,7 +202,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     attention.main(["--model", str(path), "Two doors.", "--html", str(pictures / "page.html")])
     source, target = capsys.readouterr().out.splitlines()[0].split(" -> ")
     given = ["--target", "Zwei Türen.", "--target", target, "--png", str(pictures / "a.png"), "--head", "2", "1"]
-    attention.main(["--run", str(run), "The dog sleeps.", "Two doors.", *given])
+    attention.main(["--model", str(run), "The dog sleeps.", "Two doors.", *given])
     assert sorted(file.name for file in pictures.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
     assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in (
         pictures / "page.html"

@@ -20,9 +20,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("attention", __doc__, "Layers and heads are counted from 1. Figures need matplotlib.")
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="a sentence to translate or to parse")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="DIR", help="a SavedModel of this package, e.g. savedmodels/demo/1")
-    what.add_argument("--run", metavar="DIR", help="or a run, e.g. runs/demo: the average of its last checkpoints")
+    what = "a run, e.g. runs/demo, a SavedModel of this package, e.g. savedmodels/demo, or a checkpoint"
+    add("--model", required=True, metavar="DIR", help=what)
     add(
         "--target",
         action="append",
@@ -48,7 +47,6 @@ def main(argv: list[str] | None = None) -> None:
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.base.folders import saved_model_of
     from tf_transformer.loading import trained
 
     if not sentences:
@@ -57,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    model = trained(saved_model_of(args.model) if args.model else args.run)
+    model = trained(args.model)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:

@@ -1,7 +1,6 @@
 """Code that the programs share: their options, their start and their end."""
 
 import argparse
-import contextlib
 import dataclasses
 import io
 import os
@@ -9,14 +8,15 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.terminal import Stopped
+from tf_transformer.base.terminal import Progress, Stopped
+from tf_transformer.base.terminal import quiet_stderr as quiet_stderr
+from tf_transformer.base.type_names import VocabularyKind
 from tf_transformer.base.values import documentation, plain_type
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.engines.engine import Engine, Reply, warn_of_truncated
@@ -24,6 +24,7 @@ from tf_transformer.runs.recipe import RECIPES, Recipe
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
 
+HERE = "here"  # --dry-run's device: this machine's
 CONFIG_OPTIONS = ("vocab_size", "dropout")
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
@@ -75,28 +76,38 @@ def add_tfds_options(add: Callable[..., Any]) -> None:
     add("--tfds-dir", metavar="DIR", help="where TensorFlow Datasets keeps its corpora")
 
 
-def add_fields(add: Callable[..., Any], kind: type, names: Iterable[str], presets: Iterable[Any]) -> None:
+def add_fields(
+    add: Callable[..., Any], kind: type, names: Iterable[str], presets: Iterable[Any], whose: str = "the preset's"
+) -> None:
     """Add an option for each of these fields of a dataclass. Annotation and docstring say what it is, and presets its
-    default, if they agree."""
+    default, if they agree, and else whose it is."""
     types, docs = {field.name: plain_type(field.type) for field in dataclasses.fields(kind)}, documentation(kind)
     for name in names:
-        first, *others = {getattr(preset, name) for preset in presets}
-        default = " (the preset's)" if others else "" if first is None else f" ({first})"
+        first, *others = {getattr(preset, name) for preset in presets} or (whose, whose)
+        default = f" ({whose})" if others else "" if first is None else f" ({first})"
         words = {"metavar": METAVARS[types[name]], "help": docs.get(name, "").replace("`", "") + default}
         add(f"--{name.replace('_', '-')}", type=types[name], **words)
 
 
 def add_training_options(add: Callable[..., Any]) -> None:
     """Add the options of every program that trains: a `Recipe`'s fields under their names, and some more."""
-    add("--run", type=as_path, metavar="DIR", help="the run's folder; a stopped run goes on (runs/PRESET)")
-    recipe = [field.name for field in dataclasses.fields(Recipe) if field.name != "dev_sentences"]
-    add_fields(add, Recipe, recipe, RECIPES.values())
+    folder = "the run's folder; a stopped run goes on (one in runs/, which is printed)"
+    add("--run", type=as_path, metavar="DIR", help=folder)
+    apart = ("dev_sentences", "tokenizer")
+    add_fields(add, Recipe, [name for name in Recipe.__match_args__ if name not in apart], RECIPES.values())
+    add_vocabulary_kind(add)
     add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
-    cost = "estimate the cost on N devices of that rate, and stop (8x9.5, the paper's)"
-    add("--dry-run", nargs="?", const="8x9.5", metavar="NxTFLOPS", help=cost)
+    cost = "estimate the cost here, by some steps, or on devices such as 8x9.5, and stop"
+    add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
     versions = "folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)"
     add("--export", type=as_path, metavar="DIR", help=versions)
+
+
+def add_vocabulary_kind(add: Callable[..., Any]) -> None:
+    """Add the option of the vocabulary to learn, a `Recipe`'s `tokenizer`."""
+    kinds = get_args(VocabularyKind)
+    add("--vocab-kind", dest="tokenizer", choices=kinds, help="kind of vocabulary to learn (bpe)")
 
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
@@ -107,27 +118,24 @@ def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), withou
     return names
 
 
+def add_call_options(add: Callable[..., Any]) -> None:
+    """Add the options of calls of a model, for `engine` and `of_calls`: of a search, and languages."""
+    names = [name for name in SEARCH_OPTIONS if name != "n_best"]
+    add_fields(add, SearchOptions, names, [], "the model's")
+    for name in LANGUAGES:
+        side = name.partition("_")[0]
+        what = f"the {side}'s, for a model of several languages (the model's)"
+        add(f"--{side}-language", metavar="CODE", help=what)
+
+
+def of_calls(given: dict[str, Any]) -> dict[str, Any]:
+    """The options that a call may give."""
+    return chosen(given, (*LANGUAGES, *(name for name, option in SEARCH_OPTIONS.items() if option.request)))
+
+
 def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The options of these names that have a value."""
     return {name: given[name] for name in names if given.get(name) is not None}
-
-
-@contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Drop what C++ libraries write to standard error inside this block; Python's exceptions still appear."""
-    if sys.__stderr__ is None and sys.stderr is None:  # there is none: its number may be that of another file
-        yield
-        return
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def load_tensorflow() -> None:
@@ -144,16 +152,8 @@ def load_backend() -> str:
     return backend
 
 
-def add_languages(add: Callable[..., Any]) -> None:
-    """Add the options of a model of several languages, for `engine`."""
-    for name in LANGUAGES:
-        side = name.partition("_")[0]
-        what = f"the {side}'s, for a model of several languages (the export's)"
-        add(f"--{side}-language", metavar="CODE", help=what)
-
-
 def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
-    """Whatever `tt.load` opens, with the languages of `add_languages` in `given`."""
+    """Whatever `tt.load` opens, with the options of `add_call_options` in `given` that no call takes."""
     import tf_transformer as tt
     from tf_transformer.base.folders import find_saved_model, is_litert
 
@@ -161,21 +161,20 @@ def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
         load_tensorflow()
     elif not is_litert(model):  # which needs neither
         load_backend()
-    return tt.load(model, **options, **chosen(given, LANGUAGES))
+    fixed = [name for name, option in SEARCH_OPTIONS.items() if not option.request and name != "n_best"]
+    return tt.load(model, **options, **chosen(given, fixed))
 
 
-def in_chunks(engine: Engine, texts: Sequence[Any], size: int = 2_000) -> Iterator[Reply]:
-    """Replies as they come, chunk after chunk. With several chunks, progress goes to standard error."""
-    began, truncated = time.monotonic(), list[bool]()
-    for start in range(0, len(texts), size):
-        replies = engine.replies(texts[start : start + size])
-        truncated += [reply.truncated for reply in replies]
-        yield from replies
-        if len(texts) > size:
-            done = min(start + size, len(texts))
-            speed = done / (time.monotonic() - began)
-            print(f"{done:,} of {len(texts):,} sentences, {speed:.0f} a second", file=sys.stderr, flush=True)
-    warn_of_truncated(texts, truncated)
+def answered(engine: Engine, texts: Iterable[Any], n: int | None = None, **options: Any) -> Iterator[Reply]:
+    """Replies as they come, with progress and warnings on standard error; the arguments are those of `stream`."""
+    long, count = list[Any](), 0
+    with Progress(len(texts) if isinstance(texts, Sequence) else None, "sentences", log=True) as progress:
+        for count, reply in enumerate(engine.stream(texts, n, **options), 1):  # noqa: B007
+            if reply.truncated:
+                long.append(reply.source)
+            yield reply
+            progress.add(1)
+    warn_of_truncated(long, count)
 
 
 def run_program(main: Callable[[], None]) -> None:
@@ -208,15 +207,15 @@ def run_program(main: Callable[[], None]) -> None:
                 raise
     except BrokenPipeError:
         sys.exit(141)  # the shell's status for a process that SIGPIPE ended
+    except Stopped as error:
+        print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
+        sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
     except KeyboardInterrupt:
         print("\nstopped; start it again with the same options to go on", file=sys.stderr)
         sys.exit(130)
     except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except Stopped as error:
-        print(f"\n{error}; start it again with the same options to go on", file=sys.stderr)
-        sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
     except Exception as error:
         if "TF_CONFIG" not in os.environ:  # no workers; TensorFlow's own errors need TensorFlow, which takes seconds
             raise

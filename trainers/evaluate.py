@@ -5,14 +5,16 @@ Paired bootstrap compares each further translation with the first one.
 
 from tf_transformer.base.files import write_text
 from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 
-from .command import add_languages, as_path, chosen, engine, in_chunks, options, positive, run_program
+from .command import add_call_options, answered, as_path, chosen, engine, of_calls, options, positive, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("evaluate", __doc__)
     add = parser.add_argument
-    add("--reference", required=True, help="the reference translations, a sentence a line")
+    references = "the reference translations, a sentence a line; several files hold several of each"
+    add("--reference", required=True, nargs="+", metavar="FILE", help=references)
     add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
     add(
         "--model",
@@ -22,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
         help="models to translate --source with: exports, runs, checkpoints",
     )
     add("--source", help="the text to translate, with --model")
-    add_languages(add)
+    add_call_options(add)
     add("--output", type=as_path, metavar="FILE", help="where to write the translations of one model")
     add("--samples", type=positive, default=1_000, metavar="N", help="samples for the confidence intervals (1000)")
     args = parser.parse_args(argv)
@@ -30,8 +32,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --translations or --model")
     if args.model and not args.source:
         parser.error("expected --source with --model")
-    if not args.model and (languages := chosen(vars(args), LANGUAGES)):
-        parser.error(f"--{next(iter(languages)).replace('_', '-')}: expected --model with it")
+    if not args.model and (given := chosen(vars(args), (*SEARCH_OPTIONS, *LANGUAGES))):
+        parser.error(f"--{next(iter(given)).replace('_', '-')}: expected --model with it")
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not args.output.parent.is_dir():
@@ -39,17 +41,26 @@ def main(argv: list[str] | None = None) -> None:
 
     import tf_transformer as tt
 
-    systems = {}
+    systems: dict[str, list[str]] = {}
+
+    lists: list[list[str]] = []
+
+    def beside(name: str) -> list[str]:
+        """A file's lines, which are as many as those of each reference."""
+        pairs = [tt.data.read_text_pairs(name, file, empty_lines=True) for file in args.reference]
+        lists[:] = [references for _, references in pairs]
+        return pairs[0][0]
+
     for name in args.translations:
-        systems[name], references = tt.data.read_text_pairs(name, args.reference, empty_lines=True)
+        systems[name] = beside(name)
+    source = beside(args.source) if args.model else []
     for name in args.model:
-        source, references = tt.data.read_text_pairs(args.source, args.reference, empty_lines=True)
-        replies = list(in_chunks(engine(name, vars(args)), source))
+        replies = list(answered(engine(name, vars(args)), source, **of_calls(vars(args))))
         systems[name] = [reply.text for reply in replies]
         if args.output:
             write_text(args.output, (f"{reply.line}\n" for reply in replies))
-    scores = tt.bleu.compare(systems, references, args.samples)
-    print(f"{len(references):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
+    scores = tt.bleu.compare(systems, lists, args.samples)
+    print(f"{len(lists[0]):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
     for name in systems:
         print(f"\n{name}")
         for flavour, found in scores.items():

@@ -7,11 +7,9 @@ What is there already is kept: a program that was stopped goes on when started a
 import argparse
 import sys
 import time
-from typing import Any, get_args
+from typing import Any
 
-from tf_transformer.base.type_names import VocabularyKind
-
-from .command import add_tfds_options, as_path, load_backend, options, positive, run_program
+from .command import add_tfds_options, add_vocabulary_kind, as_path, load_backend, options, positive, run_program
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -26,7 +24,9 @@ def main(argv: list[str] | None = None) -> None:
     pretrained = "take the tokenizer of a model to fine-tune: a run, a SavedModel, a checkpoint"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--vocab-size", type=positive, metavar="N", help="of the shared vocabulary (37,000)")
-    add("--tokenizer", choices=get_args(VocabularyKind), metavar="KIND", help="bpe or unigram (bpe)")
+    add_vocabulary_kind(add)
+    given = "take this vocabulary: a tokenizer.model, e.g. of a run, or another SentencePiece model"
+    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=given)
     sample = "sentences to learn the vocabulary from (1,000,000)"
     add("--sample", type=positive, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
@@ -37,10 +37,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(own)
     if [args.train, args.tfds, args.parquet].count(None) != 2:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
-    if args.start and (args.vocab_size or args.tokenizer):
-        parser.error(
-            "--from: expected no --vocab-size and no --tokenizer with it, since the model has its own tokenizer"
-        )
+    if args.start and args.tokenizer_file:
+        parser.error("--from: expected no --tokenizer with it, since the model has its own")
+    for option, taken in (("--from", args.start), ("--tokenizer", args.tokenizer_file)):
+        if taken and (args.vocab_size or args.tokenizer):
+            parser.error(f"{option}: expected no --vocab-size and no --vocab-kind with it, since nothing is learned")
     if args.skip_bad_lines and not args.train:
         parser.error("--skip-bad-lines: expected --train beside it")
     if args.columns and not args.parquet:
@@ -53,6 +54,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.runner:
         load_beam()
     tokenizer = tokenizer_of(args.start) if args.start else None
+    if args.tokenizer_file:
+        from tf_transformer.families.registry import load_tokenizer
+
+        tokenizer = load_tokenizer(args.tokenizer_file)
     with work.locked():
         prepare(args, work, beams, tokenizer)
 

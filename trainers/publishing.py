@@ -5,13 +5,19 @@ import io
 import json
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import keras
+import numpy as np
+
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.base.files import encoded, lines_in, one_line, write_json
 from tf_transformer.base.reading import check_kinds, read_json, reading
+from tf_transformer.base.terminal import duration
 from tf_transformer.corpora.corpus import ToyCorpus
 from tf_transformer.corpora.pairs import Texts
 from tf_transformer.engines.translator import Translator
@@ -23,11 +29,14 @@ from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.runs.run import Run
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
+from tf_transformer.text.tokenizer import FIRST_ID
 
-from .command import CONFIG_OPTIONS, chosen
+from .command import CONFIG_OPTIONS, HERE, chosen
 
 if TYPE_CHECKING:
     from tf_transformer.exports.contract import Root
+
+MEASURED_TOKENS = 2_048  # of a batch, at most: a step of `base` takes three seconds on two cores
 
 
 def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
@@ -48,7 +57,12 @@ def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
-    """Print an estimate of the cost (--dry-run).
+    """Print an estimate of the cost (--dry-run): on this machine, from some steps, or on other devices.
+
+    Args:
+        config: of the model.
+        recipe: of the training.
+        devices: "here", or as for `costs.plan`.
 
     Raises:
         BadInput: the recipe counts epochs, or the devices cannot be read.
@@ -58,9 +72,28 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     steps = recipe.steps or PAPER_STEPS
     training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
     print(json.dumps(config.to_dict()))
-    print(costs.plan(config, training, devices))
+    print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
+    if devices == HERE:
+        rate = _tokens_a_second(config, recipe)
+        device = keras.distribution.list_devices()[0] if keras.backend.backend() == "jax" else "this machine"
+        print(f"{device}: {rate:,.0f} target tokens a second; {duration(steps * recipe.batch_tokens / rate)} of steps")
     every, last = recipe.interval(steps), recipe.average_last
     print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
+
+
+def _tokens_a_second(config: TransformerConfig, recipe: Recipe) -> float:
+    """The rate of training here, from three steps after one that compiles, with smaller batches where the recipe's
+    would take long."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(Path(folder) / "run", config, ToyCorpus(), recipe)
+        model = trainer.make_model(steps=4)
+    rows, steps = -(-min(recipe.batch_tokens, MEASURED_TOKENS) // costs.LENGTH), 3
+    ids = np.random.default_rng(0).integers(FIRST_ID, config.vocab_size, (steps * rows, costs.LENGTH), "int32")
+    began = 0.0
+    for count in (1, steps):
+        began, part = time.monotonic(), ids[: count * rows]
+        model.fit((part, part), part, batch_size=rows, verbose=0, shuffle=False)
+    return float(ids.size / (time.monotonic() - began))
 
 
 def is_complete(trainer: Trainer) -> bool:

@@ -3,15 +3,16 @@ files, with --input, with an export on Apache Beam.
 """
 
 import argparse
+import contextlib
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import lines_in, lines_of, write_text
-from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.base.files import lines_in, lines_of, user_path, write_text
 
-from .command import add_languages, add_search_options, chosen, engine, in_chunks, options, positive, run_program
+from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
 from .pipelines import (
     add_pipeline_options,
     check_options,
@@ -22,57 +23,89 @@ from .pipelines import (
     threads_of_a_worker,
 )
 
+ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that --input does not take
+MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # those that it does
+
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
+    add = parser.add_argument
     what = "a folder, e.g. savedmodels/demo/1, of savedmodels/demo the newest; or a name on the Hugging Face hub"
-    parser.add_argument("model", help=what)
-    parser.add_argument("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
-    parser.add_argument(
-        "--output", help="where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
-    )
-    parser.add_argument("--batch-size", type=positive, default=32, help="sentences a batch (32)")
-    add_languages(parser.add_argument)
+    add("model", help=what)
+    add("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
+    where = "where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
+    add("--output", metavar="FILE", help=where)
+    add("--scores", action="store_true", help="a score and a tab before each translation")
+    add("--json", action="store_true", help="JSON lines, with text, score and flags")
+    add("--n-best", type=positive, metavar="N", help="translations of each line, best first, with --json (1)")
+    add("--batch-size", type=positive, metavar="N", help="sentences a batch (32)")
+    add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
     add_pipeline_options(bulk.add_argument)
     bulk.add_argument("--lines", type=int, metavar="N", help="lines a file of the output (10000)")
     bulk.add_argument("--batch-bytes", type=int, metavar="N", help="rows a batch times bytes of the longest (8192)")
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
-    bulk.add_argument("--json", action="store_true", default=None, help="JSON lines, with score and flags")
-    fixed = ("patience", "extra_length", "max_source_length")  # by the export
-    search = add_search_options(bulk.add_argument, ("max_length", "n_best"), fixed)
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(own)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
-    if args.input is None:
-        bulk_only = ("workers", "runner", "lines", "batch_bytes", "gzip", "json", *search)
-        if given := [*chosen(vars(args), bulk_only), *beams]:
-            parser.error(f"{given[0]}: expected --input with it")
-        translate_file(args)
-    else:
-        if args.source != "-" or not args.output:
-            parser.error("--input: expected --output PREFIX with it, and no other file")
-        if args.n_best and not args.json:
-            parser.error("--n-best: expected --json with it")
-        load_beam()
-        translate_files(args, beams, search)
+    if args.json and args.scores:
+        parser.error("--scores: expected --json without it, which has scores")
+    if args.n_best and not args.json:
+        parser.error("--n-best: expected --json with it")
+    others = ONE_FILE if args.input else MANY_FILES
+    if given := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), others)), *beams * (not args.input)]:
+        parser.error(f"{given[0]}: expected {'no --input' if args.input else '--input'} with it")
+    ending = ".jsonl" if args.json else ".tsv" if args.scores else ".txt"
+    if not args.input:
+        translate_file(args, ending)
+        return
+    if args.source != "-" or not args.output:
+        parser.error("--input: expected --output PREFIX with it, and no other file")
+    load_beam()
+    translate_files(args, beams, ending)
 
 
-def translate_file(args: argparse.Namespace) -> None:
+def translate_file(args: argparse.Namespace, ending: str) -> None:
     """Translate one file, or standard input, in this process."""
-    model = engine(args.model, vars(args), batch_size=args.batch_size)
-    lines = list(lines_in(sys.stdin.buffer) if args.source == "-" else lines_of(args.source))
-    translated = (f"{reply.line}\n" for reply in in_chunks(model, lines))
+    lines = lines_in(sys.stdin.buffer) if args.source == "-" else list(lines_of(args.source))
+    model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
+    replies = answered(model, lines, args.n_best, **of_calls(vars(args)))
+    written = (f"{reply.written(ending, bool(args.n_best))}\n" for reply in replies)
     if args.output:
-        write_text(args.output, translated)
-    else:
-        sys.stdout.buffer.writelines(line.encode() for line in translated)
+        write_lines(args.output, written)
+        return
+    for line in written:  # as they come
+        sys.stdout.buffer.write(line.encode())
+        sys.stdout.buffer.flush()
 
 
-def translate_files(args: argparse.Namespace, beams: list[str], search: list[str]) -> None:
-    """Translate many files into shards; those that are there are kept. `search` names its options."""
+def write_lines(output: str, lines: Iterable[str]) -> None:
+    """Write lines into a file. If it ends too early, by Ctrl-C, a signal or an error, what was written is in
+    OUTPUT.partial, and a line says so."""
+    done = list[str]()
+
+    def kept() -> Iterator[str]:
+        for line in lines:
+            done.append(line)
+            yield line
+
+    partial = Path(f"{user_path(output)}.partial")
+    try:
+        write_text(output, kept())
+        if partial.is_file():
+            partial.unlink()  # of an attempt before
+    except BaseException:
+        if done and not Path(output).is_char_device():
+            with contextlib.suppress(OSError):  # the disk may be full
+                write_text(partial, done)
+                print(f"\nthe first {len(done):,} lines are in {partial}", file=sys.stderr)
+        raise
+
+
+def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:
+    """Translate many files into shards; those that are there are kept."""
     import tf_transformer as tt
     from tf_transformer.base.folders import model_folder
     from tf_transformer.beam import shards as bulk
@@ -83,10 +116,10 @@ def translate_files(args: argparse.Namespace, beams: list[str], search: list[str
     method = tt.beam.TranslationSettings(
         str(model_folder(args.model).absolute()),
         threads=threads,
-        options=chosen(given, [*LANGUAGES, *(name for name in search if name != "n_best")]),
+        options=of_calls(given),
         **chosen(given, ("n_best", "batch_bytes")),
     )
-    ending = (".jsonl" if args.json else ".txt") + (".gz" if args.gzip else "")
+    ending += ".gz" if args.gzip else ""
     work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
     began = time.monotonic()
     with work.opened() as shards:

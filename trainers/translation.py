@@ -17,32 +17,42 @@ from .command import (
 def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    add("--preset", metavar="NAME", help="tiny, small, multi30k, base, big, or a row of Table 3 (tiny)")
+    presets = "tiny, small, multi30k, base, big, or of Table 3; --dry-run tells the time (tiny)"
+    add("--preset", metavar="NAME", help=presets)
     pretrained = "fine-tune a run, a SavedModel, or a checkpoint: a folder, or a name on the hub"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
-    add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to watch the training with")
+    watching = "SOURCE TARGET to watch the training with; or 0.02 or 500 pairs of --train"
+    add("--dev", nargs="+", metavar="FILE", help=watching)
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
+    own = "a vocabulary to take, instead of learning one: a tokenizer.model"
+    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=own)
     add("--prepared", type=as_path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
     add_tfds_options(add)
     add_training_options(add)
-    add_search_options(add)
+    add_search_options(add, without=["extra_length", "max_source_length"])  # an export's, and of who translates
     args = parser.parse_args(argv)
-    if args.start and (args.preset or args.vocab_size or args.tokenizer or args.dry_run):
-        not_so = "--preset, --vocab-size, --tokenizer and --dry-run"
+    vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
+    if args.start and (args.preset or vocabulary or args.dry_run):
+        not_so = "--preset, --vocab-size, --vocab-kind, --tokenizer and --dry-run"
         parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
+    if args.tokenizer_file and (args.vocab_size or args.tokenizer):
+        parser.error("--tokenizer: expected no --vocab-size and no --vocab-kind with it, since nothing is learned")
     args.preset = args.preset or "tiny"
     if args.train and (args.tfds or args.prepared):
         parser.error("expected one of --train, --tfds and --prepared, got --train and another")
     if args.tfds and args.dev:
         parser.error("expected --dev or --tfds, which has a dev text, got both")
     if (args.train or args.prepared) and not (args.dev or args.tfds):
-        parser.error("expected --dev SOURCE TARGET, or --tfds with --prepared")
+        parser.error(f"expected --dev SOURCE TARGET with it, {'or --tfds' if args.prepared else 'or --dev 0.02'}")
+    if args.dev and len(args.dev) != 2 and not (args.train and len(args.dev) == 1 and _is_number(args.dev[0])):
+        number = ", or a share or a number of pairs" if args.train else ""
+        parser.error(f"--dev: expected SOURCE TARGET{number}, got {' '.join(args.dev)}")
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("expected --train SOURCE TARGET with --dev and --test")
-    if args.prepared and (args.vocab_size or args.tokenizer or args.skip_bad_lines):
-        not_so = "--vocab-size, --tokenizer or --skip-bad-lines"
+    if args.prepared and (vocabulary or args.skip_bad_lines):
+        not_so = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
         parser.error(f"--prepared: expected no {not_so}; give them to tf-transformer prepare")
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
@@ -50,6 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.corpora.records import Records
     from tf_transformer.exports.versions import next_version
+    from tf_transformer.families.registry import load_tokenizer
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
@@ -59,8 +70,9 @@ def main(argv: list[str] | None = None) -> None:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     records = Records(args.prepared) if args.prepared else None
     given = vars(args) | {"start": start}
-    if records and not start:
-        given["vocab_size"] = records.tokenizer.vocab_size
+    own_tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
+    if vocabulary := own_tokenizer or (records.tokenizer if records and not start else None):
+        given["vocab_size"] = vocabulary.vocab_size
     config, recipe = plan_of(given, "translation")
     search = search_of(vars(args))
     if args.dry_run:
@@ -73,7 +85,8 @@ def main(argv: list[str] | None = None) -> None:
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
     if args.train:
-        corpus = tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines)
+        watched = args.dev if len(args.dev) > 1 else float(args.dev[0])
+        corpus = tt.TextCorpus(args.train, watched, args.test, args.skip_bad_lines)
     elif records:
         beside = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
         dev = beside.dev if beside else tt.data.read_text_pairs(*args.dev)
@@ -84,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         corpus = tt.ToyCorpus()
 
-    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start)
+    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=own_tokenizer)
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return
@@ -99,6 +112,13 @@ def main(argv: list[str] | None = None) -> None:
   echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
 
 
 if __name__ == "__main__":

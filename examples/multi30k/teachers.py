@@ -16,7 +16,7 @@ from tf_transformer.corpora.pairs import Source, lists_of
 from tf_transformer.corpora.text_files import check_text_pairs
 from tf_transformer.runs.recipe import PAPER_STEPS
 from tf_transformer.runs.run import Run
-from trainers.command import in_chunks
+from trainers.command import answered
 from trainers.publishing import averaged
 
 
@@ -130,5 +130,5 @@ def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: di
     one.run.lock()
     for file, side in zip(translations_of(one.run.path), sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
-        write_text(file, (f"{reply.line}\n" for reply in in_chunks(translator, side)))
+        write_text(file, (f"{reply.line}\n" for reply in answered(translator, side)))
     one.run.unlock()

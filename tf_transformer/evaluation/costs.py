@@ -100,27 +100,32 @@ class Training:
 
 
 @checked
-def plan(config: TransformerConfig, training: Training, devices: str) -> str:
+def plan(config: TransformerConfig, training: Training, devices: str | None) -> str:
     """Estimate time and memory of a training, as text.
 
     Args:
-        devices: their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device.
+        devices: their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device. `None` leaves the time out,
+            for one device.
 
     Raises:
         BadInput: the devices are something else.
     """
-    count, tflops = _devices(devices)
+    count, tflops = (1, 0.0) if devices is None else _devices(devices)
     steps, batch_tokens = training.steps, training.batch_tokens
     flops = training_flops(config, steps * batch_tokens / LENGTH)
     numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.parts
     kept = numbers * (2 if training.half else 4)
-    hours = flops / (count * tflops * 3600e12)
-    share = training_flops(PRESETS["base"], 100_000 * 25_000 / LENGTH) / PAPER["base"]
-    return f"""parameters: {parameters(config):,}
+    text = f"""parameters: {parameters(config):,}
 steps: {steps:,} of {batch_tokens:,} source and {batch_tokens:,} target tokens, {steps * batch_tokens:.1e} of each
 operations: {flops:.1e} FLOP, with sentences of {LENGTH} tokens
 memory of a device: {parameters(config) * 16 / 1e9:.2f} GB for weights, gradients and Adam's two moments; \
 {kept / 1e9:.2f} GB at least for activations
+export: {parameters(config) * 4 / 1e6:,.0f} MB of weights in float32"""
+    if devices is None:
+        return text
+    hours = flops / (count * tflops * 3600e12)
+    share = training_flops(PRESETS["base"], 100_000 * 25_000 / LENGTH) / PAPER["base"]
+    return f"""{text}
 time on {count} x {tflops:g} TFLOP/s: {hours:,.1f} hours at that rate all the time; \
 {hours / share:,.1f} with the {share:.0%} that the paper's base model got"""
 

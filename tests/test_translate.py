@@ -1,0 +1,72 @@
+"""`tf-transformer translate` on one file: every option of Python, three forms of output, and what is left of a stop."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from programs import ROOT, fails
+
+import tf_transformer as tt
+from trainers import translate
+
+LINES = ["The red door.", "", "Two doors."]
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").write_text("".join(f"{line}\n" for line in LINES))
+    return tmp_path / "source"
+
+
+def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
+    engine, output = tt.load(saved), tmp_path / "output"
+    options = {"beam_size": 2, "length_penalty": 1.5, "min_length": 3, "no_repeat_ngram_size": 2, "max_length": 9}
+    argv = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    expected = engine.replies(LINES, 2, **options)
+    translate.main([str(saved), str(source), "--output", str(output), *argv, "--json", "--n-best", "2"])
+    for line, reply in zip(output.read_text().splitlines(), expected, strict=True):
+        found = json.loads(line)
+        assert (found["text"], found["truncated"], found["empty"]) == (reply.text, reply.truncated, reply.empty)
+        assert [one["text"] for one in found["n_best"]] == [answer.text for answer in reply.answers]
+        assert found["score"] == pytest.approx(reply.score, rel=1e-4)
+    translate.main([str(saved), str(source), *argv, "--scores"])
+    scores, texts = zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert list(texts) == [reply.text for reply in expected]
+    assert [float(score) for score in scores] == pytest.approx([reply.score for reply in expected], abs=1e-4)
+
+
+def test_what_an_export_fixes_is_one_line(saved, source, capsys):
+    message = "patience: expected none in a call, since this engine fixes it, got 3"
+    assert message in fails(translate, [saved, source, "--patience", "3"], capsys)
+
+
+def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
+    """Whatever ended it. The next attempt that ends removes them."""
+    output, partial = tmp_path / "output", tmp_path / "output.partial"
+
+    def stop(engine, texts, n, **options):
+        yield from tt.load(saved).replies(LINES[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translate, "answered", stop)
+        with pytest.raises(KeyboardInterrupt):
+            translate.main([str(saved), str(source), "--output", str(output)])
+    assert f"the first 2 lines are in {partial}" in capsys.readouterr().err
+    assert partial.read_text().count("\n") == 2 and not output.exists()
+    translate.main([str(saved), str(source), "--output", str(output)])
+    assert output.read_text().startswith(partial_text := "".join(f"{t}\n" for t in tt.load(saved)(LINES[:2])))
+    assert partial_text and not partial.exists()
+
+
+def test_a_pipe_gets_lines_as_they_come(saved):
+    """Before the end of what it reads."""
+    program = "from trainers.command import run_program; from trainers.translate import main; run_program(main)"
+    command = [sys.executable, "-c", program, str(saved), "--batch-size", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("Two doors.\nA dog.\n")
+        process.stdin.flush()
+        first = process.stdout.readline()
+        process.stdin.close()
+        assert [first.rstrip("\n"), *process.stdout.read().splitlines()] == tt.load(saved)(["Two doors.", "A dog."])
