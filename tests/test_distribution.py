@@ -290,7 +290,7 @@ def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
     run = tmp_path / "run"
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=7, test=7)
     sides = [str(tmp_path / f"{split}.{side}") for split in ("train", "dev") for side in ("en", "de")]
-    argv = ["--train", *sides[:2], "--dev", *sides[2:], "--run", str(run), "--export", str(tmp_path / "export")]
+    argv = ["--train", *sides[:2], "--dev", *sides[2:], "--run", str(run), "--base", str(tmp_path), "--name", "export"]
     argv += ["--vocab-size", "350", "--batch-tokens", "512", "--eval-every", "3", "--average-last", "2"]
 
     def launch(steps):

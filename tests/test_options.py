@@ -61,7 +61,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
-        (["--export", "README.md"], "README.md: expected a folder to write models to"),
+        (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
         (["--factor", "nan"], "factor: expected a positive number that float32 holds, got nan"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
@@ -79,7 +79,7 @@ def test_bad_options(text, tmp_path, capsys, change, message):
 def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, capsys, monkeypatch):
     monkeypatch.setattr(tt.distribution, "is_chief", lambda strategy: is_chief)
     monkeypatch.setattr(tt, "ToyCorpus", lambda: 1 / 0)  # what comes after
-    argv = ["--export", "README.md"]
+    argv = ["--base", ".", "--name", "README.md"]
     if is_chief:
         assert "README.md: expected a folder to write models to" in fails(translation, argv, capsys)
     else:
@@ -128,7 +128,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])
 def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
-    """Where --export does not say it."""
+    """Where --name does not say it."""
     found = []
     monkeypatch.setattr(versions, "next_version", found.append)
     monkeypatch.setattr(tt.Trainer, "fit", lambda self: 1 / 0)
@@ -281,7 +281,7 @@ def test_progress_and_warnings_are_on_standard_error(capsys, monkeypatch):
     with pytest.warns(UserWarning, match="in 1 of 17 texts; only their beginnings are read: 'line 5..."):
         assert [reply.text for reply in answered(Upper(), texts)] == [text.upper() for text in texts]
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in range(1, 18)]
+    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in range(1, 17)]
     assert list(answered(Upper(), [])) == []
     assert capsys.readouterr().err == ""
 

@@ -41,7 +41,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     extra = write_trees(tmp_path / "extra.trees", 97, seed=5)
     argv = ["--train", files[0], "--dev", files[1], "--extra", extra, "--extra-ratio", "0.5", "--preset", "tiny"]
     argv += ["--vocab-size", "300", "--batch-tokens", "512", "--warmup-steps", "40", "--eval-every", "20", "--tune"]
-    argv += ["--run", str(run), "--export", str(export)]
+    argv += ["--run", str(run), "--base", str(export.parent), "--name", export.name]
     parsing.main([*argv, "--steps", "20"])
     parsing.main([*argv, "--steps", "80"])  # goes on
     printed = capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
         ([*given, "--dropout", 1], "dropout: expected a rate in [0, 1), got 1"),
         ([*given, "--beam-size", 0], "beam_size: expected 1 to 1024, got 0"),
-        ([*given, "--export", train], f"{train}: expected a folder to write models to"),
+        ([*given, "--base", train.parent, "--name", train.name], f"{train}: expected a folder to write models to"),
         ([*given, "--preset", "nice"], "preset: expected one of base, big"),
         (
             ["--train", train, bad, "--dev", dev],

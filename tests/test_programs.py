@@ -27,7 +27,8 @@ from trainers import attention, evaluate, export, prepare, translate, translatio
 @pytest.mark.program
 def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys, monkeypatch):
     run, export = tmp_path / "run", tmp_path / "exports"
-    argv = options(text, "--run", run, "--export", export, "--vocab-size", 400, "--eval-every", 3, "--average-last", 2)
+    argv = options(text, "--run", run, "--base", export.parent, "--name", export.name)
+    argv += ["--vocab-size", "400", "--eval-every", "3", "--average-last", "2"]
     argv += ["--test", str(text / "test.en"), str(text / "test.de"), "--beam-size", "17"]  # exports' greatest is 16
     process = subprocess.Popen(
         [sys.executable, "-m", "trainers.translation", *argv, "--steps", "3000"], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -103,7 +104,18 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
         prepare.main([*argv, "--vocab-size", "400"])
         assert "900 pairs, " in capsys.readouterr().out
     argv = ["--prepared", str(tmp_path / "records"), *options(text)[3:], "--run", str(tmp_path / "run")]
-    argv += ["--export", str(tmp_path / "export"), "--eval-every", "3", "--average-last", "2", "--batch-tokens", "512"]
+    argv += [
+        "--base",
+        str(tmp_path),
+        "--name",
+        "export",
+        "--eval-every",
+        "3",
+        "--average-last",
+        "2",
+        "--batch-tokens",
+        "512",
+    ]
     translation.main([*argv, "--steps", "3"])
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
@@ -118,7 +130,7 @@ def test_ten_kills_change_nothing(text, tmp_path):
     runs = [tmp_path / "whole", tmp_path / "killed"]
 
     def begin(run):
-        argv = options(text, "--run", run, "--export", tmp_path / f"export-{run.name}", "--vocab-size", 400)
+        argv = options(text, "--run", run, "--base", tmp_path, "--name", f"export-{run.name}", "--vocab-size", 400)
         argv += ["--batch-tokens", "512", "--eval-every", "3", "--average-last", "2", "--steps", "150"]
         return subprocess.Popen(
             [sys.executable, "-m", "trainers.translation", *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True

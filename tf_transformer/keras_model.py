@@ -70,7 +70,8 @@ class KerasModel(Model):
                 raise
 
     def _check_range(self, id: int) -> None:
-        if not 0 <= id < (V := self.config.vocab_size):
+        V = self.config.vocab_size
+        if not 0 <= id < V:
             raise BadInput(f"expected ids from 0 to below vocab_size={V}, got {id}") from None
 
     def train_on_batch(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> Any:

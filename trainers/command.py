@@ -26,6 +26,7 @@ from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
 
 HERE = "here"  # --dry-run's device: this machine's
 CONFIG_OPTIONS = ("vocab_size", "dropout")
+EXPORTS = ("extra_length", "max_source_length")  # options of a search for `tf-transformer export`, not for a training
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
 
@@ -100,8 +101,13 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
     cost = "estimate the cost here, by some steps, or on devices such as 8x9.5, and stop"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
-    versions = "folder of the SavedModel's versions (savedmodels/NAME OF THE RUN)"
-    add("--export", type=as_path, metavar="DIR", help=versions)
+    add("--name", type=model_name, metavar="NAME", help="the SavedModel's name on a server (the run's)")
+    add("--base", type=as_path, metavar="DIR", help="the folder of all SavedModels (savedmodels)")
+
+
+def export_folder(given: dict[str, Any], run: Path) -> Path:
+    """The folder of the SavedModel's versions, by --base and --name."""
+    return (given["base"] or Path("savedmodels")) / (given["name"] or run.absolute().resolve().name)
 
 
 def add_vocabulary_kind(add: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ import itertools
 import time
 from pathlib import Path
 
-from .command import add_search_options, add_training_options, load_backend, options, run_program
+from .command import add_search_options, add_training_options, export_folder, load_backend, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
-    root = args.export or Path("savedmodels") / folder.absolute().resolve().name
+    root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)

@@ -110,7 +110,8 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
     """The average of a run's last checkpoints, or an ensemble of several runs' averages."""
     count, paths = len(trainer.run.checkpoints()[-trainer.recipe.average_last :]), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
-    print(f"averaging the last {count} checkpoints{of_each}", flush=True)
+    last = "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
+    print(f"averaging {last}{of_each}", flush=True)
     return trained(paths, average_last=trainer.recipe.average_last, **search)
 
 

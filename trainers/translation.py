@@ -4,10 +4,12 @@ import time
 from pathlib import Path
 
 from .command import (
+    EXPORTS,
     add_search_options,
     add_tfds_options,
     add_training_options,
     as_path,
+    export_folder,
     load_backend,
     options,
     run_program,
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--prepared", type=as_path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
     add_tfds_options(add)
     add_training_options(add)
-    add_search_options(add, without=["extra_length", "max_source_length"])  # an export's, and of who translates
+    add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
     if args.start and (args.preset or vocabulary or args.dry_run):
@@ -81,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
-    root = args.export or Path("savedmodels") / folder.absolute().resolve().name
+    root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
     if args.train:

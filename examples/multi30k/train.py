@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from trainers.command import (
+    EXPORTS,
     add_search_options,
     add_training_options,
     as_path,
     chosen,
+    export_folder,
     load_tensorflow,
     options,
     run_program,
@@ -36,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     ensemble = "train the teachers to the end, each taught by the next, and translate with all"
     add("--ensemble", action="store_true", help=ensemble)
     add_training_options(add)
-    add_search_options(add)
+    add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
     for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
         if given and not args.teachers:
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs/small")
-    root = args.export or Path("savedmodels") / folder.name
+    root = export_folder(vars(args), folder)
     if tt.distribution.is_chief(strategy):
         next_version(root)
     corpus = StagedCorpus.of(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from tf_transformer.base.files import encoded, one_line
 from tf_transformer.base.terminal import Progress
-from tf_transformer.base.values import BadInput, Count, checked, shown
+from tf_transformer.base.values import BadInput, Count, Natural, checked, shown
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 
@@ -65,6 +65,7 @@ class Reply(NamedTuple):
         """Whether the source has no tokens: it is nothing, white space or control characters."""
         return not self.text if self.length is None else self.length == 0
 
+    @checked
     def written(self, ending: str, n_best: bool = False) -> str:
         """The reply as a line of a file, without its newline.
 
@@ -316,7 +317,8 @@ def warned(replies: list[Reply]) -> list[Reply]:
     return replies
 
 
-def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
+@checked
+def warn_of_truncated(long: Sequence[str | bytes], count: Natural) -> None:
     """Warn about truncated texts, `long` of `count`, and quote their beginnings."""
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]

@@ -27,7 +27,8 @@ class Recipe:
         learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
         cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
             none.
-        eval_every: steps between checkpoints. `None` means a twentieth of all steps, and at most 1,500.
+        eval_every: steps between checkpoints, about, so that the last is at the end. `None` means a twentieth of all
+            steps, and at most 1,500.
         stop_after: checkpoints in a row without a better dev score that end the training. Where there are no scores, a
             smaller dev loss is better; `None` means never.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.

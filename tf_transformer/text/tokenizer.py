@@ -146,7 +146,8 @@ class Tokenizer:
     def learn(
         cls, files: Iterable[str | os.PathLike[str]], vocab_size: Count, kind: VocabularyKind = "bpe", **options: Any
     ) -> "Tokenizer":
-        """Learn a vocabulary from text files, plain or .gz, one sentence a line; `learn_from` has the other arguments.
+        """Learn a vocabulary from text files, plain or .gz, one sentence a line. `learn_from` takes sentences, and has
+        the other arguments.
 
         Args:
             files: paths; source and target together make a shared vocabulary.
