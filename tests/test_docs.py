@@ -150,6 +150,8 @@ def test_every_tutorial_is_run_by_a_test():
         f"{path.parent.name}/{path.stem}" for path in pages.PATHS if path.parts[0] == "docs" and pages.blocks(path)
     }
     assert python == {*GO_ON, *ALONE, *ELSEWHERE}
+    here = Path(__file__).read_text(encoding="utf-8")
+    assert not [name for name in ALONE if f'run_blocks("docs/{name}.md"' not in here]
 
 
 @pytest.mark.program
@@ -169,6 +171,11 @@ def test_the_page_of_layers(folder):
     scores = pages.run_blocks("docs/tutorials/layers.md")["scores"].numpy()
     assert scores.shape == (1, 4, 4, 4)
     assert scores[..., 3].max() == 0  # padding
+
+
+@pytest.mark.program
+def test_the_page_of_other_backends(folder):
+    assert isinstance(pages.run_blocks("docs/guides/other-backends.md")["translator"], tt.Translator)
 
 
 @pytest.mark.program

@@ -329,6 +329,7 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def progress(steps: int) -> keras.callbacks.Callback:
+@checked
+def progress(steps: Count) -> keras.callbacks.Callback:
     """The callback that shows how far a training of so many steps is: a bar where a person watches, else lines."""
     return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)
