@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from benchmarks import under_load
 from savedmodels.clients import rest
@@ -293,7 +294,10 @@ def test_grpc(places, expected, served, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
     for argv, message in (
         ("--option beam=2 a", "--option: expected one of .*beam_size.*; got beam"),
-        ("--option beam_size=2.5 a", "Expected int32, but got 2.5 .*"),
+        ("--option beam_size=2.5 a", "beam_size: expected int32, got 2.5"),
+        (f"--option beam_size={2**31} a", f"beam_size: expected int32, got {2**31}"),
+        ("--option beam_size=true a", "beam_size: expected int32, got True"),
+        ("--option length_penalty=x a", "length_penalty: expected float32, got x"),
         ("--name other a", r"NOT_FOUND: Servable not found for request: Latest\(other\); 0 of 1 texts were translated"),
         ("--version 7 a", r"NOT_FOUND: Servable not found for request: Specific\(demo, 7\); 0 of 1 .*"),
         ("--version canary a", "INVALID_ARGUMENT: Unrecognized servable version label: canary; 0 of 1 .*"),
@@ -303,6 +307,29 @@ def test_grpc(places, expected, served, monkeypatch, capsys):
         with pytest.raises(SystemExit) as raised:
             run(*argv.split())
         assert re.fullmatch(f"error: {message}", raised.value.code)
+
+
+@needs_grpc
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool", object])
+def test_grpc_sends_tensorflow_s_tensors(dtype):
+    import tensorflow as tf
+
+    from savedmodels.clients import grpc_client
+
+    values = (np.arange(6).reshape(2, 3) % 5).astype(bytes if dtype is object else dtype).astype(dtype)
+    np.testing.assert_array_equal(tf.make_ndarray(grpc_client.proto(values)), values)
+    for tensor in (tf.make_tensor_proto(values), grpc_client.proto(values)):  # in one field, and one by one
+        found = grpc_client.array(tensor)
+        np.testing.assert_array_equal(found, values)
+        assert found.dtype == dtype
+    assert grpc_client.proto(np.array(["ä"], object)).string_val == ["ä".encode()]
+    assert grpc_client.array(grpc_client.proto(values[:0])).shape == (0, 3)
+
+
+@needs_grpc
+def test_grpc_runs_no_tensorflow():
+    code = "import sys; from savedmodels.clients import grpc_client; print({'tensorflow', 'keras'} & set(sys.modules))"
+    assert run_python(code) == "set()\n"
 
 
 @needs_grpc

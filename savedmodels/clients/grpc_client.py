@@ -1,21 +1,47 @@
 """Translate with a server's gRPC API. Needs tensorflow-serving-api.
 
-For each text, or each line of standard input, it prints lines of number, score and translation, best first. Missing
-options take the model's defaults.
+For each text, or each line of standard input, it prints lines of number, score and translation, best first. A text is
+one sentence. Missing options take the model's defaults.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
-import tensorflow as tf
-from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
+
+
+@contextlib.contextmanager
+def _not_run(name: str) -> Iterator[None]:
+    """In this block imports from a package find its modules, and do not run the package itself."""
+    if name in sys.modules or not (spec := importlib.util.find_spec(name)):
+        yield
+        return
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# The server's protos contain TensorFlow's, which only TensorFlow's package has. To load all of it took 9 s and 720 MiB.
+with _not_run("tensorflow"):
+    from tensorflow.core.framework import tensor_pb2, types_pb2
+    from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
+
+KINDS = {  # a tensor's dtype, the field of its values, and NumPy's dtype
+    types_pb2.DT_FLOAT: ("float_val", np.dtype("float32")),
+    types_pb2.DT_INT32: ("int_val", np.dtype("int32")),
+    types_pb2.DT_BOOL: ("bool_val", np.dtype("bool")),
+    types_pb2.DT_STRING: ("string_val", np.dtype(object)),
+}
 
 
 class Client:
@@ -42,9 +68,9 @@ class Client:
         request = predict_pb2.PredictRequest(model_spec=self.model, output_filter=outputs)
         request.model_spec.signature_name = signature
         for name, value in inputs.items():
-            request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+            request.inputs[name].CopyFrom(proto(value))
         answer = self.stub.Predict(request, timeout=self.timeout).outputs
-        return {name: tf.make_ndarray(tensor) for name, tensor in answer.items()}
+        return {name: array(tensor) for name, tensor in answer.items()}
 
     def options(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The options of `translate` as [1], by the model's defaults where nothing else is given.
@@ -65,7 +91,39 @@ class Client:
             raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
         defaults = self.predict("model_info", {"key": np.array(names, object)})["value"]
         values: dict[str, Any] = {**dict(zip(names, map(parsed, defaults), strict=True)), **given}
-        return {name: tf.make_ndarray(tf.make_tensor_proto([values[name]], dtypes[name])) for name in names}
+        return {name: of_one(name, values[name], KINDS[dtypes[name]][1]) for name in names}
+
+
+def proto(value: np.ndarray) -> Any:
+    """An array as a tensor; strings are bytes, or become UTF-8."""
+    dtype, field = next((dtype, field) for dtype, (field, kind) in KINDS.items() if kind == value.dtype)
+    values = [one.encode() if isinstance(one, str) else one for one in value.ravel().tolist()]
+    tensor = tensor_pb2.TensorProto(dtype=dtype, **{field: values})
+    for size in value.shape:
+        tensor.tensor_shape.dim.add(size=size)
+    return tensor
+
+
+def array(tensor: Any) -> np.ndarray:
+    """A tensor as an array; strings are bytes."""
+    field, dtype = KINDS[tensor.dtype]
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    if tensor.tensor_content:
+        return np.frombuffer(tensor.tensor_content, dtype).reshape(shape)
+    return np.array(getattr(tensor, field), dtype).reshape(shape)
+
+
+def of_one(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
+    """An option's value as an array of one.
+
+    Raises:
+        TypeError: the dtype does not hold it.
+    """
+    of_kind: Any = {"f": (int, float), "i": int}.get(dtype.kind, str)
+    fits = isinstance(value, of_kind) and (dtype.kind != "i" or abs(value) <= np.iinfo(dtype).max)
+    if isinstance(value, bool) or not fits:
+        raise TypeError(f"{name}: expected {'a text' if of_kind is str else dtype}, got {value}")
+    return np.array([value.encode() if isinstance(value, str) else value], dtype)
 
 
 def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray]) -> list[list[tuple[float, str]]]:
