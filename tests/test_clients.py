@@ -32,12 +32,19 @@ TEXT = "The old woman opens the red door."
 
 
 @pytest.fixture(scope="module")
-def places(saved):
+def requests(tmp_path_factory):
+    """The file in which a playground says each request."""
+    return tmp_path_factory.mktemp("said") / "requests"
+
+
+@pytest.fixture(scope="module")
+def places(saved, requests):
     """The environment in which the examples find a playground."""
-    command = [sys.executable, "-m", "savedmodels.playground", str(saved), "--name", "demo", "--port", "0"]
-    process = subprocess.Popen(
-        command + ["--grpc-port", "0"] * GRPC, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = [sys.executable, "-m", "savedmodels.playground", str(saved), "--name", "demo", "--port", "0", "--verbose"]
+    with requests.open("w") as file:
+        process = subprocess.Popen(
+            command + ["--grpc-port", "0"] * GRPC, cwd=ROOT, stdout=subprocess.PIPE, stderr=file, text=True
+        )
     said = []
     for line in process.stdout:
         said.append(line)
@@ -45,7 +52,7 @@ def places(saved):
             break
     printed = "".join(said)
     found = re.search(r"http://(127.0.0.1:\d+)", printed)
-    assert found, printed
+    assert found, printed + requests.read_text()
     grpc = re.search(r"gRPC: (\S+)", printed)
     yield os.environ | {"HOST": found[1], "GRPC": grpc[1] if grpc else "", "NAME": "demo"}
     process.terminate()
@@ -155,6 +162,19 @@ def expected(served):
         [(i, score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]
         for i, row in enumerate(zip(found["scores"], found["translations"], strict=True))
     ]
+
+
+def test_a_playground_says_each_request_if_told_to(places, requests):
+    rest.Client(places["HOST"]).predict(["Two doors."])
+    assert re.search(r'"POST /v1/models/demo:predict HTTP/1\.1" 200', requests.read_text())
+    if GRPC:
+        import grpc
+
+        from savedmodels.clients import grpc_client
+
+        with grpc.insecure_channel(places["GRPC"]) as channel:
+            grpc_client.Client(channel, "demo").predict("model_info", {"key": np.array(["name"], object)})
+        assert "gRPC /tensorflow.serving.PredictionService/Predict\n" in requests.read_text()
 
 
 def n_best(printed, expected, n):

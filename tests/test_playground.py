@@ -295,6 +295,16 @@ def test_only_this_machines_names_are_answered(client, path):
         assert "is not trusted" in answer.get_json()["error"]
 
 
+def test_it_warms_up_what_takes_texts(model, monkeypatch):
+    """Each signature with the inputs that the export has no defaults for, since a first answer takes seconds."""
+    asked = {}
+    monkeypatch.setattr(model, "_export", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
+    monkeypatch.setattr(model, "signatures", {n: s for n, s in model.signatures.items() if n != "translate_details"})
+    model.warm_up()
+    assert set(asked) == {"serving_default", "translate", "tokenize"}
+    assert set(asked["translate"]) == {"text", *REQUEST} and asked["tokenize"]["text"].numpy().tolist() == [b"a"]
+
+
 def test_the_newest_version(saved, tmp_path):
     assert find_version(saved) == find_version(saved.parent) == saved.resolve()
     (tmp_path / "x").mkdir()

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--port", type=int, default=8501, help="port of the page and the REST API; 0 is any free port (8501)"
     )
     parser.add_argument("--grpc-port", type=int, help="port of the gRPC API (none); needs tensorflow-serving-api")
+    parser.add_argument("--verbose", action="store_true", help="say each request to the page or to an API")
     args = parser.parse_args(argv)
     for name, port in (("--port", args.port), ("--grpc-port", args.grpc_port)):
         if port is not None and not 0 <= port < 65536:
@@ -49,14 +50,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"loading {folder} ...", flush=True)
         with quiet_stderr():
             model = ServedModel(folder, args.name)
+            model.warm_up()
         server = make_server("127.0.0.1", 0, rest.app(model), threaded=True, fd=listening.fileno())
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+        if not args.verbose:
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
         print(f"{model.name}, version {model.version}", flush=True)
         print(f"page and REST: http://127.0.0.1:{server.port}", flush=True)
         if args.grpc_port is not None:
             from savedmodels.playground import rpc
 
-            rpc_server, port = rpc.serve(model, args.grpc_port)
+            rpc_server, port = rpc.serve(model, args.grpc_port, args.verbose)
             print(f"gRPC: 127.0.0.1:{port}", flush=True)
         print("Ctrl-C stops it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """One exported model and its signatures, with TensorFlow Serving's rules for requests of any form."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,13 @@ class ServedModel:
         self.version = int(folder.name)
         self._export = EngineExport(folder) if is_litert(folder) else SavedModel(folder)
         self.signatures = self._export.signatures
+
+    def warm_up(self) -> None:
+        """Answer a text by each signature that takes texts, since a signature's first answer takes seconds."""
+        for name, signature in self.signatures.items():
+            if signature.inputs.keys() - signature.defaults.keys() == {"text"}:
+                with contextlib.suppress(ServingError):  # another package's model may mean something else by it
+                    self.predict(name, {"text": tf.constant(["a"])})
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
         """Raise NOT_FOUND unless a request names this model."""

@@ -1,6 +1,7 @@
 """TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -63,6 +64,14 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
         self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
 
 
+class _Said(grpc.ServerInterceptor):
+    """Says each request on standard error."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        print("gRPC", handler_call_details.method, file=sys.stderr, flush=True)
+        return continuation(handler_call_details)
+
+
 @contextlib.contextmanager
 def _errors(context: grpc.ServicerContext) -> Iterator[None]:
     """Errors as gRPC statuses."""
@@ -81,9 +90,10 @@ def _proto(value: np.ndarray) -> Any:
     return proto
 
 
-def serve(model: ServedModel, port: int) -> tuple[grpc.Server, int]:
+def serve(model: ServedModel, port: int, verbose: bool = False) -> tuple[grpc.Server, int]:
     """Start a server on the local address, and return it with its port."""
-    server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+    said = [_Said()] if verbose else []
+    server = grpc.server(ThreadPoolExecutor(8), interceptors=said, options=[("grpc.so_reuseport", 0)])
     services = Services(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
