@@ -251,8 +251,12 @@ def test_a_process_without_standard_error(folder, monkeypatch):
     command = ["sh", "-c", '"$0" "$@" 2>&-', sys.executable, litert_client.__file__, str(folder), "--n-best", "2"]
     done = subprocess.run(command, input=b"Two doors.\n", capture_output=True)
     assert done.returncode == 0 and done.stdout.decode().splitlines()[0].endswith(f"\t{expected}")
+    command[2] = '"$0" "$@"'
+    done = subprocess.run([*command, "--n-best", "3"], input=b"Two doors.\n", capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")  # nothing at the process's end
+    line = "error: options: expected length_penalty, max_length, as the export fixes others; got nothing"
     done = subprocess.run([*command, "--option", "nothing=1"], input=b"Two doors.\n", capture_output=True)
-    assert (done.returncode, done.stdout) == (2, b"")
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (2, b"", f"{line}\n")
 
 
 def test_a_huge_text_takes_no_more_than_its_beginning(folder):

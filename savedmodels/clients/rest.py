@@ -1,7 +1,7 @@
 """Translate with a server's REST API. Needs Python's standard library alone.
 
-It prints the translation of each text, or of each line of standard input. With an option or --n-best it prints lines of
-number, score and translation, best first.
+It prints the translation of each text, or of each line of standard input. A text is one sentence. With an option or
+--n-best it prints lines of number, score and translation, best first.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python litert_client.py FOLDER < text
 
-prints the translation of each line; with --n-best, lines of number, score and translation, best first. The file also
-runs alone, copied elsewhere: it imports nothing of this package.
+prints the translation of each line, which is one sentence; with --n-best, lines of number, score and translation, best
+first. The file also runs alone, copied elsewhere: it imports nothing of this package.
 """
 
 import argparse
@@ -351,6 +351,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             place = f"{i}\t{one.score:.4f}\t" if args.n_best else ""
             sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
         sys.stdout.buffer.flush()
+    with _quiet():  # the engine lists the accelerators that it unloads
+        del translator
+
+
+def _end_quietly() -> None:
+    """Close standard error for what the engine still lists there when the process ends."""
+    if sys.__stderr__ is not None:  # else its number may be that of another file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 if __name__ == "__main__":
@@ -364,4 +372,6 @@ if __name__ == "__main__":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
+        _end_quietly()
         sys.exit(2)
+    _end_quietly()
