@@ -206,11 +206,23 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
 
 def test_export_of_a_checkpoint(tmp_path, capsys):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    argv = ["--pretrained", str(TRAINED), "--name", "en-de", "--base", str(tmp_path)]
-    export.main([*argv, "--format", "ctranslate2"])
-    assert "trained; 54,639 parameters" in capsys.readouterr().out
-    assert ctranslate2.Translator(str(tmp_path / "en-de/1")) and (tmp_path / "en-de/1/source.spm").exists()
-    for more, message in ((["--run", "x"], "not allowed with"), (["--average-last", "3"], "expected --run with it")):
+    argv = [
+        "--pretrained",
+        f"{TRAINED}/",
+        "--base",
+        str(tmp_path),
+        "--format",
+        "ctranslate2",
+    ]  # its name is its folder's
+    export.main(argv)
+    assert "trained/; 54,639 parameters\nwriting ...\npublished " in capsys.readouterr().out
+    assert ctranslate2.Translator(str(tmp_path / "trained/1")) and (tmp_path / "trained/1/source.spm").exists()
+    for more, message in (
+        (["--run", "x"], "not allowed with"),
+        (["--average-last", "3"], "expected --run with it"),
+        (["--no-check"], "--no-check: expected a format that has a check, got ctranslate2"),
+        (["--pretrained", "/"], "--name: expected one, since / has none for a server"),
+    ):
         with pytest.raises(SystemExit):
             export.main([*argv, *more])
         assert message in capsys.readouterr().err

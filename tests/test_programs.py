@@ -203,9 +203,10 @@ def publish_again(tmp_path, text, run, metrics, capsys):
 
     # What the training measured is that of its own weights, and not of an ensemble with others.
     with mock.patch.object(publish, "save_export") as save, mock.patch.object(versions, "size_of", return_value=0):
-        for runs in ([run], [run, run]):
-            export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2"])
+        for runs, more in (([run], []), ([run, run], ["--no-check"])):
+            export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2", *more])
     (alone, together), printed = [call.args[0].facts for call in save.call_args_list], capsys.readouterr().out
+    assert [call.args[2] for call in save.call_args_list] == [True, False]
     assert (alone["bleu"], alone["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
     assert ("bleu" in together, together["parameters"]) == (False, 2 * metrics["parameters"])
     assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {together['parameters']:,} param" in printed

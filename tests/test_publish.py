@@ -20,6 +20,7 @@ from tf_transformer.exports.contract import Export, Root
 from tf_transformer.exports.savedmodel import BATCH_SIZES, new_folder, save_export
 from tf_transformer.exports.versions import next_version
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from trainers.publishing import say_dtypes
 
 
 def test_whole_or_not_at_all(translator, saved, monkeypatch):
@@ -36,7 +37,7 @@ def test_whole_or_not_at_all(translator, saved, monkeypatch):
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
 
 
-def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch):
+def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch, capsys):
     seen = []
 
     def check(path):
@@ -51,6 +52,20 @@ def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch):
         save_export(Export(translator), tmp_path / "name" / "3", checked=True)
     assert seen[0].name == "3"  # the name that it would have had
     assert list((tmp_path / "name").iterdir()) == []
+    assert capsys.readouterr().out == "checking that it can be used ...\n"
+
+
+def test_the_share_in_8_bits(tmp_path, capsys):
+    """Of the weights alone; a model in which most have 32 bits is larger than in bfloat16."""
+    weights = [tf.zeros(shape, dtype) for shape, dtype in (((3, 5), tf.int8), ((7,), tf.float32))]
+    root = tf.train.Checkpoint(weights=[*map(tf.Variable, weights)], table=tf.Variable(tf.zeros([11], tf.int8)))
+    root.write(str(tmp_path / "variables" / "variables"))
+    assert publish.share_in_8_bits(tmp_path) == pytest.approx(15 / 22)
+    with pytest.warns(UserWarning, match="^int8 is larger than bfloat16 here, .*; take --dtype bfloat16, or float16"):
+        say_dtypes(tmp_path, 45, 22)
+    say_dtypes(tmp_path, 44, 22)
+    line = "68 % of the weights have 8 bits; in float32 the weights take 88 bytes, in float16 or bfloat16 44\n"
+    assert capsys.readouterr().out == 2 * line
 
 
 def test_a_server_that_watches_sees_no_half_of_an_export(tmp_path):

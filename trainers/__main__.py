@@ -13,11 +13,11 @@ PROGRAMS = {
     "translation": "train a translator, score it, and export it",
     "parsing": "train a parser of English, score it, and export it",
     "prepare": "tokenize a large corpus once, into records to train from",
-    "evaluate": "score translations or SavedModels against references",
-    "translate": "translate or parse a text, or many files, with a SavedModel",
+    "evaluate": "score translations, or models that make them, against references",
+    "translate": "translate or parse a text, or many files, with an export, a run or a checkpoint",
     "attention": "draw a model's attention weights",
-    "export": "export a run or a pretrained checkpoint, as a SavedModel or for CTranslate2",
-    "check": "check that a SavedModel can be served",
+    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, for CTranslate2",
+    "check": "check that a SavedModel can be served, or that a LiteRT export answers",
 }
 
 

@@ -1,10 +1,13 @@
-"""Export a run: average its last checkpoints, convert the weights, write, check, and publish as the next version.
+"""Export a run in one of several formats: average its last checkpoints, convert the weights, write, check, and publish
+as the next version.
 
 Several runs become an ensemble, the mean of their probabilities. A run of a parser becomes a parser.
 --pretrained exports a pretrained checkpoint instead. An export that fails a check is not published, so a server that
 watches the folder never sees it.
 """
 
+import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,14 @@ def main(argv: list[str] | None = None) -> None:
     pretrained = "a pretrained checkpoint instead: its folder, or its name on the Hugging Face hub"
     what.add_argument("--pretrained", metavar="NAME", help=pretrained)
     add("--revision", metavar="REV", help="a commit, tag or branch of the hub's model (its main branch)")
-    add("--name", type=model_name, required=True, help="the model's name on the server")
+    add("--name", type=model_name, help="the model's name on the server (that of the first run, or of the checkpoint)")
     add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
     add("--version", type=positive, metavar="N", help="version number (the next one)")
     add("--average-last", type=positive, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
-    formats = ", ".join(f"{name}, {format.title}" for name, format in FORMATS.items())
-    add("--format", default=next(iter(FORMATS)), choices=FORMATS, help=f"{formats} ({next(iter(FORMATS))})")
-    dtypes = "; ".join(f"{name}: {', '.join(format.dtypes)}" for name, format in FORMATS.items())
-    add("--dtype", default="float32", metavar="DTYPE", help=f"dtype of the weights, of {dtypes} (float32)")
+    formats, first = "; ".join(f"{name}: {format.title}" for name, format in FORMATS.items()), next(iter(FORMATS))
+    add("--format", default=first, choices=FORMATS, metavar="FORMAT", help=f"{formats} ({first})")
+    add("--dtype", default="float32", metavar="DTYPE", help=f"dtype of the weights: {_dtypes()} (float32)")
+    add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="greatest beam size that a request may ask for (16)")
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
@@ -40,7 +43,15 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
     if args.revision and not args.pretrained:
         parser.error("--revision: expected --pretrained with it")
+    if args.name is None:
+        whole = (args.run[0] if args.run else Path(args.pretrained)).absolute()
+        try:
+            args.name = model_name(whole.name)
+        except argparse.ArgumentTypeError:
+            parser.error(f"--name: expected one, since {whole} has none for a server")
     format = FORMATS[args.format]
+    if args.no_check and "check" not in format.takes:
+        parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length"))
     needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)
@@ -58,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.text.languages import LANGUAGES
     from tf_transformer.text.tokenizer import Tokenizer
 
-    from .publishing import language_facts, measured, read_dev, scores_of, search_of
+    from .publishing import language_facts, measured, read_dev, say_dtypes, scores_of, search_of
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
@@ -103,16 +114,28 @@ def main(argv: list[str] | None = None) -> None:
         if not parses:
             given = dict(zip(LANGUAGES, args.languages or (), strict=False))
             facts |= given or language_facts(float32, languages_of(settings["corpus"].get("train")))
-    print("writing and checking ...", flush=True)
+    print("writing ...", flush=True)
+    began = time.monotonic()
 
     def save(path: Path) -> None:
         dtype = None if args.dtype == "float32" else args.dtype  # that of the model
-        format.save(float32, path, dtype, checked=True, **fixed, **facts)
+        format.save(float32, path, dtype, checked=not args.no_check, **fixed, **facts)
 
     path = publish(save, folder, args.version)
     size, weights = size_of(path), size_of(path / "variables")
     share = f", {weights:,} of them weights" if weights else ""
-    print(f"published {path}: {format.title}, {args.dtype}, {size:,} bytes{share}")
+    seconds = time.monotonic() - began
+    print(f"published {path}: {format.title}, {args.dtype}, {size:,} bytes{share}, in {seconds:.0f} s")
+    if args.dtype == "int8" and weights:
+        say_dtypes(path, weights, model.count_params())
+
+
+def _dtypes() -> str:
+    """The dtypes of every format, and what some formats have beyond them."""
+    every = set.intersection(*(set(format.dtypes) for format in FORMATS.values()))
+    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in FORMATS.items()}
+    also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in more.items() if dtypes)
+    return f"{', '.join(sorted(every))}; {also}"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -153,7 +154,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     """
     from tf_transformer.exports import savedmodel, versions
 
-    print("writing the SavedModel, and checking that it can be served", flush=True)
+    print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
     saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.facts["parameters"])
@@ -161,6 +162,18 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     for source, output in zip(examples, answers(saved, examples), strict=True):
         print(f"  {source}\n    -> {output}")
     return saved
+
+
+def say_dtypes(path: Path, size: int, parameters: int) -> None:
+    """Print how much of an export's weights, which take `size` bytes, has 8 bits, and what other dtypes would take."""
+    from tf_transformer.exports.savedmodel import share_in_8_bits
+
+    half = 2 * parameters
+    share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"
+    print(f"{share}; in float32 the weights take {2 * half:,} bytes, in float16 or bfloat16 {half:,}", flush=True)
+    if size > half:
+        why = "int8 is larger than bfloat16 here, since small matrices stay in float32"
+        warnings.warn(f"{why}; take --dtype bfloat16, or float16, which is nearer to float32", stacklevel=2)
 
 
 def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:

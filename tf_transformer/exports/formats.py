@@ -28,7 +28,7 @@ class Save(Protocol):
         model: the `Translator` or `Parser`.
         path: must not exist.
         dtype: of the weights; `None` means those of the model.
-        checked: check what was written in a process of its own, if the format has such a check.
+        checked: check what was written in a process of its own, if the format `takes` "check".
         options: further ones, which `Format.takes` names.
     """
 
@@ -47,8 +47,8 @@ class Format:
         base: the folder in which programs keep the models of this format.
         dtypes: that its weights can have.
         takes: what else it can hold: "parser", "ensemble", "several languages", "facts" (such as the step), "scores"
-            (its weights compute here what they compute there, so a score here is a fact), and options that an export
-            fixes, by their names.
+            (its weights compute here what they compute there, so a score here is a fact), "check" (a new export can be
+            checked), and options that an export fixes, by their names.
         save: writes a model.
     """
 
@@ -109,7 +109,7 @@ FORMATS = {
             DTYPES,
             frozenset(
                 {
-                    *("parser", "ensemble", "several languages", "facts", "scores"),
+                    *("parser", "ensemble", "several languages", "facts", "scores", "check"),
                     *("n_best", "max_length", "max_beam_size"),
                 }
             ),
@@ -120,7 +120,7 @@ FORMATS = {
             "a folder for LiteRT",
             "litert",
             ("float32", "int8"),
-            frozenset({"ensemble", "facts", "max_length"}),
+            frozenset({"ensemble", "facts", "check", "max_length"}),
             _save_litert,
         ),
         Format(

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tf_transformer.base import values
 from tf_transformer.base.files import new_folder, user_path
 from tf_transformer.base.folders import is_version, saved_model_of
 from tf_transformer.base.reading import read_bytes, read_json, reading
+from tf_transformer.base.terminal import say
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import check, failures, plainly_named
 from tf_transformer.conformance.loader import field
@@ -71,10 +73,23 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
 
 
 def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
-    """Refuse a folder that fails a check; it would be published as `path`."""
-    if failed := failures(check(folder)):
+    """Refuse a folder that fails a check; it would be published as `path`. A check takes long: it says what it does."""
+    say("checking that it can be used ...")
+    began, findings = time.monotonic(), check(folder)
+    if failed := failures(findings):
         listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
         raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+    say(f"{len(findings)} checks passed in {time.monotonic() - began:.0f} s")
+
+
+def share_in_8_bits(path: Path) -> float:
+    """How much of an export's weights, 0 to 1, are integers of 8 bits. It reads no weights."""
+    with plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+    dtypes = stored.get_variable_to_dtype_map()
+    sizes = {name: math.prod(shape) for name, shape in stored.get_variable_to_shape_map().items()}
+    sizes = {name: size for name, size in sizes.items() if name.startswith("weights/")}
+    return sum(size for name, size in sizes.items() if dtypes[name] == tf.int8) / sum(sizes.values())
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
