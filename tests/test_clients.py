@@ -456,8 +456,14 @@ def test_the_servers_configs_can_be_read():
     from google.protobuf import text_format
     from tensorflow_serving.config import model_server_config_pb2
 
+    def read(text):
+        (model,) = text_format.Parse(text, model_server_config_pb2.ModelServerConfig()).model_config_list.config
+        assert (model.name, model.model_platform) == (Path(model.base_path).name, "tensorflow")
+        return model
+
     config = (ROOT / "savedmodels" / "models.config").read_text()
-    (model,) = text_format.Parse(config, model_server_config_pb2.ModelServerConfig()).model_config_list.config
-    assert (model.name, model.model_platform) == (Path(model.base_path).name, "tensorflow")
+    model = read(config)  # a demo has one version
+    assert not model.version_labels and not model.HasField("model_version_policy")
+    model = read(re.sub(r"^( +)# (?=\w+ \{)", r"\1", config, flags=re.MULTILINE))
     assert set(model.version_labels) == {"stable", "canary"}
     assert set(model.version_labels.values()) <= set(model.model_version_policy.specific.versions)
