@@ -110,7 +110,8 @@ def test_a_page_saves_into_new_folders(path):
         for _, program, *words in pages.calls(code):
             given = {word: next(iter(words[i + 1 :]), "") for i, word in enumerate(words)}
             if program == "export":
-                folder = Path(given.get("--format", "savedmodels")) / given["--name"]
+                name = given.get("--name") or Path(given.get("--run") or given["--pretrained"]).name
+                folder = Path(given.get("--format", "savedmodels")) / name
                 theirs.add(folder / f"{1 + sum(folder in other.parents for other in ours | theirs)}")
             elif program in ("translation", "parsing") and "--run" in given:
                 run = Path(given["--run"])

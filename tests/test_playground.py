@@ -285,6 +285,23 @@ def test_a_long_alignment_fits_the_page(client, tmp_path, width):
     assert drawn.count('<g class="source"') == drawn.count('<g class="target"') == drawn.count("<path ") == 43
 
 
+@pytest.mark.slow
+@needs_browser
+def test_the_page_says_when_a_text_looks_like_several_sentences(client, tmp_path):
+    texts = {"Two doors. The dog sleeps.": True, "He said “No.” Er ging.": True, "Wer? Ähm …": True, "a.\nB": True}
+    texts |= {"Two doors.": False, "It costs 3.50 euros.": False, "Mr.Smith sleeps. he dreams": False}
+    found = {"translations": ["a"], "scores": [-1.5], "log_probs": [-2.5], "lengths": [1], "finished": [True]}
+    found |= {"source_length": 3, "truncated": False}
+    details = {"source_tokens": "▁a", "tokens": ["▁a"], "alignments": ["0-0"], "token_scores": [[-0.1]]}
+    script = f"""document.body.dataset.said = {json.dumps(list(texts))}.map(text => {{
+            show({json.dumps(found)}, {json.dumps(details)}, {{instances: [{{text}}]}})
+            return by("note").textContent.startsWith("This looks like several sentences.") && !by("note").hidden
+        }}).join()"""
+    assert f'data-said="{",".join(str(value).lower() for value in texts.values())}"' in shown(
+        page(client), tmp_path, script
+    )
+
+
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])
 def test_only_this_machines_names_are_answered(client, path):
     for host in ("localhost:8501", "127.0.0.1:1234", "localhost"):
