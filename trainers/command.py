@@ -168,7 +168,12 @@ def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
     elif not is_litert(model):  # which needs neither
         load_backend()
     fixed = [name for name, option in SEARCH_OPTIONS.items() if not option.request and name != "n_best"]
-    return tt.load(model, **options, **chosen(given, fixed))
+    opened = tt.load(model, **options, **chosen(given, fixed))
+    if opened.languages:
+        source, target = (given.get(name) or opened.facts.get(name) for name in LANGUAGES)
+        if source and target:  # otherwise the call asks for them
+            print(f"from {source} to {target}", file=sys.stderr)
+    return opened
 
 
 def answered(engine: Engine, texts: Iterable[Any], n: int | None = None, **options: Any) -> Iterator[Reply]:
@@ -211,6 +216,8 @@ def run_program(main: Callable[[], None]) -> None:
             except OSError:  # Python tries again at its exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise
+        if sys.__stderr__ and "ai_edge_litert" in sys.modules:  # which lists its accelerators when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     except BrokenPipeError:
         sys.exit(141)  # the shell's status for a process that SIGPIPE ended
     except Stopped as error:

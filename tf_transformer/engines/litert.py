@@ -1,5 +1,6 @@
 """A LiteRT export as an engine. It loads no TensorFlow."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
+from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.values import BadInput, between, checked
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request
 from tf_transformer.engines.litert_client import LiteRTTranslator
@@ -40,6 +42,10 @@ class LiteRT(Engine):
         self.changeable = tuple(self._client.options)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
         self._own = self.request(None, options).options
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception), quiet_stderr():  # the engine lists the accelerators that it unloads
+            del self._client
 
     @property
     def facts(self) -> Mapping[str, Any]:

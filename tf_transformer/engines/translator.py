@@ -1,5 +1,6 @@
 """Text in, text out: a model, its tokenizer and its search as one value, in Python and as a SavedModel."""
 
+import contextlib
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ from keras import ops
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.terminal import Progress
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
-from tf_transformer.base.values import MOST, Count, Positive, Seed, checked
+from tf_transformer.base.values import MOST, BadInput, Count, Positive, Seed, checked
 from tf_transformer.engines.engine import (
     REQUEST_OPTIONS,
     Answer,
@@ -137,7 +138,10 @@ class Translator(TextModel, Engine):
     def facts(self) -> Mapping[str, Any]:
         """What an export would say of it."""
         sizes = {"vocab_size": self.tokenizer.vocab_size, "dtype": self.model.dtype_policy.name}
-        return {**self.export_options, **sizes, "tokenizer": self.tokenizer.fingerprint}
+        languages = dict[str, Any]()
+        with contextlib.suppress(BadInput):  # one is not chosen yet
+            languages |= zip(LANGUAGES, self.tokenizer.spoken(), strict=False)
+        return {**self.export_options, **sizes, **languages, "tokenizer": self.tokenizer.fingerprint}
 
     @property
     def languages(self) -> Sequence[str]:  # type: ignore[override]
