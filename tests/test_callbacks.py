@@ -169,3 +169,15 @@ def test_outputs_are_written_into_one_file(tmp_path):
         score.model.after_fit.close()
         assert len(list(tmp_path.rglob("events*"))) == number + 1
         assert writer._closed
+
+
+def test_without_tensorboard_a_training_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    """TensorFlow alone cannot write events."""
+    monkeypatch.setattr(callbacks, "_is_installed", lambda name: name != "tensorboard")
+    assert callbacks.board(tmp_path) == []
+    assert "nothing for TensorBoard, which is not installed" in capsys.readouterr().out
+    dev = callbacks.DevText("BLEU", lambda outputs, references: 7.0, ["a b"], ["c d"])
+    watch = callbacks.DevScore(lambda texts: texts, dev, logs=tmp_path)
+    watch.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(3))))
+    watch.on_epoch_end(0, logs := {})
+    assert logs == {"dev_bleu": 7.0} and not list(tmp_path.iterdir())

@@ -101,7 +101,7 @@ class DevScore(keras.callbacks.Callback):
             texts = source[k], outputs[k], references[k]
             lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
             say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
-        if self.logs and shown and ON_TENSORFLOW:
+        if self.logs and shown and ON_TENSORFLOW and _is_installed("tensorboard"):
             self._draw(self.logs, step, shown, outputs)
 
     def _draw(self, logs: Path, step: int, shown: list[int], outputs: list[str]) -> None:
@@ -314,12 +314,12 @@ class Scalars(keras.callbacks.Callback):
 
 def board(logs: Path) -> list[keras.callbacks.Callback]:
     """The callback that writes for TensorBoard, by TensorFlow or by TensorBoard's own package; none without both."""
+    if not _is_installed("tensorboard"):  # which TensorFlow, too, writes by
+        say("nothing for TensorBoard, which is not installed: pip install tensorboard")
+        return []
     if _is_installed("tensorflow"):
         return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
-    if _is_installed("tensorboard"):
-        return [Scalars(logs)]
-    say("nothing for TensorBoard, since neither tensorboard nor TensorFlow is installed: pip install tensorboard")
-    return []
+    return [Scalars(logs)]
 
 
 def _is_installed(name: str) -> bool:

@@ -381,6 +381,8 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     Raises:
         BadInput: the bytes are not a SentencePiece model, or a piece is not UTF-8.
     """
+    if hasattr(sentencepiece, "set_min_log_level"):
+        sentencepiece.set_min_log_level(1)  # it tells of models that do not change texts
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if not processor.id_to_piece(list(range(processor.vocab_size()))):  # of nothing
