@@ -27,10 +27,11 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     assert run_python(program).strip() == "[]"
 
 
-def test_what_loads_keras_is_quiet():
+@pytest.mark.parametrize("program", ["tt.Transformer", "tt.load('tests/marian/trained')"])
+def test_what_loads_keras_is_quiet(program):
     """Where the user has not said how much TensorFlow logs."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    program = "import tf_transformer as tt; tt.Transformer"
+    program = f"import tf_transformer as tt; {program}"
     done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, env=environment, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
 

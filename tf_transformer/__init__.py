@@ -9,11 +9,10 @@ import importlib
 import os
 import pkgutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.terminal import quiet_stderr
+from tf_transformer.base.terminal import quiet_import
 
 _HOMES = {  # by name its module, as type checkers read it
     alias.name: str(node.module)
@@ -23,14 +22,12 @@ _HOMES = {  # by name its module, as type checkers read it
 }
 
 __all__ = list(_HOMES)
-_SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ  # by the user, how much TensorFlow logs
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with nullcontext() if _SAID or "keras" in sys.modules else quiet_stderr():
+    with quiet_import():
         home = importlib.import_module(_HOMES[name])
         found = vars(home)[name] if name in vars(home) else importlib.import_module(f"{_HOMES[name]}.{name}")
         globals()[name] = found

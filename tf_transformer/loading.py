@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.files import user_path
 from tf_transformer.base.folders import CTRANSLATE2, LITERT, SAVED_MODEL, folders_of, found_in, newest
+from tf_transformer.base.terminal import quiet_import
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.engines.engine import Engine
@@ -51,7 +52,8 @@ def load(
         where = os.fspath(path)
         export = None if "://" in where else newest(user_path(path), SAVED_MODEL, LITERT, CTRANSLATE2)
         if "://" in where or (export and (export / SAVED_MODEL).is_file()):
-            from tf_transformer.engines.savedmodel import SavedModel
+            with quiet_import():
+                from tf_transformer.engines.savedmodel import SavedModel
 
             return SavedModel(export or where, threads=threads, **rows, **options)
         if export and (export / LITERT).is_file():
@@ -73,10 +75,11 @@ def trained(path: Folders, **options: Any) -> "Translator | Parser":
         path: as in `Translator.from_pretrained`.
         options: as there.
     """
-    from tf_transformer.engines.rebuild import is_run
-    from tf_transformer.engines.translator import Translator
-    from tf_transformer.parsing.parser import Parser
-    from tf_transformer.runs.run import Run
+    with quiet_import():
+        from tf_transformer.engines.rebuild import is_run
+        from tf_transformer.engines.translator import Translator
+        from tf_transformer.parsing.parser import Parser
+        from tf_transformer.runs.run import Run
 
     path = path if isinstance(path, str | os.PathLike) else folders_of(path)
     (first, *_) = folders_of(path)

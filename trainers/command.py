@@ -151,9 +151,17 @@ def load_tensorflow() -> None:
 
 
 def load_backend() -> str:
-    """Import Keras with its backend, quietly, and return the backend's name."""
-    with quiet_stderr():
-        import keras
+    """Import Keras with its backend, quietly, and return the backend's name.
+
+    Raises:
+        BadInput: there is no such backend, or it is not installed.
+    """
+    try:
+        with quiet_stderr():
+            import keras
+    except (ImportError, ValueError) as error:
+        name = os.environ.get("KERAS_BACKEND", "tensorflow")
+        raise BadInput(f"KERAS_BACKEND: expected tensorflow, jax or torch, installed; got {name}: {error}") from error
     backend: str = keras.backend.backend()
     return backend
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from tf_transformer.base.terminal import quiet_import
 from tf_transformer.base.values import BadInput
 
 T = TypeVar("T")
@@ -17,12 +18,17 @@ class _Lazy(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            module = sys.modules.get(self.__name__) or importlib.import_module(self.__name__)
+            module = sys.modules.get(self.__name__) or _imported(self.__name__)
         except ImportError as error:
             package = (error.name or self.__name__).partition(".")[0]
             needed = f"{self.__doc__} needs {package}: pip install {package.replace('_', '-')}"
             raise BadInput(f"{needed} ({error})") from error
         return getattr(module, name)
+
+
+def _imported(name: str) -> ModuleType:
+    with quiet_import():
+        return importlib.import_module(name)
 
 
 def lazily(name: str, purpose: str) -> Any:

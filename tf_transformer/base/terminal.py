@@ -8,6 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+_SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
+
 
 class Stopped(KeyboardInterrupt):
     """Training has saved a checkpoint and stopped, on the signal `number` or at the requested step. As Ctrl-C itself,
@@ -119,3 +122,9 @@ def quiet_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def quiet_import() -> contextlib.AbstractContextManager[None]:
+    """`quiet_stderr` for what may import TensorFlow, unless the user has said how much that logs."""
+    is_loud = _SAID or {"keras", "tensorflow"} <= sys.modules.keys()
+    return contextlib.nullcontext() if is_loud else quiet_stderr()
