@@ -45,7 +45,7 @@ class History(list[dict[str, Any]]):
 
     def __repr__(self) -> str:
         row = (self[-1] if self else {}).items()
-        last = "".join(f", {name} {value:,}" if value > 999 else f", {name} {value:.4g}" for name, value in row)
+        last = "".join(f", {name} {value:,.0f}" if value > 999 else f", {name} {value:.4g}" for name, value in row)
         return f"History of {len(self):,} checkpoint{'s' * (len(self) != 1)}{last}"
 
 
