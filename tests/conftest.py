@@ -11,6 +11,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import hypothesis
 import keras
 import numpy as np
+import portalocker
 import pytest
 from hostile import TEXTS  # noqa: F401 (tests take it from here)
 
@@ -109,13 +110,35 @@ def translator():
 
 
 @pytest.fixture(scope="session")
-def saved(translator, tmp_path_factory):
+def made_once(tmp_path_factory):
+    """A folder that the first process to ask for it makes, for all that pytest-xdist runs."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name, make):
+        with portalocker.Lock(base / f"{name}.lock", timeout=600):
+            if not (base / name).exists():
+                make(base / f"{name}.new")
+                (base / f"{name}.new").rename(base / name)
+        return base / name
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def saved(translator, made_once):
     """The folder of its SavedModel, moved after it was written."""
-    path = tmp_path_factory.mktemp("savedmodels") / "name" / "1"
-    translator.save(path, source_language="en", target_language="de", step=29)
-    moved = tmp_path_factory.mktemp("moved") / "name"
-    path.parent.rename(moved)
-    return moved / "1"
+    facts = {"source_language": "en", "target_language": "de", "step": 29}
+    return made_once("savedmodels", lambda folder: translator.save(folder / "name/1", **facts)) / "name" / "1"
+
+
+@pytest.fixture(scope="session")
+def lite(translator, made_once):
+    """The folder of its LiteRT export."""
+    pytest.importorskip("ai_edge_litert")
+    facts = {"source_language": "en", "license": "apache-2.0", "max_length": 97}
+    save = lambda folder: translator.save(folder / "name/1", format="litert", **facts)  # noqa: E731
+    return made_once("litert", save) / "name" / "1"
 
 
 @pytest.fixture(scope="session")

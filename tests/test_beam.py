@@ -231,15 +231,12 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
 
 
 @pytest.mark.program
-def test_a_litert_export(tmp_path, translator, strange, capsys):
+def test_a_litert_export(tmp_path, lite, strange, capsys):
     """Its workers load no TensorFlow, and give what its client gives."""
-    pytest.importorskip("ai_edge_litert")
-    folder = tmp_path / "litert/1"
-    translator.save(folder, format="litert")
     source = write(tmp_path, "a", [*LINES, *strange])
-    argv = [str(folder.parent), "--input", source, "--output", str(tmp_path / "part")]
+    argv = [str(lite.parent), "--input", source, "--output", str(tmp_path / "part")]
     translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
-    client = tt.load(folder)
+    client = tt.load(lite)
     with pytest.warns(UserWarning, match="more tokens"):
         best = client.n_best([*LINES, *strange], 2, length_penalty=1.0)
     found = [json.loads(line) for line in read(tmp_path / "part")]
@@ -248,7 +245,7 @@ def test_a_litert_export(tmp_path, translator, strange, capsys):
     ]
     replies = client.replies([*LINES, *strange])
     assert [(row["truncated"], row["empty"]) for row in found] == [(one.truncated, one.empty) for one in replies]
-    answers, _ = run(list(enumerate(LINES)), tt.beam.Translate(folder.parent, options={"length_penalty": 1.0}))
+    answers, _ = run(list(enumerate(LINES)), tt.beam.Translate(lite.parent, options={"length_penalty": 1.0}))
     assert [answer.text for _, answer in sorted(answers)] == [row["text"] for row in found[: len(LINES)]]
     argv[-1] = str(tmp_path / "other")
     assert "beam_size: expected none in a call, since this engine fixes it" in fails(
