@@ -68,15 +68,24 @@ def command(*argv):
     return [sys.executable, "-c", PROGRAM, *map(str, argv)]
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """Files of 89,997 pairs, all different, and their records by the loop."""
-    folder = tmp_path_factory.mktemp("large")
+def prepared(folder, times):
+    """Files of 900 pairs so many times, all different, without the first three, and their records by the loop."""
     pairs = toy_corpus.corpus(train=900, dev=0, test=0)["train"]
-    names = write_text(folder, [(f"{i} {source}", f"{target} {i}") for i in range(100) for source, target in pairs][3:])
+    every = [(f"{i} {source}", f"{target} {i}") for i in range(times) for source, target in pairs]
+    names = write_text(folder, every[3:])
     argv = ["--train", *names, "--vocab-size", 400, "--filter", "duplicates"]
     subprocess.run(command(*argv, "--to", folder / "loop"), cwd=ROOT, check=True, capture_output=True)
     return argv, folder / "loop"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("large"), 100)
+
+
+@pytest.fixture(scope="module")
+def of_two_shards(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("of_two_shards"), 10)
 
 
 def workers_of(pid):
@@ -119,8 +128,8 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
 @pytest.mark.parametrize(
     "workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "workers"]
 )
-def test_a_full_disk_costs_nothing(large, tmp_path, workers):
-    argv, expected = large
+def test_a_full_disk_costs_nothing(of_two_shards, tmp_path, workers):
+    argv, expected = of_two_shards
     argv = command(*argv, "--to", tmp_path / "records", *workers)
     (tmp_path / "records").mkdir()
     shutil.copy(expected / "tokenizer.model", tmp_path / "records")

@@ -98,7 +98,7 @@ def test_resumed_is_never_stopped(tmp_path):
 
 
 @pytest.mark.program
-def test_stopped_in_an_epoch_s_last_step(tmp_path):
+def test_stopped_in_an_epoch_s_last_step(one_model, tmp_path):
     """The epoch ends there, with its row, and no further step is made."""
     whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
     train(whole, 3)

@@ -363,7 +363,7 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
 
 
 @pytest.mark.program
-def test_a_run_has_its_own_configuration_in_every_stage(text, tmp_path):
+def test_a_run_has_its_own_configuration_in_every_stage(unscored, text, tmp_path):
     pairs, tokenizer = text
     config = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=tokenizer.vocab_size)
     corpus = staged(pairs, dropout_steps=1, bidirectional_steps=1, word_dropout=0.1)

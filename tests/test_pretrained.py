@@ -127,7 +127,7 @@ RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch
 
 
 @pytest.mark.program
-def test_a_run_begins_with_the_weights_and_keeps_them(corpus, tmp_path):
+def test_a_run_begins_with_the_weights_and_keeps_them(unscored, corpus, tmp_path):
     """With a rate of 0 nothing is learned; the run goes on without the checkpoint."""
     start = tt.Translator.from_pretrained(TRAINED, beam_size=1)
     config = dataclasses.replace(start.model.config, dropout=0.3)

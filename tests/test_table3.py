@@ -73,7 +73,7 @@ def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, more, expected):
 
 
 @pytest.mark.program
-def test_two_rows(tmp_path, capsys):
+def test_two_rows(unscored, tmp_path, capsys):
     tt.toy_corpus.write_corpus(tmp_path, train=200, dev=11)
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
     argv = ["--rows", "base,C_N2", "--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path / "run")]

@@ -23,7 +23,6 @@ from tf_transformer.corpora.corpus import Batching, Corpus
 from tf_transformer.corpora.ids import Ids
 from tf_transformer.fitting import trainer as trainers
 from tf_transformer.fitting.callbacks import Stopped
-from tf_transformer.fitting.tasks import TASKS
 from tf_transformer.runs.run import Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
@@ -193,14 +192,8 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
     assert seen == [100_000, 800]
 
 
-def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path, monkeypatch):
+def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
     """It counts checkpoints in a row; a stop in between changes nothing."""
-    task, decoders = TASKS["translation"], {}
-
-    def decoder(model, tokenizer):  # a model's search is traced once
-        return decoders.get(model) or decoders.setdefault(model, task.decoder(model, tokenizer))
-
-    monkeypatch.setitem(TASKS, "translation", dataclasses.replace(task, decoder=decoder))
     recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     history = trainer.fit(until=2)
@@ -215,7 +208,7 @@ def test_a_run_stops_when_its_score_gets_no_better(corpus, tmp_path, monkeypatch
 
 
 @pytest.mark.program
-def test_epochs_are_passes(corpus, tmp_path):
+def test_epochs_are_passes(unscored, corpus, tmp_path):
     """Of a small text, too: three passes train on every target token three times."""
     recipe = dataclasses.replace(RECIPE, steps=None, epochs=3, eval_every=None)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
@@ -230,7 +223,7 @@ def test_epochs_are_passes(corpus, tmp_path):
 
 
 @pytest.mark.program
-def test_a_compiled_step_sees_the_shapes_that_were_counted(corpus, tmp_path, monkeypatch, capsys):
+def test_a_compiled_step_sees_the_shapes_that_were_counted(unscored, corpus, tmp_path, monkeypatch, capsys):
     """Each batch has its bucket's shape, and trains as the narrow one does."""
     losses, shapes = {}, set()
     batch = Ids.batch
