@@ -133,7 +133,12 @@ def test_what_it_cannot_express_is_refused_by_name(tokenizer, tmp_path, message)
     assert not (tmp_path / "model").exists()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+SLOW = {"narrow keys"}  # as the other parts have them
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS]
+)
 def both(request, tokenizer, tmp_path_factory):
     kind = OtherParts if request.param == "other parts" else tt.Transformer
     model = random_model(tokenizer.vocab_size, *MODELS[request.param], kind)

@@ -80,7 +80,7 @@ def test_two_replicas_are_one_in_float16(tmp_path):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("chief", [False, True])
+@pytest.mark.parametrize("chief", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_workers_are_one(alone, tmp_path, chief):
     """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
@@ -131,12 +131,15 @@ def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
 
 
 @pytest.mark.program
-def test_two_replicas_leave_out_an_update_together():
+@pytest.mark.parametrize(
+    "kinds", ["tt.Adam, keras.optimizers.SGD", pytest.param("keras.optimizers.Adam,", marks=pytest.mark.slow)]
+)
+def test_two_replicas_leave_out_an_update_together(kinds):
     """Of which one alone has the token that is not finite; also with an optimizer that sums the gradients itself."""
-    program = """
+    program = f"""
 import keras, replicas, tf_transformer as tt
 strategy = tt.distribution.strategy("cpu:2")
-for kind in (tt.Adam, keras.optimizers.Adam, keras.optimizers.SGD):
+for kind in ({kinds}):
     with strategy.scope():
         replicas.leave_out(kind)
 """

@@ -31,7 +31,7 @@ def saved(translator, tmp_path_factory):
     return path
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_its_export_passes_every_check(saved):
     findings = check(saved)
     assert [finding for finding in findings if finding.level != "ok"] == []

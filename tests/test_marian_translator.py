@@ -42,6 +42,12 @@ def case(request, tmp_path_factory):
     return SimpleNamespace(checkpoint=checkpoint_in(folder), folder=folder, answers=answers, translator=translator)
 
 
+# test_matrix.py saves the one with one vocabulary; a page of the docs trains it further.
+with_two = pytest.mark.parametrize(
+    "case", [pytest.param("one vocabulary", marks=pytest.mark.slow), "two"], indirect=True, scope="module"
+)
+
+
 def pieces_of(sentence):
     """The source's, code included, as SentencePiece's own engine has them."""
     code, text = sentence.split(" ", 1)
@@ -97,6 +103,7 @@ def test_attention_has_the_pieces_of_both(case):
 
 
 @pytest.mark.program
+@with_two
 def test_export(case, tmp_path):
     path, ours = tmp_path / "marian" / "1", case.translator
     ours.save(path, max_length=64, source_language="en", target_language="de")
@@ -124,6 +131,7 @@ def test_export(case, tmp_path):
 
 
 @pytest.mark.program
+@with_two
 def test_it_can_be_trained_further(case):
     """With the paper's loss, which smooths over padding and start, too; neither becomes an output."""
     model, tokenizer = case.checkpoint.model(), MarianTokenizer(case.translator.tokenizer.model)

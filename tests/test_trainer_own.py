@@ -12,6 +12,8 @@ import tf_transformer as tt
 from tf_transformer.fitting.callbacks import Checkpoints
 from tf_transformer.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("unscored")
+
 
 @pytest.fixture(scope="module")
 def corpus(text):
@@ -64,7 +66,7 @@ def test_another_optimizer(corpus, tmp_path):
             tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_callback_may_end_it(corpus, tmp_path, capsys):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(trainer._model, "stop_training", True))
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[stop])
@@ -75,12 +77,14 @@ def test_a_callback_may_end_it(corpus, tmp_path, capsys):
 @pytest.mark.program
 def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys):
     """Keras's EarlyStopping: no loss is better by 9 than the first."""
-    recipe = dataclasses.replace(RECIPE, steps=12, eval_every=2)
+    recipe, models = dataclasses.replace(RECIPE, steps=12, eval_every=2), []
 
     def fit(until=None, **changes):
         impatient = keras.callbacks.EarlyStopping("loss", min_delta=9, patience=2)
         trainer = tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(recipe, **changes), callbacks=[impatient])
+        trainer._model = models[0] if models else None  # whose step is traced; a run has what its checkpoint holds
         history = trainer.fit(until)
+        models.append(trainer._model)
         return [row["step"] for row in history], capsys.readouterr().out
 
     steps, said = fit()
@@ -101,20 +105,26 @@ def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys
         tt.Trainer(tmp_path, CONFIG, corpus, callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
 
 
+DECAY = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+
+
 @pytest.mark.program
-def test_a_schedule_and_an_optimizer_of_ones_own_go_on(corpus, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"optimizer": keras.optimizers.SGD(DECAY, momentum=0.9)},
+        pytest.param(lambda: {"schedule": Halved()}, marks=pytest.mark.slow),
+        pytest.param(lambda: {"optimizer": keras.optimizers.AdamW(0.1)}, marks=pytest.mark.slow),
+    ],
+    ids=["optimizer", "schedule", "another optimizer"],
+)
+def test_a_schedule_and_an_optimizer_of_ones_own_go_on(options, corpus, tmp_path):
     """In a new object, as in a new process."""
     recipe = dataclasses.replace(RECIPE, steps=6)
-    decay = lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)  # noqa: E731
-    for name, options in {
-        "own": lambda: {"schedule": Halved()},
-        "optimizer": lambda: {"optimizer": keras.optimizers.SGD(decay(), momentum=0.9)},
-        "loop": lambda: {"optimizer": keras.optimizers.AdamW(0.1)},
-    }.items():
-        tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, **options()).fit()
-        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit(until=2)
-        tt.Trainer(tmp_path / f"{name} in parts", CONFIG, corpus, recipe, **options()).fit()
-        same_weights(tmp_path / name, tmp_path / f"{name} in parts")
+    tt.Trainer(tmp_path / "whole", CONFIG, corpus, recipe, **options()).fit()
+    tt.Trainer(tmp_path / "parts", CONFIG, corpus, recipe, **options()).fit(until=2)
+    tt.Trainer(tmp_path / "parts", CONFIG, corpus, recipe, **options()).fit()
+    same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_path):
