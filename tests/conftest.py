@@ -27,6 +27,18 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:You are using a softmax over axis")  # sequences of one token
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """TensorFlow rewrites a graph before its first run, which was a sixth of the fast tests' time: they run graphs as
+    they were traced. The others have what a user has."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        fast = not (item.get_closest_marker("program") or item.get_closest_marker("slow"))
+        if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != fast:
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": fast})
+
+
 @pytest.fixture(autouse=True, scope="module")
 def freeze_what_is_old():
     """Garbage is looked for among a file's own objects: Keras's `quantize` collects it at each weight it replaces."""

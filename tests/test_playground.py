@@ -163,12 +163,20 @@ WRONG = [
     ({"instances": [["a", ["a"]]]}, 'text[0]: expected values of one shape, got ["a",["a"]]'),
     ({"instances": [[["a"], "a"]]}, 'text[0]: expected values of one shape, got [["a"],"a"]'),
     ({"instances": [[["a"], ["a", "a"]]]}, 'text[0]: expected values of one shape, got [["a"],["a","a"]]'),
-    ({"instances": [["a"]]}, "Shape of tensor text [1,1] is not compatible with expected shape [?]"),
+    pytest.param(
+        {"instances": [["a"]]},
+        "Shape of tensor text [1,1] is not compatible with expected shape [?]",
+        marks=pytest.mark.program,  # as TensorFlow names it when it has rewritten the graph
+    ),
     ({"instances": [None]}, "text[0]: expected string, got null"),
     ({"instances": [{"b64": "?"}]}, 'text[0]: expected string, got {"b64":"?"}'),
     ({"instances": [{"text": {"b64": 3}}]}, 'text[0]: expected string, got {"b64":3}'),
     ({"inputs": {"texts": ["a"]}}, "inputs: expected values for text, got none for text"),
-    ({"inputs": "a"}, "Shape of tensor text [] is not compatible with expected shape [?]"),
+    pytest.param(
+        {"inputs": "a"},
+        "Shape of tensor text [] is not compatible with expected shape [?]",
+        marks=pytest.mark.program,
+    ),
     (
         {"signature_name": "translate", "instances": ["a"]},
         f"instances[0]: expected a row with {', '.join(sorted(ROW))}, ",

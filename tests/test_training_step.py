@@ -56,7 +56,7 @@ def endless(data):
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
     [
-        ("tt", "float32", {"skip_not_finite": True}),
+        pytest.param("tt", "float32", {"skip_not_finite": True}, marks=pytest.mark.program),
         pytest.param("tt", "float32", {}, marks=pytest.mark.slow),
         pytest.param("keras", "float32", {"parts": 2}, marks=pytest.mark.slow),
         pytest.param("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
@@ -93,7 +93,7 @@ def float32_losses(kind):
     ("dtype", "kind"),
     [
         ("float64", "keras"),
-        (None, "tt"),
+        pytest.param(None, "tt", marks=pytest.mark.program),
         pytest.param("float64", "tt", marks=pytest.mark.slow),
         pytest.param(None, "keras", marks=pytest.mark.slow),
     ],
