@@ -1,5 +1,6 @@
 """Between the tests and Keras: a quiet TensorFlow, the same random numbers for every test, and arrays to and fro."""
 
+import collections
 import dataclasses
 import gc
 import os
@@ -8,6 +9,9 @@ from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+if "PYTEST_XDIST_WORKER" in os.environ:  # which has one core: more threads would wait for each other
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import hypothesis
 import keras
@@ -25,6 +29,12 @@ hypothesis.settings.load_profile("few")
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:You are using a softmax over axis")  # sequences of one token
+
+
+def pytest_collection_modifyitems(items):
+    """Files with tests that train and export go first: the last ones are short, and two processes end together."""
+    long = collections.Counter(item.path for item in items if item.get_closest_marker("program"))
+    items.sort(key=lambda item: -long[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
