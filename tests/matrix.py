@@ -125,8 +125,8 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 CANNOT_BE_SAVED = {
     ("transformer_window", "ctranslate2"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
-    ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got a Parser",
-    ("transformer_parser", "litert"): "translator: expected a TextModel, got a Parser",
+    ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
+    ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
     ("m2m100", "litert"): "expected a model of one pair of languages for LiteRT, got one of 100",
     ("m2m100_nllb", "litert"): "expected a model of one pair of languages for LiteRT, got one of 202",
 }

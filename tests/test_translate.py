@@ -51,9 +51,10 @@ def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(translate, "answered", stop)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit) as stopped:
             translate.main([str(saved), str(source), "--output", str(output)])
-    assert f"the first 2 lines are in {partial}" in capsys.readouterr().err
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == f"\nthe first 2 lines are in {partial}\n\nstopped\n"
     assert partial.read_text().count("\n") == 2 and not output.exists()
     translate.main([str(saved), str(source), "--output", str(output)])
     assert output.read_text().startswith(partial_text := "".join(f"{t}\n" for t in tt.load(saved)(LINES[:2])))

@@ -73,12 +73,16 @@ def translate_file(args: argparse.Namespace, ending: str) -> None:
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
     replies = answered(model, lines, args.n_best, **of_calls(vars(args)))
     written = (f"{reply.written(ending, bool(args.n_best))}\n" for reply in replies)
-    if args.output:
-        write_lines(args.output, written)
-        return
-    for line in written:  # as they come
-        sys.stdout.buffer.write(line.encode())
-        sys.stdout.buffer.flush()
+    try:
+        if args.output:
+            write_lines(args.output, written)
+            return
+        for line in written:  # as they come
+            sys.stdout.buffer.write(line.encode())
+            sys.stdout.buffer.flush()
+    except KeyboardInterrupt:  # another start would begin anew
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
 
 
 def write_lines(output: str, lines: Iterable[str]) -> None:

@@ -86,6 +86,9 @@ class Parser(SetOnce, Engine):
         runs = not isinstance(path, str | os.PathLike) or find_saved_model(path) is None
         return cls(Translator.from_pretrained(path, **((own if runs else {}) | options)))
 
+    def _described(self) -> str:
+        return self.translator._described()
+
     @property
     def facts(self) -> Mapping[str, Any]:
         """What an export would say of it."""
