@@ -19,7 +19,7 @@ from .command import (
 def main(argv: list[str] | None = None) -> None:
     parser = options("translation", __doc__)
     add = parser.add_argument
-    presets = "tiny, small, multi30k, base, big, or of Table 3; --dry-run tells the time (tiny)"
+    presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, Table 3's (tiny)"
     add("--preset", metavar="NAME", help=presets)
     pretrained = "fine-tune a run, a SavedModel, or a checkpoint: a folder, or a name on the hub"
     add("--from", dest="start", metavar="MODEL", help=pretrained)
