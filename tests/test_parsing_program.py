@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 from programs import fails
@@ -100,7 +101,10 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
         ([*given, "--dropout", 1], "dropout: expected a rate in [0, 1), got 1"),
         ([*given, "--beam-size", 0], "beam_size: expected 1 to 1024, got 0"),
-        ([*given, "--base", train.parent, "--name", train.name], f"{train}: expected a folder to write models to"),
+        (
+            [*given, "--base", Path(train).parent, "--name", Path(train).name],
+            f"{train}: expected a folder to write models to",
+        ),
         ([*given, "--preset", "nice"], "preset: expected one of base, big"),
         (
             ["--train", train, bad, "--dev", dev],
