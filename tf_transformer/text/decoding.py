@@ -18,6 +18,13 @@ class FixedKeyValue(KeyValue):
         return FixedKeyValue(*(write_slots(old, slot, part) for old, part in zip(self, new, strict=True)))
 
 
+class AppendedKeyValue(KeyValue):
+    """Keys and values of a search whose cache `grows`."""
+
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
+        return AppendedKeyValue(*(ops.concatenate(pair, axis=2) for pair in zip(self, new, strict=True)))
+
+
 def decoder_of(
     model: TextDecoder,
     memory: Tensor,
@@ -35,7 +42,7 @@ def decoder_of(
         weights: of the softmax; `None` means `model.softmax_weights()`.
     """
     if fixed:
-        key_value: type[KeyValue] = FixedKeyValue
+        key_value: type[KeyValue] = AppendedKeyValue if fixed.grows else FixedKeyValue
     else:
         from tf_transformer.text.growing import InPlaceKeyValue as key_value  # which needs TensorFlow
     layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]

@@ -26,10 +26,13 @@ else:
 
 
 class Fixed(NamedTuple):
-    """The shapes of a search that are the same at all steps, and known when it is traced."""
+    """The shapes of a search whose rows stay to its end, all in one loop."""
 
     beams: int  # K, at least the widest beam_size
-    steps: int  # L; a row that still runs after the last step gets no output
+    steps: Any  # L; a row that still runs after the last step gets no output
+    # Whether the cache begins empty, and every step appends its slots, for an engine whose loops allow that. Else it
+    # has all K * L slots from the start, and no shape changes.
+    grows: bool = False
 
 
 class Decoder(NamedTuple):
@@ -122,12 +125,19 @@ def _search(
     greatest_penalty = penalty(max_length, by_row["length_penalty"])
     rows = Rows(ops.arange(B, dtype="int32"), max_length, enough, greatest_penalty, by_row)
     # Of an empty batch, K is 1 and L is 0.
-    K, L = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0))
+    K, L, grows = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0), False)
+    first = ops.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
+    C = 0 if not fixed else ops.min(first) if grows else K * L  # no constant 0, which a converter would take for fixed
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
-        own = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + ops.arange(K, dtype="int32"))[:, None]
-        ancestry = state.ancestry | own  # [K, C]
+        beam = ops.arange(K, dtype="int32")
+        if grows:
+            own = ops.broadcast_to(beam == beam[:, None], (B, K, K))
+            ancestry = ops.concatenate([state.ancestry, own], axis=2)
+        else:
+            own = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
+            ancestry = state.ancestry | own
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
@@ -146,7 +156,7 @@ def _search(
         newest=ops.broadcast_to(problem.start_ids[:, None], (B, K)),
         symbols=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in kept)),
         alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, none, IMPOSSIBLE),
-        ancestry=ops.zeros((B, K, K * L if fixed else 0), "bool"),
+        ancestry=ops.zeros((B, K, C), "bool"),
         lengths=ops.zeros((B,), "int32"),
         best=Finished(none + IMPOSSIBLE, none + IMPOSSIBLE),
         finished=ops.zeros((B,), "int32"),
@@ -155,8 +165,7 @@ def _search(
     )
     if not fixed:
         return growing.searched(state, advance, results, problem.decoder.keep, L)
-    first = ops.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
-    slots = ops.broadcast_to(first[:, None], (B, K * L))
+    slots = ops.broadcast_to(first[:, None], (B, C))
     state = state._replace(cache=problem.decoder.keep(state.cache, slots))
     in_time = lambda state: ops.any(state.running) & (state.position < L)  # noqa: E731
     (state,) = ops.while_loop(in_time, advance, (state,))
