@@ -1,0 +1,146 @@
+"""A graph for one sentence, ids in and ids of the best outputs out, and what its folder says of it.
+
+Engines that run without TensorFlow take it, LiteRT and ONNX. SentencePiece's own library makes ids of a text and texts
+of ids, as `engines.litert_client` does in Python.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer.base import values
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.files import new_folder, write_json
+from tf_transformer.base.type_names import Tensor
+from tf_transformer.base.version import __version__
+from tf_transformer.config import BadInput
+from tf_transformer.exports.savedmodel import check_export
+from tf_transformer.layers.int8 import is_int8
+from tf_transformer.masks import PAD_ID
+from tf_transformer.model import check_finite
+from tf_transformer.text.decoding import decoder_of
+from tf_transformer.text.logits import RULES
+from tf_transformer.text.primitives import require_tensorflow
+from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search
+from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
+from tf_transformer.text.text_model import TextModel
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+
+DTYPES = ("float32", "int8")
+# What a request chooses. The beam size is fixed, since it is the number of rows of most products; so are the rules for
+# symbols, which would copy the logits at every step.
+INPUTS = {
+    name: option
+    for name, option in SEARCH_OPTIONS.items()
+    if option.request and name != "beam_size" and name not in RULES
+}
+
+
+def save(
+    translator: TextModel,
+    path: str | os.PathLike[str],
+    dtype: str | None,
+    max_length: int,
+    checked: bool,
+    facts: dict[str, Any],
+    engine: str,
+    package: str,
+    file: str,
+    converted: Callable[[TextModel, str, int], bytes],
+) -> None:
+    """Write a folder, whole or not at all: a model's file, the files of its tokenizer, and model.json.
+
+    Args:
+        translator, path, dtype, max_length, checked, facts: as in `litert.save`.
+        engine: its name in a sentence.
+        package: the engine's module, whose extra has the engine's name in lower case; a check takes it.
+        file: the name of the model's.
+        converted: its contents, from a translator whose model may be changed, in float32, the dtype and the greatest
+            number of symbols.
+
+    Raises:
+        BadInput: as in `litert.save`.
+        FileExistsError: path exists.
+    """
+    require_tensorflow(f"an export to {engine}")
+    dtype = dtype or "float32"
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for {engine}, got {dtype!r}")
+    if languages := translator.tokenizer.languages:
+        raise BadInput(
+            f"translator: expected a model of one pair of languages for {engine}, got one of {len(languages)}"
+        )
+    if is_int8(translator.model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
+    if checked:
+        import_extra(package, engine.lower(), "the check of this format")
+    max_length = min(max_length, translator.max_source_length + translator.extra_length)
+    options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
+    of_request(options, dict.fromkeys(options, math.inf))
+    check_finite(translator.model.weights)
+    tokenizer = translator.tokenizer
+    description = {
+        **{
+            name: value for name, value in translator.export_options.items() if name != "max_beam_size"
+        },  # here the beam size is fixed
+        **{name: values.convert(name, value, values.Fact) for name, value in facts.items()},
+        **{name: "inf" if value == math.inf else value for name, value in options.items()},  # JSON has no infinity
+        "ids": {"padding": PAD_ID, "start": BOS_ID, "end": EOS_ID, "unknown": UNKNOWN_ID},
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.fingerprint,
+        "parameters": sum(math.prod(weight.shape) for weight in translator.model.weights),
+        "dtype": dtype,
+        "framework_version": __version__,
+        "tf_version": tf.__version__,
+    }
+    with new_folder(path) as folder:
+        contents = converted(translator.replace(model=translator.model.merged().astype("float32")), dtype, max_length)
+        (folder / file).write_bytes(contents)
+        description["sha256"] = hashlib.sha256(contents).hexdigest()
+        for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+            (folder / name).write_bytes(content)
+        write_json(folder / "model.json", description)
+        if checked:
+            check_export(folder, path)
+
+
+def function(
+    translator: TextModel, max_length: int, tokens: int | None = None, steps: int | None = None, weights: Tensor = None
+) -> Any:
+    """The graph of a source's ids, n_best and `INPUTS`, each [1], to the outputs' `Hypotheses`.
+
+    Args:
+        translator: its model computes; its options are the defaults.
+        max_length: the greatest number of symbols in an output.
+        tokens: of a source, without its end symbol; `None` leaves the number free.
+        steps: most steps of the search, for which the cache has room from the start; `None` lets the cache grow.
+        weights: as in `decoder_of`.
+    """
+    model, beams = translator.model, translator.beam_size
+
+    def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
+        options: dict[str, Any] = {}
+        for (name, option), value in zip(INPUTS.items(), values, strict=True):
+            if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
+                value = tf.where(tf.math.is_nan(value), translator.options[name], value)
+            options[name] = tf.clip_by_value(value, option.lowest, option.highest)
+        length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
+        limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
+        memory, mask, _ = model.encode(source)
+        fixed = Fixed(beams, steps) if steps else Fixed(beams, tf.reduce_max(limit), grows=True)
+        found = beam_search(
+            SearchProblem(decoder_of(model, memory, mask, fixed, weights), tf.constant([BOS_ID]), limit, EOS_ID),
+            n_best=beams,
+            exact_n=n_best[0],
+            **{name: translator.options[name] for name in OPTIONS} | options,
+        )
+        return {name: part[0] for name, part in found._asdict().items()}
+
+    width = None if tokens is None else tokens + 1
+    inputs = [tf.TensorSpec([1, width], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]
+    inputs += [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
+    return tf.function(translate, input_signature=inputs, autograph=False)
