@@ -127,6 +127,9 @@ CANNOT_BE_SAVED = {
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
     ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
+    ("transformer_parser", "onnx"): "translator: expected a TextModel, got Parser(",
+    ("m2m100", "onnx"): "expected a model of one pair of languages for ONNX, got one of 100",
+    ("m2m100_nllb", "onnx"): "expected a model of one pair of languages for ONNX, got one of 202",
     ("m2m100", "litert"): "expected a model of one pair of languages for LiteRT, got one of 100",
     ("m2m100_nllb", "litert"): "expected a model of one pair of languages for LiteRT, got one of 202",
 }
@@ -303,7 +306,7 @@ def grpc(path, texts):
         server.stop(None)
 
 
-def litert_client(path, texts):
+def client_alone(path, texts):
     """The file alone, where this package cannot be imported."""
     folder = path.parent / "alone"
     folder.mkdir(exist_ok=True)
@@ -353,19 +356,19 @@ class Door(NamedTuple):
     ours: bool = True
 
 
-BOTH = ("savedmodel", "litert")
+OPENED = ("savedmodel", "litert", "onnx")
 DOORS = {
     "saved_model.load": Door(saved_model_load, ("savedmodel",), ours=False),
     "TFSMLayer": Door(keras_layer, ("savedmodel",), ours=False),
     "C++ loader": Door(cpp_loader, ("savedmodel",), ours=False),
-    "tt.load": Door(load, BOTH),
+    "tt.load": Door(load, OPENED),
     "from_pretrained": Door(from_pretrained, ("savedmodel",)),
-    "Beam": Door(beam, BOTH),
-    "translate": Door(translate, BOTH),
-    "evaluate": Door(evaluate, BOTH),
-    "check": Door(check, BOTH),
-    "REST": Door(rest, BOTH),
-    "gRPC": Door(grpc, BOTH),
-    "LiteRT client": Door(litert_client, ("litert",)),
+    "Beam": Door(beam, OPENED),
+    "translate": Door(translate, OPENED),
+    "evaluate": Door(evaluate, OPENED),
+    "check": Door(check, OPENED),
+    "REST": Door(rest, OPENED),
+    "gRPC": Door(grpc, OPENED),
+    "client alone": Door(client_alone, ("litert", "onnx")),
     "CTranslate2": Door(ctranslate2, ("ctranslate2",), ours=False),
 }

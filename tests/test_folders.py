@@ -7,15 +7,18 @@ from programs import fails
 
 import tf_transformer as tt
 from tf_transformer.base.folders import (
+    EXPORTS,
     LITERT,
+    ONNX,
     SAVED_MODEL,
     find_saved_model,
     found_in,
-    is_litert,
     model_folder,
+    needs_no_tensorflow,
     newest,
     saved_model_of,
 )
+from tf_transformer.engines import litert_client
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.runs.run import Run
 from trainers import translate
@@ -27,7 +30,7 @@ def put(folder, *names):
         (folder / name).touch()
 
 
-@pytest.mark.parametrize("file", [SAVED_MODEL, LITERT])
+@pytest.mark.parametrize("file", [SAVED_MODEL, LITERT, ONNX])
 def test_a_models_folder_means_its_newest_version(file, tmp_path):
     name = tmp_path / "name"
     for version in ("9", "010", "10", "x", "10x", "-11", "1" * 19, ".12-tmp"):
@@ -41,49 +44,57 @@ def test_a_models_folder_means_its_newest_version(file, tmp_path):
     assert model_folder(name / "10") == name / "10"
     assert model_folder(name / "x") == name / "x"
     assert model_folder(f"{name}/9/") == name / "9"
-    assert is_litert(name) == is_litert(name / "x") == (file == LITERT)
+    assert needs_no_tensorflow(name) == needs_no_tensorflow(name / "x") == (file != SAVED_MODEL)
     assert find_saved_model(name) == (name / "10" if file == SAVED_MODEL else None)
 
 
 def test_the_newest_of_both_kinds(tmp_path):
     """A client of one kind takes the newest of its kind; a program that reads both, the newest."""
-    for version, file in enumerate([LITERT, SAVED_MODEL, LITERT], 1):
+    for version, file in enumerate([LITERT, SAVED_MODEL, ONNX, LITERT], 1):
         put(tmp_path / str(version), file)
         assert model_folder(tmp_path) == tmp_path / str(version)
-        assert is_litert(tmp_path) == (file == LITERT)
-    assert saved_model_of(tmp_path) == tmp_path / "2" and newest(tmp_path, LITERT) == tmp_path / "3"
-    assert not is_litert("gs://bucket/model")
+        assert needs_no_tensorflow(tmp_path) == (file != SAVED_MODEL)
+    assert saved_model_of(tmp_path) == tmp_path / "2" and newest(tmp_path, LITERT) == tmp_path / "4"
+    assert not needs_no_tensorflow("gs://bucket/model")
 
 
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     pytest.importorskip("ai_edge_litert")
     put(tmp_path / "1")
     for none, found in ((tmp_path, "no {} in"), (tmp_path / "nowhere", "nothing at")):
-        one, two = (found.format(files) for files in (SAVED_MODEL, f"{SAVED_MODEL} or {LITERT}"))
+        one, two = (found.format(files) for files in (SAVED_MODEL, " or ".join(EXPORTS)))
         with pytest.raises(tt.BadInput, match=f"expected the folder of a SavedModel or of its versions, found {one} "):
             saved_model_of(none)
         with pytest.raises(tt.BadInput, match=f"or of its versions, found {two} "):
             model_folder(none)
         with pytest.raises(FileNotFoundError, match="of a LiteRT export or of its versions, found no model.tflite in"):
             LiteRT(none)
-        assert not is_litert(none)
+        with pytest.raises(FileNotFoundError, match="of an export or of its versions, found no model.tflite or mode"):
+            litert_client.opened(none)
+        assert not needs_no_tensorflow(none)
 
 
 def test_what_is_there_instead_and_what_opens_it(tmp_path, capsys):
     """A folder of another kind is told as what it is, wherever it goes in."""
     put(tmp_path / "saved/7", SAVED_MODEL)
     put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")
+    put(tmp_path / "onnx/7", ONNX, "model.json", "tokenizer.model")
     put(tmp_path / "ctranslate2/7", "model.bin", "source.spm", "target.spm")
     put(tmp_path / "records", "records.json")
     put(tmp_path / "marian", "source.spm", "config.json")
     put(tmp_path / "run", "tokenizer.model")
     Run(tmp_path / "run").begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
     (tmp_path / "file").touch()
+    onnx = "an ONNX export, .*/7, which tt.load"
     lite, engine = "a LiteRT export, .*/7, which tt.load", "an export for CTranslate2, .*/7, which ctranslate2.Transl"
     of_run, of_checkpoint = "export --run .*/run --name", "a pretrained checkpoint, .* --pretrained .*/marian --name"
     expected = {
         tt.load: {"ctranslate2": engine, "records": "tt.Records", "file": "a file, no folder"},
-        tt.Translator.from_pretrained: {"litert/7": lite, "ctranslate2/7": engine},
+        tt.Translator.from_pretrained: {
+            "litert/7": lite,
+            "onnx/7": onnx,
+            "ctranslate2/7": engine,
+        },
         saved_model_of: {"run": of_run, "litert": lite, "marian": of_checkpoint, "ctranslate2": engine},
         model_folder: {"run": of_run, "marian": of_checkpoint, "nowhere": "found nothing at", "records": "prepared"},
     }

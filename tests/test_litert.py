@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -13,12 +12,12 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-import hostile
 import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS, random_model
+from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
 from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 
@@ -32,35 +31,6 @@ from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
 pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
-
-MARIAN = ROOT / "tests/marian/trained"
-sys.path.insert(0, str(MARIAN.parent))
-import separate  # noqa: E402
-
-LONG = [" ".join(["The old woman opens the red door"] * count) for count in (7, 2, 5, 3)]
-
-
-def sentences(count):
-    return [*(source for source, _ in tt.toy_corpus.corpus(test=count)["test"]), *TEXTS]
-
-
-def hostile_texts(count):
-    draw = random.Random(5)
-    return [kind(draw) for kind in hostile.KINDS for _ in range(count)]
-
-
-def agree(translator, folder, texts, n, fresh=0, **options):
-    """Both give the same n best translations, with the same scores; so do new clients for the last `fresh` texts."""
-    client, expected = LiteRTTranslator(folder), translator.replace(**options).n_best(texts, n)
-    pairs = [(text, client, best) for text, best in zip(texts, expected, strict=True)]
-    pairs += [(text, LiteRTTranslator(folder), best) for text, _, best in pairs[len(pairs) - fresh :]]
-    for text, client, ours in pairs:
-        theirs = client.n_best(text, n, **options)
-        assert [one.text for one in theirs] == [one.text for one in ours], text
-        assert [one.finished for one in theirs] == [one.finished for one in ours], text
-        for name in ("score", "log_prob"):
-            pair = ([getattr(one, name) for one in best] for best in (theirs, ours))
-            np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-4, err_msg=str(text))
 
 
 @pytest.fixture
@@ -309,19 +279,6 @@ def test_a_missing_engine_is_one_line(translator, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     with pytest.raises(tt.BadInput, match=r'takes ai_edge_litert: pip install "tf-transformer\[litert\]"'):
         translator.save(tmp_path / "1", format="litert", checked=True)
-
-
-def checkpoint(vocabularies, path):
-    """MarianMT's small one, with one vocabulary or with those of source and target, which is made in `path`."""
-    if vocabularies == 1:
-        return MARIAN
-    separate.split(path)
-    return path
-
-
-def trained(**options):
-    """MarianMT's small one, whose translations are German, for short sources: a signature takes seconds to convert."""
-    return tt.Translator.from_pretrained(MARIAN, **({"max_source_length": 31} | options))
 
 
 @pytest.mark.program

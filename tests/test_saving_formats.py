@@ -10,9 +10,10 @@ from trainers import export
 @pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
-    monkeypatch.setattr("tf_transformer.exports.litert._converted", lambda *_: b"a file")  # test_litert.py converts
-    if format.name == "ctranslate2":
-        pytest.importorskip("ctranslate2")
+    for converting in ("litert", "onnx"):  # which their own tests do
+        monkeypatch.setattr(f"tf_transformer.exports.{converting}._converted", lambda *_: b"a file")
+    for needed in {"ctranslate2": ["ctranslate2"], "onnx": ["onnxruntime", "tf2onnx"]}.get(format.name, []):
+        pytest.importorskip(needed)
     if format.name == "savedmodel":
         path = request.getfixturevalue("saved")  # by the default of `format`
     else:
@@ -30,8 +31,8 @@ def test_a_format_says_what_it_cannot_hold():
     assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
-    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, litert, ctranslate2; got 'onnx'"):
-        format_of("onnx")
+    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, litert, onnx, ctranslate2; got 'pmml'"):
+        format_of("pmml")
 
 
 def test_the_program_names_no_format():

@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.folders import CTRANSLATE2, LITERT, SAVED_MODEL, folders_of, found_in, newest
+from tf_transformer.base.folders import CTRANSLATE2, EXPORTS, LITERT, ONNX, SAVED_MODEL, folders_of, found_in, newest
 from tf_transformer.base.terminal import quiet_import
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
@@ -28,14 +28,15 @@ def load(
 ) -> Engine:
     """Open a model, to answer texts: `tt.load("savedmodels/demo")(["Hello world."])` gives ["Hallo Welt."].
 
-    An export is opened as what it is: a `SavedModel` runs the graph that is served, a LiteRT export its own engine. A
-    run or a checkpoint becomes a `Translator`, or a `Parser`. `Translator.from_pretrained` always gives the Keras
-    model, to train or to change it.
+    An export is opened as what it is: a `SavedModel` runs the graph that is served, a LiteRT or an ONNX export its own
+    engine. A run or a checkpoint becomes a `Translator`, or a `Parser`. `Translator.from_pretrained` always gives the
+    Keras model, to train or to change it.
 
     Args:
-        path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel or a LiteRT export, or of
-            its versions, which means the newest; of a pretrained checkpoint, or its name on the Hugging Face hub.
-        batch_size: texts a batch; `None` means the engine's default. LiteRT takes one text at a time.
+        path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX
+            export, or of its versions, which means the newest; of a pretrained checkpoint, or its name on the Hugging
+            Face hub.
+        batch_size: texts a batch; `None` means the engine's default. LiteRT and ONNX take one text at a time.
         threads: of an export's engine for one operation; `None` means its default.
         family: of a checkpoint, as in `Translator.from_pretrained`.
         revision: of a checkpoint on the hub, as in `Translator.from_pretrained`.
@@ -50,7 +51,7 @@ def load(
     rows = {} if batch_size is None else {"batch_size": batch_size}
     if isinstance(path, str | os.PathLike) and not (family or revision):
         where = os.fspath(path)
-        export = None if "://" in where else newest(user_path(path), SAVED_MODEL, LITERT, CTRANSLATE2)
+        export = None if "://" in where else newest(user_path(path), *EXPORTS, CTRANSLATE2)
         if "://" in where or (export and (export / SAVED_MODEL).is_file()):
             with quiet_import():
                 from tf_transformer.engines.savedmodel import SavedModel
@@ -60,9 +61,13 @@ def load(
             from tf_transformer.engines.litert import LiteRT
 
             return LiteRT(export, threads or 1, **options)
+        if export and (export / ONNX).is_file():
+            from tf_transformer.engines.onnx_export import ONNX as OnnxEngine
+
+            return OnnxEngine(export, threads or 1, **options)
         is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", where)  # on the hub, with its owner
         if export or not (user_path(path).is_dir() or is_name):
-            raise BadInput(f"expected a run, a SavedModel, a LiteRT export or a checkpoint, {found_in(path)}")
+            raise BadInput(f"expected a run, a SavedModel, a LiteRT or ONNX export, or a checkpoint, {found_in(path)}")
     if threads:
         raise BadInput(f"threads: expected an export with it, since TensorFlow has its own setting, got {shown(path)}")
     return trained(path, family=family, revision=revision, **rows, **options)

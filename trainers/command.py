@@ -169,11 +169,11 @@ def load_backend() -> str:
 def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
     """Whatever `tt.load` opens, with the options of `add_call_options` in `given` that no call takes."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import find_saved_model, is_litert
+    from tf_transformer.base.folders import find_saved_model, needs_no_tensorflow
 
     if "://" in str(model) or find_saved_model(model):
         load_tensorflow()
-    elif not is_litert(model):  # which needs neither
+    elif not needs_no_tensorflow(model):  # which needs neither
         load_backend()
     fixed = [name for name, option in SEARCH_OPTIONS.items() if not option.request and name != "n_best"]
     opened = tt.load(model, **options, **chosen(given, fixed))

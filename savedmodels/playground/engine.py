@@ -1,4 +1,4 @@
-"""An engine, such as a LiteRT export, called like a SavedModel."""
+"""An engine, such as a LiteRT or an ONNX export, called like a SavedModel."""
 
 import threading
 from collections.abc import Callable, Mapping

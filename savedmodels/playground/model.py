@@ -13,7 +13,7 @@ import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
 from savedmodels.playground.engine import EngineExport
-from tf_transformer.base.folders import is_litert, is_version, model_folder
+from tf_transformer.base.folders import is_version, model_folder, needs_no_tensorflow
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import plainly_named
 
@@ -37,8 +37,8 @@ class ServingError(Exception):
 
 
 def find_version(folder: str | os.PathLike[str]) -> Path:
-    """The folder NAME/VERSION of a SavedModel or a LiteRT export: `folder` itself, or its subfolder with the greatest
-    integer."""
+    """The folder NAME/VERSION of a SavedModel, a LiteRT or an ONNX export: `folder` itself, or its subfolder with the
+    greatest integer."""
     folder = model_folder(folder).resolve()
     if not is_version(folder.name):
         raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
@@ -67,7 +67,7 @@ class SavedModel:
 
 
 class ServedModel:
-    """A SavedModel, or a LiteRT export, under a name.
+    """A SavedModel, a LiteRT or an ONNX export, under a name.
 
     Args:
         folder: NAME/VERSION, or NAME for the newest version.
@@ -78,7 +78,7 @@ class ServedModel:
         folder = find_version(folder)
         self.name = name or folder.parent.name
         self.version = int(folder.name)
-        self._export = EngineExport(folder) if is_litert(folder) else SavedModel(folder)
+        self._export = EngineExport(folder) if needs_no_tensorflow(folder) else SavedModel(folder)
         self.signatures = self._export.signatures
 
     def warm_up(self) -> None:

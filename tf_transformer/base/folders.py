@@ -1,4 +1,5 @@
-"""What a folder of a model holds: a SavedModel or a LiteRT export, or versions of one. It loads no TensorFlow."""
+"""What a folder of a model holds: a SavedModel, a LiteRT or an ONNX export, or versions of one. It loads no
+TensorFlow."""
 
 import os
 import re
@@ -11,12 +12,14 @@ from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, shown
 
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
-SAVED_MODEL, LITERT, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.bin"
+SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
+EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # which tt.load opens
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
 CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
 OPENED_BY = {  # what a folder may hold, by a file that tells, and what opens it
     SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
     LITERT: "a LiteRT export, {}, which tt.load opens",
+    ONNX: "an ONNX export, {}, which tt.load opens",
     CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
     "records.json": "prepared records, {}, which tt.Records opens",
     "source.spm": CHECKPOINT,
@@ -66,23 +69,23 @@ def is_version(name: str) -> bool:
     return bool(VERSION.fullmatch(name))
 
 
-def is_litert(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder, or the newest of the versions in it, is a LiteRT export. A folder elsewhere, such as
+def needs_no_tensorflow(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder, or the newest of the versions in it, is a LiteRT or an ONNX export. A folder elsewhere, such as
     gs://bucket/model, never is."""
-    found = None if "://" in os.fspath(path) else newest(user_path(path), SAVED_MODEL, LITERT)
-    return found is not None and (found / LITERT).is_file()
+    found = None if "://" in os.fspath(path) else newest(user_path(path), *EXPORTS)
+    return found is not None and any((found / name).is_file() for name in (LITERT, ONNX))
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a SavedModel or of a LiteRT export: `path` itself, or the newest of the versions in it.
+    """The folder of a SavedModel, a LiteRT or an ONNX export: `path` itself, or the newest of the versions in it.
 
     Raises:
-        BadInput: there is neither.
+        BadInput: there is none.
     """
-    if found := newest(user_path(path), SAVED_MODEL, LITERT):
+    if found := newest(user_path(path), *EXPORTS):
         return found
-    what = "expected the folder of a SavedModel or a LiteRT export, or of its versions"
-    raise BadInput(f"{what}, {found_in(path, SAVED_MODEL, LITERT)}")
+    what = "expected the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions"
+    raise BadInput(f"{what}, {found_in(path, *EXPORTS)}")
 
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:

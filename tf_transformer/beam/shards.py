@@ -17,7 +17,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 
 from tf_transformer.base.files import checksum, locked, matching, new_file, user_path, write_json
-from tf_transformer.base.folders import is_litert, model_folder
+from tf_transformer.base.folders import model_folder, needs_no_tensorflow
 from tf_transformer.base.reading import read_json, reading
 from tf_transformer.base.values import Count, check_fields
 from tf_transformer.beam.translation import Handler, Model, TranslationSettings
@@ -142,9 +142,9 @@ def _described(value: Any) -> str:
 
 
 def _checksum_of_model(path: Path) -> str:
-    """SHA-256 of graph and weights, or of all files of a LiteRT export."""
+    """SHA-256 of graph and weights, or of all files of an export that has no such."""
     own = [path / "saved_model.pb", *sorted(path.glob("variables/*"))]
-    files = sorted(path.iterdir()) if is_litert(path) else own
+    files = sorted(path.iterdir()) if needs_no_tensorflow(path) else own
     return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
 
 

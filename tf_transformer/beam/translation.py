@@ -1,4 +1,5 @@
-"""An export on the elements of a Beam pipeline: a translator's or a parser's SavedModel, or a LiteRT export."""
+"""An export on the elements of a Beam pipeline: a translator's or a parser's SavedModel, a LiteRT or an
+ONNX export."""
 
 import os
 import time
@@ -27,7 +28,7 @@ class TranslationSettings:
     """How texts are translated.
 
     Attributes:
-        path: the folder of a SavedModel or of a LiteRT export, or of its versions, which every worker reads.
+        path: the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions, which every worker reads.
         n_best: translations of each text, at most those of the export.
         batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
         threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
@@ -65,13 +66,14 @@ class Translate(beam.PTransform[Any, Any]):
     NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none
     makes a bundle fail, whatever it contains.
 
-    The model is loaded once a process; a LiteRT export loads no TensorFlow. Beam's metrics have, in the namespace
+    The model is loaded once a process; a LiteRT or an ONNX export loads no
+    TensorFlow. Beam's metrics have, in the namespace
     tf_transformer, the counters sentences, tokens (of sources; not for a parser), truncated and empty, and the
     distribution batch_milliseconds.
 
     Args:
-        path: the folder of a translator's SavedModel, a parser's, or a LiteRT export, or that of its versions, which
-            means the newest.
+        path: the folder of a translator's SavedModel, a parser's, a LiteRT or an ONNX export, or that of its versions,
+            which means the newest.
         text: the name of the field that holds the text.
         method: the other fields of `TranslationSettings`.
 

@@ -1,11 +1,11 @@
-"""Checks a SavedModel, or a LiteRT export, for everything that TensorFlow Serving would fail on, without the server:
+"""Checks a SavedModel for everything that TensorFlow Serving would fail on, without the server; or another export:
 
     python -m tf_transformer.conformance.check savedmodels/demo/1
 
 reads the graph, opens it in a process of Python, calls it in another process through the server's loader, prints the
 findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python
 tf_transformer/conformance/check.py DIR, it needs no import of this package, for example under another version of
-TensorFlow. The folder of a LiteRT export is called in a process without TensorFlow.
+TensorFlow. The folder of a LiteRT or an ONNX export is called in a process without TensorFlow.
 """
 
 import argparse
@@ -43,14 +43,14 @@ PROBE_SECONDS = 1800
 
 
 def check(path: str | os.PathLike[str]) -> list[Finding]:
-    """Check the folder of a SavedModel, <name>/<integer version>, or of a LiteRT export.
+    """Check the folder of a SavedModel, <name>/<integer version>, of a LiteRT or an ONNX export.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: there is none.
     """
     path = Path(os.path.expanduser(path)).absolute()
-    if (path / "model.tflite").is_file():
-        return list(_run("litert", path))
+    if any((path / name).is_file() for name in ("model.tflite", "model.onnx")):
+        return list(_run("alone", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
     with plainly_named(path) as plain:
@@ -238,7 +238,8 @@ def main(argv: list[str] | None = None) -> None:
     what = (__doc__ or "").split(":")[0]
     command = sys.argv[0] if sys.argv[0].endswith(" check") else "python -m tf_transformer.conformance.check"
     parser = argparse.ArgumentParser(command, description=what)
-    parser.add_argument("path", metavar="DIR", help="the folder of a SavedModel or a LiteRT export, NAME/VERSION")
+    folder = "the folder of a SavedModel, a LiteRT or an ONNX export, NAME/VERSION"
+    parser.add_argument("path", metavar="DIR", help=folder)
     try:
         findings = check(parser.parse_args(argv).path)
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
 """The checks that call an export, each kind in a process of its own. `check` runs
 
-    python tf_transformer/conformance/probe.py server|python|litert DIR
+    python tf_transformer/conformance/probe.py server|python|alone DIR
 
 and reads a finding a line, as JSON. Texts are rows that are known to cause trouble.
 """
@@ -237,13 +237,13 @@ def python(path: str | Path) -> Iterator[Finding]:
             yield Finding("ok", "serving_default answers in Python")
 
 
-def litert(path: str) -> Iterator[Finding]:
-    """A LiteRT export by its client, without TensorFlow."""
+def alone(path: str) -> Iterator[Finding]:
+    """A LiteRT or an ONNX export by its client, without TensorFlow."""
     sys.path.append(str(Path(__file__).parents[1] / "engines"))  # the client, without this package
-    from litert_client import LiteRTTranslator, Translation
+    from litert_client import Translation, opened
 
     warnings.simplefilter("ignore")  # long texts
-    translator = LiteRTTranslator(path)
+    translator = opened(path)
     facts = translator.facts
     beams, most = facts["beam_size"], facts["max_length"]
 
@@ -264,7 +264,7 @@ def litert(path: str) -> Iterator[Finding]:
     yield finding("empty texts give empty translations", wrong)
     # Another order, and each text as the first: memory that moves between two texts must not change the answer.
     again = [translator.n_best(row, beams) for row in reversed(ROWS)]
-    alone = [LiteRTTranslator(path).n_best(row, beams) for row in ROWS]
+    alone = [opened(path).n_best(row, beams) for row in ROWS]
     pairs = zip(ROWS, answers, reversed(again), alone, strict=True)
     different = [row[:20] for row, first, second, third in pairs if not first == second == third]
     yield finding("a text's answer does not depend on the texts before it", different)
@@ -277,8 +277,8 @@ def litert(path: str) -> Iterator[Finding]:
     yield finding("an output has at most max_length symbols", [ids for ids in short if len(ids) > 3])
     yield finding(f"no output has more than {most} symbols", [ids[:9] for ids in long if len(ids) > most])
 
-    size, weights = (Path(path) / "model.tflite").stat().st_size, facts["parameters"] * BYTES[facts["dtype"]]
-    message = f"model.tflite takes {size:,} bytes for {weights:,} of weights"
+    size, weights = (Path(path) / translator.MODEL).stat().st_size, facts["parameters"] * BYTES[facts["dtype"]]
+    message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"
     yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
     foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)
     yield finding("it answers without TensorFlow and without this package", foreign)
@@ -310,7 +310,7 @@ def _line(error: Exception) -> str:
     return (str(error.args[0] if error.args else error).splitlines() or [""])[0][:200]
 
 
-PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "litert": litert}
+PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "alone": alone}
 
 if __name__ == "__main__":
     for found in PROBES[sys.argv[1]](*sys.argv[2:]):

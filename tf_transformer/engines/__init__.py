@@ -1,1 +1,1 @@
-"""Strings in, answers out: a translator, a SavedModel, a LiteRT export."""
+"""Strings in, answers out: a translator, a SavedModel, a LiteRT or an ONNX export."""

@@ -1,4 +1,4 @@
-"""An engine answers texts: a `Translator`, a SavedModel, a LiteRT export, a `Parser`.
+"""An engine answers texts: a `Translator`, a SavedModel, a LiteRT or an ONNX export, a `Parser`.
 
 What all of them share stands here, once: the form of an answer, batches of similar length, the options of a call and
 what they may be, and the warning about texts that are too long. It loads neither Keras nor TensorFlow.

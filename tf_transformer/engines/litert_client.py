@@ -1,4 +1,5 @@
-"""Translate with a LiteRT folder. Needs ai-edge-litert, sentencepiece and NumPy, neither TensorFlow nor this package.
+"""Translate with a LiteRT or an ONNX folder. Needs ai-edge-litert or onnxruntime, sentencepiece and NumPy, neither
+TensorFlow nor this package.
 
     python litert_client.py FOLDER < text
 
@@ -26,7 +27,6 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 NO_OPTIONS = ("source", "n_best")  # inputs of the file
-MODEL = "model.tflite"
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
@@ -43,50 +43,41 @@ class Translation(NamedTuple):
     length: int  # its symbols, without the end symbol
 
 
-class LiteRTTranslator:
-    """Calls the model of a folder that `Translator.save(path, format="litert")` wrote.
-
-    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time:
-    threads that share it wait for each other, those with an object each do not.
-
-    Args:
-        path: the folder, or that of its versions, which means the newest.
-        threads: of the engine.
+class _Translator:
+    """What the classes for the engines share.
 
     Attributes:
-        facts: the contents of model.json.
-        options: what a call may change, with the defaults of the model.
-
-    Raises:
-        FileNotFoundError: the folder lacks a file.
-        ValueError: a file holds something else.
+        KIND: of folder, in a sentence.
+        MODEL: the name of the model's file.
+        facts, options: as of `LiteRTTranslator`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
-        from ai_edge_litert.interpreter import Interpreter
+    KIND: str
+    MODEL: str
 
-        folder = Path(os.path.expanduser(path))
-        path = _newest(folder)
-        for name in (MODEL, "model.json"):
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
+        path = _newest(Path(os.path.expanduser(path)), self.MODEL)
+        for name in (self.MODEL, "model.json"):
             if not (path / name).is_file():
-                message = f"expected the folder of a LiteRT export or of its versions, found no {name} in {path}"
+                message = f"expected the folder of {self.KIND} or of its versions, found no {name} in {path}"
                 raise FileNotFoundError(message)
-        file = path / MODEL
-        with _reading(path):
+        with _reading(path, self.KIND):
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
-            _check(file, self.facts["sha256"])
-        with _quiet(), _reading(path):
-            Interpreter(model_path=str(file))  # refuses what is no model, which would end the process below
-            model = _compiled(str(file), threads)
-            signatures = [_Signature(model, name) for name in model.get_signature_list()]
+            _check(path / self.MODEL, self.facts["sha256"])
+        self._alone: Any = threading.Lock()
+        with _quiet(), _reading(path, self.KIND):
+            signatures = self._opened(str(path / self.MODEL), threads)
         self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
-        self._alone = threading.Lock()  # a signature's inputs and outputs are the same memory in every call
-        with _reading(path):
+        with _reading(path, self.KIND):
             dtypes = self._signatures[-1].dtypes
             self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
             self._signatures[0]([self._end], self.options | {"n_best": 1})
+
+    def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Graph"]:
+        """The functions of a file."""
+        raise NotImplementedError
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
@@ -159,8 +150,65 @@ class LiteRTTranslator:
         return found
 
 
+class LiteRTTranslator(_Translator):
+    """Calls the model of a folder that `Translator.save(path, format="litert")` wrote.
+
+    LiteRTTranslator("litert/demo/1")("Hello world.") gives "Hallo Welt.". One object translates one text at a time:
+    threads that share it wait for each other, those with an object each do not.
+
+    Args:
+        path: the folder, or that of its versions, which means the newest.
+        threads: of the engine.
+
+    Attributes:
+        facts: the contents of model.json.
+        options: what a call may change, with the defaults of the model.
+
+    Raises:
+        FileNotFoundError: the folder lacks a file.
+        ValueError: a file holds something else.
+    """
+
+    KIND, MODEL = "a LiteRT export", "model.tflite"
+
+    def _opened(self, file: str, threads: int) -> "Sequence[_Signature]":
+        from ai_edge_litert.interpreter import Interpreter
+
+        Interpreter(model_path=file)  # refuses what is no model, which would end the process below
+        model = _compiled(file, threads)
+        return [_Signature(model, name) for name in model.get_signature_list()]
+
+
+class ONNXTranslator(_Translator):
+    """Calls the model of a folder that `Translator.save(path, format="onnx")` wrote.
+
+    As `LiteRTTranslator`, but threads that share an object need not wait.
+    """
+
+    KIND, MODEL = "an ONNX export", "model.onnx"
+
+    def _opened(self, file: str, threads: int) -> "Sequence[_Graph]":
+        self._alone = contextlib.nullcontext()
+        return [_Graph(file, threads, self.facts)]
+
+
+TRANSLATORS = (LiteRTTranslator, ONNXTranslator)
+
+
+def opened(path: str | os.PathLike[str], threads: int = 1) -> _Translator:
+    """The translator for what a folder, or the newest of its versions, holds; the arguments are as in
+    `LiteRTTranslator`."""
+    files = {one.MODEL: one for one in TRANSLATORS}
+    folder = _newest(Path(os.path.expanduser(path)), *files)
+    found = [one for name, one in files.items() if (folder / name).is_file()]
+    if not found:
+        names = " or ".join(files)
+        raise FileNotFoundError(f"expected the folder of an export or of its versions, found no {names} in {folder}")
+    return found[0](folder, threads)
+
+
 class _Signature:
-    """A function of the file.
+    """A function of a LiteRT file.
 
     Attributes:
         tokens: of the longest source, without its end symbol.
@@ -197,6 +245,30 @@ class _Signature:
         }
 
 
+class _Graph:
+    """An ONNX file, a function for sources of all lengths. The attributes are those of `_Signature`."""
+
+    def __init__(self, file: str, threads: int, facts: Mapping[str, Any]) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # errors, which it raises, too
+        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        self.tokens, self.steps = int(facts["max_source_length"]), int(facts["max_length"])
+        kinds = {"tensor(int32)": np.dtype(np.int32), "tensor(float)": np.dtype(np.float32)}
+        self.dtypes = {one.name: kinds[one.type] for one in self._session.get_inputs()}
+        self._outputs = [one.name for one in self._session.get_outputs()]
+
+    def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """As of `_Signature`."""
+        inputs = {
+            name: np.array([source if name == "source" else _within(values[name], dtype)], dtype)
+            for name, dtype in self.dtypes.items()
+        }
+        return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
+
+
 def _within(value: float, dtype: np.dtype) -> float:
     """A value, or the nearest one that the dtype can hold. The file clips it further."""
     most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
@@ -221,13 +293,16 @@ def _compiled(file: str, threads: int) -> Any:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path, kind: str) -> Iterator[None]:
     """What Python and the engine raise in this block, about the contents of a folder, as `ValueError` in one line."""
     try:
         yield
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
+        known = ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
+        if not isinstance(error, known) and not type(error).__module__.startswith("onnxruntime."):
+            raise
         text = " ".join(str(error).split())
-        raise ValueError(f"{path}: expected a LiteRT export, got something else: {text}") from error
+        raise ValueError(f"{path}: expected {kind}, got something else: {text}") from error
 
 
 @contextlib.contextmanager
@@ -249,10 +324,11 @@ def _quiet() -> Iterator[None]:
             os.close(nothing)
 
 
-def _newest(path: Path) -> Path:
-    """`path` itself if it is an export, else the newest of its versions, those in folders named by a number."""
-    versions = [] if (path / MODEL).is_file() else [one for one in path.glob("[0-9]*") if one.name.isdecimal()]
-    return max((one for one in versions if (one / MODEL).is_file()), key=lambda one: int(one.name), default=path)
+def _newest(path: Path, *files: str) -> Path:
+    """`path` itself if it has one of the files, else the newest of its versions that has, those in folders named by a
+    number."""
+    versions = sorted((one for one in path.glob("[0-9]*") if one.name.isdecimal()), key=lambda one: -int(one.name))
+    return next((one for one in (path, *versions) if any((one / name).is_file() for name in files)), path)
 
 
 def _outputs(found: dict[str, np.ndarray]) -> list[list[int]]:
@@ -334,7 +410,7 @@ def option(text: str) -> tuple[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="of a LiteRT export, e.g. litert/demo/1; of litert/demo the newest")
+    parser.add_argument("folder", help="of an export, e.g. litert/demo/1; of litert/demo the newest")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
     what = "an option of the search, such as length_penalty=1; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
@@ -344,7 +420,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
-    translator, options = LiteRTTranslator(args.folder, args.threads), dict(args.option)
+    translator, options = opened(args.folder, args.threads), dict(args.option)
     for i, line in enumerate(sys.stdin.buffer):
         text = (line if i else line.removeprefix(codecs.BOM_UTF8)).rstrip(b"\r\n")
         for one in translator.n_best(text, args.n_best or 1, **options):

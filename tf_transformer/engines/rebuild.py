@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
-from tf_transformer.base.folders import CTRANSLATE2, LITERT, find_saved_model, folders_of, found_in, newest
+from tf_transformer.base.folders import CTRANSLATE2, LITERT, ONNX, find_saved_model, folders_of, found_in, newest
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_h5, check_kinds, reading
 from tf_transformer.base.type_names import Folders
@@ -179,7 +179,7 @@ def _check_no_export(folder: Path) -> None:
     Raises:
         BadInput: it does.
     """
-    if newest(folder, LITERT, CTRANSLATE2) and not any((folder / file).is_file() for file in hub.WEIGHTS):
+    if newest(folder, LITERT, ONNX, CTRANSLATE2) and not any((folder / file).is_file() for file in hub.WEIGHTS):
         raise BadInput(f"expected a run, a SavedModel or a checkpoint, {found_in(folder)}")
 
 

@@ -14,10 +14,11 @@ from tf_transformer.base.type_names import Dtype
 from tf_transformer.config import DTYPES, BadInput
 
 if TYPE_CHECKING:
-    from tf_transformer.exports import ctranslate2, litert, savedmodel
+    from tf_transformer.exports import ctranslate2, litert, onnx, savedmodel
 else:
     ctranslate2 = lazily("tf_transformer.exports.ctranslate2", "an export to CTranslate2")
     litert = lazily("tf_transformer.exports.litert", "an export to LiteRT")
+    onnx = lazily("tf_transformer.exports.onnx", "an export to ONNX")
     savedmodel = lazily("tf_transformer.exports.savedmodel", "a SavedModel")
 
 
@@ -91,12 +92,17 @@ def _save_ctranslate2(
     ctranslate2.save(model, path, quantization, **options)
 
 
-def _save_litert(
-    model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
-) -> None:
-    own = getattr(model, "export_options", {})
-    kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
-    litert.save(model, path, dtype, checked=checked, **(kept | options))
+def _saving(module: Any) -> Save:
+    """The `Save` of a module of `one_sentence`."""
+
+    def save(
+        model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+    ) -> None:
+        own = getattr(model, "export_options", {})
+        kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
+        module.save(model, path, dtype, checked=checked, **(kept | options))
+
+    return save
 
 
 FORMATS = {
@@ -121,7 +127,15 @@ FORMATS = {
             "litert",
             ("float32", "int8"),
             frozenset({"ensemble", "facts", "check", "max_length"}),
-            _save_litert,
+            _saving(litert),
+        ),
+        Format(
+            "onnx",
+            "a folder for ONNX",
+            "onnx",
+            ("float32", "int8"),
+            frozenset({"ensemble", "facts", "check", "max_length"}),
+            _saving(onnx),
         ),
         Format(
             "ctranslate2",

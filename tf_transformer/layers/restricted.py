@@ -52,7 +52,7 @@ def restricted_attention(
         b = min(b, T + 1)  # a sequence shorter than the window needs little
     elif ops.is_tensor(T):  # but no symbol of JAX, where blocks need a known size
         b = ops.minimum(b, T + 1)
-    N = -(-T // b)
+    N = (T + b - 1) // b  # of numbers that are not negative, since ONNX's division does not round those down
 
     def blocks(x: Tensor, before: int = 0, after: int = 0) -> Any:
         x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])

@@ -1,0 +1,54 @@
+"""What the tests of LiteRT and ONNX share: texts, models, and whether an export answers as its translator."""
+
+import random
+import sys
+
+import hostile
+import numpy as np
+from conftest import TEXTS
+from programs import ROOT
+
+import tf_transformer as tt
+from tf_transformer.engines.litert_client import opened
+
+MARIAN = ROOT / "tests/marian/trained"
+sys.path.insert(0, str(MARIAN.parent))
+import separate  # noqa: E402
+
+LONG = [" ".join(["The old woman opens the red door"] * count) for count in (7, 2, 5, 3)]
+
+
+def sentences(count):
+    return [*(source for source, _ in tt.toy_corpus.corpus(test=count)["test"]), *TEXTS]
+
+
+def hostile_texts(count):
+    draw = random.Random(5)
+    return [kind(draw) for kind in hostile.KINDS for _ in range(count)]
+
+
+def agree(translator, folder, texts, n, fresh=0, **options):
+    """Both give the same n best translations, with the same scores; so do new clients for the last `fresh` texts."""
+    client, expected = opened(folder), translator.replace(**options).n_best(texts, n)
+    pairs = [(text, client, best) for text, best in zip(texts, expected, strict=True)]
+    pairs += [(text, opened(folder), best) for text, _, best in pairs[len(pairs) - fresh :]]
+    for text, client, ours in pairs:
+        theirs = client.n_best(text, n, **options)
+        assert [one.text for one in theirs] == [one.text for one in ours], text
+        assert [one.finished for one in theirs] == [one.finished for one in ours], text
+        for name in ("score", "log_prob"):
+            pair = ([getattr(one, name) for one in best] for best in (theirs, ours))
+            np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-4, err_msg=str(text))
+
+
+def checkpoint(vocabularies, path):
+    """MarianMT's small one, with one vocabulary or with those of source and target, which is made in `path`."""
+    if vocabularies == 1:
+        return MARIAN
+    separate.split(path)
+    return path
+
+
+def trained(**options):
+    """MarianMT's small one, whose translations are German, for short sources: a signature takes seconds to convert."""
+    return tt.Translator.from_pretrained(MARIAN, **({"max_source_length": 31} | options))

@@ -1,0 +1,276 @@
+"""The model and its search in onnxruntime, an engine that we did not write."""
+
+import json
+import math
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import TEXTS, random_model
+from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+
+import tf_transformer as tt
+from tf_transformer.engines.litert_client import ONNXTranslator, opened
+from tf_transformer.engines.onnx_export import ONNX
+
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+pytest.importorskip("tf2onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from tf_transformer.exports.onnx import fuse_norms, graphs_in, store_once, take_from_state  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
+
+
+@pytest.fixture(scope="module")
+def folder(translator, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "name" / "1"
+    translator.save(path, format="onnx", source_language="en", license="apache-2.0", max_length=97)
+    return path
+
+
+def run(model, **inputs):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def graph_of(folder):
+    return onnx.load(folder / "model.onnx").graph
+
+
+def test_the_search_is_ours(translator, folder):
+    agree(translator, folder, [*sentences(17), *LONG], 3, length_penalty=2.0)
+
+
+def test_a_folder_has_what_a_client_needs(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.onnx", "tokenizer.model"]
+    facts = json.loads((folder / "model.json").read_text())
+    assert [facts[name] for name in ("beam_size", "max_source_length", "max_length")] == [3, 41, 48]
+    assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
+    graph = graph_of(folder)
+    kinds = {TensorProto.INT32: "int32", TensorProto.FLOAT: "float", TensorProto.BOOL: "bool"}
+
+    def described(ports):
+        shapes = {one.name: [dim.dim_value or None for dim in one.type.tensor_type.shape.dim] for one in ports}
+        return {one.name: (kinds[one.type.tensor_type.elem_type], *shapes[one.name]) for one in ports}
+
+    assert described(graph.input) == {
+        "source": ("int32", 1, None),
+        "n_best": ("int32", 1),
+        "length_penalty": ("float", 1),
+        "max_length": ("int32", 1),
+    }
+    numbers = {name: ("float", 3) for name in ("scores", "log_probs")}
+    assert described(graph.output) == numbers | {
+        "ids": ("int32", 3, None),
+        "lengths": ("int32", 3),
+        "finished": ("bool", 3),
+    }
+
+
+def test_the_graph_is_light(translator, folder):
+    """Weights are no state of the loop, a norm is one node, and the table of embeddings is there once."""
+    graph = graph_of(folder)
+    (loop,) = (node for node in graph.node if node.op_type == "Loop")
+    weights = [one for part in graphs_in(graph) for one in part.initializer if len(one.dims) == 2]
+    assert all(math.prod(one.dims) < 24 for one in graph.initializer if one.name in loop.input)
+    assert sum(math.prod(one.dims) for one in weights) < 1.1 * translator.model.count_params()
+    layers = len(translator.model.encoder_layers) * 2 + len(translator.model.decoder_layers) * 3
+    norms = [node for part in graphs_in(graph) for node in part.node if node.op_type == "LayerNormalization"]
+    assert len(norms) == layers
+    assert [list(one.dims) for one in weights].count([350, 24]) == 1
+    assert not [one for one in weights if list(one.dims) == [24, 350]]
+
+
+def test_no_text_raises_an_error(folder):
+    client = ONNXTranslator(folder)
+    for text in [*TEXTS, *hostile_texts(5)]:
+        client(text).encode()
+    assert client([b"\xff", "\ud800", ""]) == ["", "", ""]
+
+
+def test_outputs_keep_their_limits(folder):
+    client = ONNXTranslator(folder)
+    assert [len(ids) for ids in client.ids("Two doors.", 3, max_length=5)] == [5, 5, 5]
+    assert max(len(ids) for ids in client.ids("door " * 3000, 3)) <= 41 + 7
+    for value in (math.nan, math.inf, 2**40, 10**400):
+        assert client.ids("Two doors.", 3, max_length=value) == client.ids("Two doors.", 3)
+    assert client("Two doors.", length_penalty=10**400) == client("Two doors.", length_penalty=5)
+    assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
+    source, options = [*client.source_ids("Two doors."), 2], client.options | {"n_best": 3}
+    found = [client._signatures[0](source, options | more) for more in ({}, {"length_penalty": math.nan})]
+    assert found[0]["scores"].tolist() == found[1]["scores"].tolist() and found[0]["scores"][0] > -1e8
+
+
+def test_threads_share_a_translator(folder):
+    client, texts = ONNXTranslator(folder), ["Two doors.", "The dog sleeps.", "The old woman opens the red door."]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(client, texts * 7)) == client(texts) * 7
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.onnx", "tokenizer.model"])
+def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "1")
+    contents = bytearray((tmp_path / "1" / name).read_bytes())
+    contents[len(contents) // 2] ^= 1  # of a weight, or of a piece: it would load, and translate otherwise
+    (tmp_path / "1" / name).write_bytes(contents if name == "model.onnx" else b"[1]")
+    for load, kind in ((opened, ValueError), (ONNX, tt.BadInput)):
+        with pytest.raises(kind, match="1: expected an ONNX export, got something else: .") as error:
+            load(tmp_path / "1")
+        assert "\n" not in str(error.value)
+
+
+def test_what_no_engine_reads_is_one_line(folder, tmp_path):
+    """Its checksum is right, but it is no model."""
+    shutil.copytree(folder, tmp_path / "1")
+    facts = json.loads((tmp_path / "1/model.json").read_text())
+    (tmp_path / "1/model.onnx").write_bytes(b"")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    (tmp_path / "1/model.json").write_text(json.dumps(facts | {"sha256": empty}))
+    with pytest.raises(ValueError, match="1: expected an ONNX export, got something else: .") as error:
+        opened(tmp_path / "1")
+    assert "\n" not in str(error.value)
+
+
+def test_what_it_cannot_write(translator, tmp_path, monkeypatch):
+    with pytest.raises(tt.BadInput, match="dtype: expected one of float32, int8 for ONNX, got 'int4'"):
+        translator.save(tmp_path / "1", format="onnx", dtype="int4")
+    for module in ("onnxruntime", "tf2onnx"):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(tt.BadInput, match=rf'takes {module}: pip install "tf-transformer\[onnx\]"'):
+            translator.save(tmp_path / "1", format="onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def loop_of(state):
+    """A model that adds a weight and an input to a number, five times; all three are in the loop's state."""
+    scalar = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [])  # noqa: E731
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["inside_x", "inside_weight"], ["sum"]),
+            helper.make_node("Add", ["sum", "inside_input"], ["x_after"]),
+            helper.make_node("Identity", ["inside_weight"], ["weight_after"]),
+            helper.make_node("Identity", ["inside_input"], ["input_after"]),
+            helper.make_node("Identity", ["going"], ["going_after"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            *map(scalar, ("inside_x", "inside_weight", "inside_input")),
+        ],
+        [
+            helper.make_tensor_value_info("going_after", TensorProto.BOOL, []),
+            *map(scalar, ("x_after", "weight_after", "input_after")),
+        ],
+    )
+    used = helper.make_node("Add", ["x_last", "input_last" if state == "used" else "x_last"], ["result"])
+    loop = helper.make_node("Loop", ["count", "", "x", "weight", "given"], ["x_last", "weight_last", "input_last"])
+    loop.attribute.append(helper.make_attribute("body", body))
+    constants = [
+        numpy_helper.from_array(np.array(5, np.int64), "count"),
+        numpy_helper.from_array(np.array(3, np.float32), "x"),
+        numpy_helper.from_array(np.array(7, np.float32), "weight"),
+    ]
+    graph = helper.make_graph([loop, used], "main", [scalar("given")], [scalar("result")], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("state", "kept"), [("used", 2), ("unused", 1)])
+def test_what_no_step_changes_leaves_the_state(state, kept):
+    """But for what is read after the loop. The model computes the same."""
+    model = loop_of(state)
+    (before,) = run(model, given=np.array(11, np.float32))
+    take_from_state(model.graph)
+    onnx.checker.check_model(model)
+    (loop,) = (node for node in model.graph.node if node.op_type == "Loop")
+    assert len(loop.input) - 2 == len(loop.output) == kept
+    assert (
+        run(model, given=np.array(11, np.float32)) == [before] == [3 + 5 * (7 + 11) + (11 if state == "used" else 93)]
+    )
+
+
+@pytest.mark.parametrize("is_norm", [True, False])
+def test_a_norm_becomes_one_node(is_norm):
+    """And nothing that only looks like one."""
+    make = helper.make_node
+    nodes = [
+        make("ReduceMean", ["x"], ["mean"], axes=[-1]),
+        make("Sub", ["x", "mean"], ["centred"]),
+        make("Mul", ["centred", "centred" if is_norm else "x"], ["square"]),
+        make("ReduceMean", ["square"], ["variance"], axes=[-1]),
+        make("Add", ["variance", "epsilon"], ["more"]),
+        make("Sqrt", ["more"], ["deviation"]),
+        make("Reciprocal", ["deviation"], ["inverse"]),
+        make("Mul", ["centred", "inverse"], ["unit"]),
+        make("Mul", ["unit", "gamma"], ["gained"]),
+        make("Add", ["gained", "beta"], ["y"]),
+    ]
+    draw = np.random.default_rng(3)
+    constants = {"gamma": draw.normal(size=5), "beta": draw.normal(size=5), "epsilon": np.array(0.01)}
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3, 5]) for name in "xy"]
+    weights = [numpy_helper.from_array(value.astype("float32"), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "main", ports[:1], ports[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = draw.normal(size=(2, 3, 5)).astype("float32")
+    (before,) = run(model, x=x)
+    fuse_norms(model.graph)
+    assert len(model.graph.node) == (1 if is_norm else 10)
+    np.testing.assert_allclose(run(model, x=x)[0], before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_of_integers_has_a_scale_by_row():
+    """One that has no copy among the products' weights."""
+    table = np.random.default_rng(5).normal(size=(11, 3)).astype("float32") * np.arange(11)[:, None].astype("float32")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT32, [1, 7])
+    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, [1, 7, 3])
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"])]
+    graph = helper.make_graph(nodes, "main", [ids], [rows], [numpy_helper.from_array(table, "table")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    store_once(model.graph, "table", "", True)
+    places = np.array([[0, 10, 3, 7, 1, 1, 5]], np.int32)
+    error = np.abs(run(model, ids=places)[0] - table[places])
+    assert (error <= np.abs(table[places]).max(axis=2, keepdims=True) / 253).all()
+
+
+@pytest.mark.program
+def test_another_model(translator, tmp_path):
+    """Not the paper's order, activation, positions and depths; a search with rules, and of two models."""
+    sizes = {"num_decoder_layers": 1, "norm_first": True, "activation": "gelu", "positions": "learned"}
+    models = [random_model(350, seed, 0.0, sizes) for seed in (2, 3)]
+    other = translator.replace(model=tt.Ensemble(models), beam_size=2, min_length=5, no_repeat_ngram_size=2)
+    other.save(tmp_path / "1", format="onnx")
+    agree(other, tmp_path / "1", sentences(11), 2)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("vocabularies", [1, 2])
+def test_marian_against_transformers(vocabularies, tmp_path):
+    """What `transformers` answers is stored beside the checkpoints. Hostile texts give what the translator gives."""
+    sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
+    stored = {1: sources, 2: json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))}[vocabularies]
+    options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf, "max_source_length": 61}
+    translator = tt.Translator.from_pretrained(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
+    translator.save(tmp_path / "1", format="onnx", max_length=128)
+    client = ONNXTranslator(tmp_path / "1")
+    best = [client.n_best(text, 1)[0] for text in sources["sentences"]]
+    assert [one.text for one in best] == stored["beam"]
+    np.testing.assert_allclose([one.log_prob for one in best], stored["log_probs"], atol=1e-4)
+    texts = [*sources["texts"], *hostile_texts(5)]
+    agree(translator, tmp_path / "1", [text for text in texts if len(text) < 99], 2)
+
+
+@pytest.mark.program
+def test_eight_bits(tmp_path):
+    """The table of embeddings is in the file once, and few translations differ from those in float32."""
+    translator = trained()
+    for dtype in ("float32", "int8"):
+        translator.save(tmp_path / dtype, format="onnx", dtype=dtype)
+    size = (tmp_path / "int8/model.onnx").stat().st_size
+    assert size < 1.1 * translator.model.count_params() + 400_000
+    texts = sentences(97)
+    pairs = zip(*(opened(tmp_path / dtype)(texts) for dtype in ("float32", "int8")), strict=True)
+    assert np.mean([one == other for one, other in pairs]) > 0.7

@@ -1,0 +1,51 @@
+"""What the engines of exports for one sentence share. They load no TensorFlow."""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.files import user_path
+from tf_transformer.base.values import BadInput, between, checked
+from tf_transformer.engines.engine import Answer, Engine, Reply, Request
+
+
+class OneSentence(Engine):
+    """Calls an export that translates one text after the other.
+
+    Attributes:
+        package: what runs it, and the name of the extra that brings it.
+        translator: the class of `litert_client` that calls it.
+    """
+
+    batch_size = 1
+    package: ClassVar[tuple[str, str]]
+    translator: Any
+
+    @checked
+    def __init__(
+        self, path: str | os.PathLike[str], threads: Annotated[int, between(1, 1_024)] = 1, **options: Any
+    ) -> None:
+        import_extra(*self.package, self.translator.KIND)
+        try:
+            self._client = self.translator(user_path(path), threads)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        self.changeable = tuple(self._client.options)
+        self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
+        self._own = self.request(None, options).options
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The contents of model.json."""
+        return self._client.facts
+
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        for text in texts:
+            length = len(self._client.source_ids(text))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of long texts: the reply says so
+                best = self._client.n_best(text, request.n or 1, **request.options)
+            answers = tuple(Answer(*one) for one in best)
+            yield Reply(text, answers, length, length > self.facts["max_source_length"])

@@ -1,0 +1,316 @@
+"""Export to ONNX (https://onnx.ai), which onnxruntime runs on servers, in browsers, and from C#, Java and JavaScript.
+
+The file holds `one_sentence.function`, the encoder and the search of `text.search` for one sentence. The source may
+have any length, and the cache of the search grows with the output.
+
+tf2onnx, which converts the graph, makes every weight of the decoder a part of the loop's state, and onnxruntime then
+packs it for its products at every step. `take_from_state` takes out what does not change. A step of a small model takes
+about as long as its nodes are many, so `fuse_norms` and `share_constants` make them fewer.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tf_transformer.base import values
+from tf_transformer.base.extras import import_extra
+from tf_transformer.exports import one_sentence
+from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.text_model import TextModel
+
+_CENTRED = ("Sub", "x", ("ReduceMean", "x"))
+_VARIANCE = ("ReduceMean", ("Mul", _CENTRED, _CENTRED))
+_INVERSE = ("Reciprocal", ("Sqrt", ("Add", _VARIANCE, "epsilon")))
+NORMS: tuple[Any, ...] = (  # as `LayerNormalization` computes them, and as TensorFlow then orders the products
+    ("Add", ("Mul", ("Mul", _CENTRED, _INVERSE), "gamma"), "beta"),
+    ("Add", ("Mul", _CENTRED, ("Mul", _INVERSE, "gamma")), "beta"),
+)
+OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")  # of tf2onnx
+OPSET = 17  # of ONNX's operations: onnxruntime from 1.12 on
+
+
+@values.checked
+def save(
+    translator: TextModel,
+    path: str | os.PathLike[str],
+    dtype: str | None = None,
+    max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
+    checked: bool = False,
+    **facts: Any,
+) -> None:
+    """Write a folder for onnxruntime, whole or not at all:
+
+        model.onnx         docs/guides/onnx.md has its inputs and outputs
+        tokenizer.model    SentencePiece's, or other files of `Tokenizer.files` and `Tokenizer.vocabularies`
+        model.json         ids, limits, default options and facts
+
+    Args:
+        translator, path, dtype, max_length, checked, facts: as in `litert.save`.
+
+    Raises:
+        BadInput: as in `litert.save`, or tf2onnx or onnxruntime is not installed; nothing is left behind.
+        FileExistsError: path exists.
+    """
+    for module in ("tf2onnx", "onnxruntime"):
+        import_extra(module, "onnx", "an export to ONNX")
+    made = translator, path, dtype, max_length, checked, facts
+    one_sentence.save(*made, engine="ONNX", package="onnxruntime", file="model.onnx", converted=_converted)
+
+
+def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
+    """The file's contents; the arguments are as in `one_sentence.save`."""
+    model = _model_of(one_sentence.function(translator, max_length))
+    take_from_state(model.graph)
+    fuse_norms(model.graph)
+    share_constants(model.graph)
+    tables = _tables(model.graph)
+    if dtype == "int8":
+        model = _quantized(model)
+    for table in tables:
+        store_once(model.graph, *table, rounded=dtype == "int8")
+    _remove_unused(model.graph)
+    contents: bytes = model.SerializeToString()
+    return contents
+
+
+def _model_of(function: Any) -> Any:
+    """The ONNX model of a traced function, by tf2onnx. Of its optimizers it takes those that the passes here need:
+    onnxruntime has its own, and all of them took seven times as long."""
+    import tensorflow as tf
+    from tf2onnx import optimizer, tf_loader, tfonnx
+
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)  # it warns of shapes that it does not know
+    traced = function.get_concrete_function()
+    inputs, outputs = (
+        [tensor.name for tensor in ports if tensor.dtype != tf.resource] for ports in (traced.inputs, traced.outputs)
+    )
+    names = sorted(traced.structured_outputs)
+    signature = [spec.name for spec in function.input_signature]
+    frozen = tf_loader.from_function(traced, inputs, outputs)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(frozen, name="")
+        made = tfonnx.process_tf_graph(
+            graph,
+            opset=OPSET,
+            custom_op_handlers={"SelectV2": (_where, []), "Einsum": (_transposed, []), "Erfc": (_erfc, [])},
+            input_names=inputs,
+            output_names=outputs,
+            tensors_to_rename=dict(zip([*inputs, *outputs], [*signature, *names], strict=True)),
+        )
+    kept = {name: getattr(optimizer, name) for name in OPTIMIZERS}
+    return optimizer.optimize_graph(made, catch_errors=False, optimizers=kept).make_model("translate")
+
+
+def _where(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
+    """Convert a choice by one node. tf2onnx makes six, a sum of products, which a NaN that is not chosen spoils."""
+    node.type = "Where"
+
+
+def _transposed(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
+    """Convert an `einsum` of one tensor, whose axes it moves; tf2onnx makes two nodes of it, and takes long."""
+    (before, after) = node.get_attr_value("equation").decode().split("->")
+    node.type = "Transpose"
+    node.set_attr("perm", [before.index(axis) for axis in after])
+
+
+def _erfc(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
+    """Convert 1 - erf(x), a part of gelu, which ONNX lacks."""
+    one = context.make_const(f"{name}_one", np.array(1, np.float32))
+    erf = context.make_node("Erf", [node.input[0]])
+    node.type = "Sub"
+    context.replace_inputs(node, [one.output[0], erf.output[0]])
+
+
+def graphs_in(graph: Any) -> Iterator[Any]:
+    """A graph and those of its loops and branches."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs_in(attribute.g)
+
+
+def take_from_state(graph: Any) -> None:
+    """Take what no step changes out of the state of a graph's loops: their bodies use it where it comes from."""
+    for loop in [node for node in graph.node if node.op_type == "Loop"]:
+        (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
+        inside, outside = _copies(body), _copies(graph)
+        used = {name for node in graph.node if node is not loop for name in node.input}
+        used |= {output.name for output in graph.output}
+        kept, origins = [], {}
+        for k, name in enumerate(loop.input[2:]):
+            own, after = body.input[2 + k].name, body.output[1 + k].name
+            if inside.get(after, after) == own and loop.output[k] not in used:
+                origins[own] = outside.get(name, name)
+            else:
+                kept.append(k)
+        for port in body.input[:2]:  # count and condition are scalars, of which onnxruntime wants to know
+            port.type.tensor_type.shape.SetInParent()
+        states = len(loop.input) - 2
+        for ports, fixed in ((loop.input, 2), (body.input, 2), (body.output, 1), (loop.output, 0)):
+            own = [*ports[:fixed], *(ports[fixed + k] for k in kept), *ports[fixed + states :]]
+            _replace(ports, own)
+        for part in graphs_in(body):
+            for node in part.node:
+                _replace(node.input, [origins.get(name, name) for name in node.input])
+    _remove_unused(graph)
+
+
+def fuse_norms(graph: Any) -> None:
+    """Make one node of each layer normalization, which is ten."""
+    from onnx import helper, numpy_helper
+
+    constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
+    for part in graphs_in(graph):
+        made, nodes = {name: node for node in part.node for name in node.output}, []
+        for node in part.node:
+            matches: list[dict[str, str]] = [{}, {}]
+            pairs = zip(NORMS, matches, strict=True)
+            found = next((found for norm, found in pairs if _matches(norm, node.output[0], made, found)), {})
+            if found.get("epsilon") in constants:
+                epsilon = float(numpy_helper.to_array(constants[found["epsilon"]]).item())
+                inputs = [found[name] for name in ("x", "gamma", "beta")]
+                node = helper.make_node("LayerNormalization", inputs, node.output, axis=-1, epsilon=epsilon)
+            nodes.append(node)
+        _replace(part.node, nodes)
+    _remove_unused(graph)
+
+
+def _matches(pattern: Any, name: str, made: dict[str, Any], found: dict[str, str]) -> bool:
+    """Whether a value is computed as a pattern says: operations with their inputs, or names for any values, which are
+    put into `found`."""
+    if isinstance(pattern, str):
+        return found.setdefault(pattern, name) == name
+    operation, *inputs = pattern
+    node = made.get(name)
+    if node is None or node.op_type != operation or len(node.input) != len(inputs):
+        return False
+    return all(_matches(*pair, made, found) for pair in zip(inputs, node.input, strict=True))
+
+
+def share_constants(graph: Any) -> None:
+    """Keep one of equal constants, so that onnxruntime sees which nodes compute the same."""
+    for part in graphs_in(graph):
+        first: dict[bytes, str] = {}
+        same = {}
+        for one in part.initializer:
+            unnamed = type(one).FromString(one.SerializeToString())
+            unnamed.ClearField("name")
+            same[one.name] = first.setdefault(unnamed.SerializeToString(), one.name)
+        for each in graphs_in(part):
+            for node in each.node:
+                _replace(node.input, [same.get(name, name) for name in node.input])
+    _remove_unused(graph)
+
+
+def _copies(graph: Any) -> dict[str, str]:
+    """The names of a graph that mean the same as another one, with the first of these."""
+    found: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "Identity":
+            found[node.output[0]] = found.get(node.input[0], node.input[0])
+    return found
+
+
+def _replace(ports: Any, new: list[Any]) -> None:
+    """Replace the contents of a repeated field by others, which may be among them."""
+    copies = [port if isinstance(port, str) else type(port).FromString(port.SerializeToString()) for port in new]
+    del ports[:]
+    ports.extend(copies)
+
+
+def _remove_unused(graph: Any) -> None:
+    """Remove the nodes and the constants of a graph, and of those in it, that no output needs."""
+    while True:
+        parts = list(graphs_in(graph))
+        needed = {name for part in parts for node in part.node for name in node.input}
+        needed |= {output.name for part in parts for output in part.output}
+        unused = [(part, node) for part in parts for node in part.node if needed.isdisjoint(node.output)]
+        if not unused:
+            break
+        for part, node in unused:
+            part.node.remove(node)
+    for part in parts:
+        _replace(part.initializer, [one for one in part.initializer if one.name in needed])
+
+
+def _tables(graph: Any) -> list[tuple[str, str]]:
+    """The names of the tables of embeddings, each with that of its copy for the softmax, or "" if it has none."""
+    from onnx import numpy_helper
+
+    matrices = {one.name: numpy_helper.to_array(one) for one in graph.initializer if len(one.dims) == 2}
+    looked_up = {node.input[0] for part in graphs_in(graph) for node in part.node if node.op_type == "Gather"}
+    found = []
+    for name in sorted(looked_up & matrices.keys()):
+        table = matrices[name]
+        if table.dtype == np.float32:
+            same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
+            found.append((name, next(same, "")))
+    return found
+
+
+def store_once(graph: Any, table: str, weights: str, rounded: bool) -> None:
+    """Keep one of a table of embeddings [V, d] and its copy for the softmax [d, V].
+
+    Args:
+        graph: the model's.
+        table, weights: names of constants; without a copy, `weights` is "".
+        rounded: whether products have 8-bit integers. The table then has them, too: those of its copy if it has one.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    if not rounded:
+        if weights:
+            _replace(graph.initializer, [one for one in graph.initializer if one.name != weights])
+            graph.node.insert(0, helper.make_node("Transpose", [table], [weights], perm=[1, 0]))
+        return
+    integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))
+    if not weights:
+        rows = next(numpy_helper.to_array(one) for one in graph.initializer if one.name == table)
+        scale = np.maximum(np.abs(rows).max(axis=1, keepdims=True) / 127, np.finfo("float32").tiny)
+        contents = {integers: np.rint(rows / scale).astype("int8"), scales: scale.astype("float32")}
+        graph.initializer.extend(numpy_helper.from_array(content, name) for name, content in contents.items())
+
+    def looked_up(ids: str, output: str) -> Iterator[Any]:
+        """The nodes that look up ids; where the integers are [d, V], ids are [B, T]."""
+        number, scale, row = (f"{output}_{part}" for part in ("integers", "scales", "row"))
+        yield helper.make_node("Gather", [integers, ids], [number], axis=int(bool(weights)))
+        yield helper.make_node("Cast", [number], [f"{number}_cast"], to=TensorProto.FLOAT)
+        yield helper.make_node("Gather", [scales, ids], [scale])
+        yield helper.make_node("Mul", [f"{number}_cast", scale], [row if weights else output])
+        if weights:
+            yield helper.make_node("Transpose", [row], [output], perm=[1, 2, 0])
+
+    for part in graphs_in(graph):
+        nodes = [
+            list(looked_up(node.input[1], node.output[0]))
+            if node.op_type == "Gather" and node.input[0] == table
+            else [node]
+            for node in part.node
+        ]
+        _replace(part.node, [node for each in nodes for node in each])
+
+
+def _quantized(model: Any) -> Any:
+    """The model with products of 8-bit integers: weights have a scale by channel, inputs one as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})  # else it advises that
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        quantize_dynamic(
+            model,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"EnableSubgraph": True},
+        )
+        return onnx.load(path)
