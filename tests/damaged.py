@@ -31,6 +31,7 @@ from tf_transformer.corpora.preparation import Preparation
 from tf_transformer.corpora.records import Records
 from tf_transformer.corpora.sources import ParquetSource, TextSource
 from tf_transformer.engines.litert import LiteRT
+from tf_transformer.engines.onnx_export import ONNX
 from tf_transformer.exports.savedmodel import read_export
 from tf_transformer.families.registry import load_tokenizer
 from tf_transformer.fitting.callbacks import Checkpoints
@@ -245,6 +246,16 @@ def litert(folder):
     return read
 
 
+def onnx(folder):
+    model, tokenizer = new_model(), learned(folder)
+    tt.Translator(model, tokenizer, max_source_length=13).save(folder / "onnx/1", format="onnx")
+
+    def read():
+        ONNX(folder / "onnx/1").n_best(["Two doors."], 2)
+
+    return read
+
+
 def checkpoint(name, change=lambda folder: None, **options):
     """The maker of a checkpoint of `checkpoints.py`, changed."""
 
@@ -342,6 +353,9 @@ KINDS = {  # by name the maker, and the file
     "LiteRT's facts": (litert, "lite/1/model.json"),
     "LiteRT's model": (litert, "lite/1/model.tflite"),
     "LiteRT's tokenizer": (litert, "lite/1/tokenizer.model"),
+    "ONNX's facts": (onnx, "onnx/1/model.json"),
+    "ONNX's model": (onnx, "onnx/1/model.onnx"),
+    "ONNX's tokenizer": (onnx, "onnx/1/tokenizer.model"),
     "Marian's config": (checkpoint("marian"), "marian/config.json"),
     "Marian's vocabulary": (checkpoint("marian"), "marian/vocab.json"),
     "Marian's weights": (checkpoint("marian"), "marian/model.safetensors"),

@@ -242,8 +242,13 @@ def written(path, texts):
     return file
 
 
+def lines(text):
+    """Those that a line feed ends, whatever else random weights write."""
+    return text.removesuffix("\n").split("\n")
+
+
 def translate(path, texts):
-    return program("translate", [path, written(path, texts)]).splitlines()
+    return lines(program("translate", [path, written(path, texts)]))
 
 
 def evaluate(path, texts):
@@ -251,7 +256,7 @@ def evaluate(path, texts):
     output.unlink(missing_ok=True)
     files = ["--source", file, "--reference", file, "--output", output]
     assert "BLEU" in program("evaluate", ["--model", path, *files, "--samples", 3])
-    return output.read_text("utf-8").splitlines()
+    return lines(output.read_text("utf-8"))
 
 
 def check(path, texts):
@@ -315,7 +320,7 @@ def client_alone(path, texts):
     done = subprocess.run(command, input=given, capture_output=True, env=without_the_package(folder))
     if done.returncode:
         raise Refused(done.stderr.decode().strip().splitlines()[-1])
-    return done.stdout.decode().splitlines()
+    return lines(done.stdout.decode())
 
 
 def ctranslate2(path, texts):

@@ -148,6 +148,7 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/search": {},
     "guides/ctranslate2": {},
     "guides/litert": {"max_source_length=64": "max_source_length=16"},
+    "guides/onnx": {},
 }
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
 ALONE += ["guides/other-backends", "guides/back-translation"]

@@ -1,4 +1,4 @@
-"""The playground with a LiteRT export, against TensorFlow's C++ answers of the SavedModel."""
+"""The playground with a LiteRT or an ONNX export, against TensorFlow's C++ answers of the SavedModel."""
 
 import re
 import shutil
@@ -20,16 +20,21 @@ from savedmodels.playground.model import ServedModel, ServingError
 from tf_transformer.engines.engine import Answer, Engine, Reply
 
 
-@pytest.fixture(scope="module")
-def small(lite, tmp_path_factory):
+@pytest.fixture(scope="module", params=["litert", "onnx"])
+def small(translator, tmp_path_factory, request):
     """The folder of its versions."""
-    path = tmp_path_factory.mktemp("litert") / "name"
-    shutil.copytree(lite, path / "3")
+    path = tmp_path_factory.mktemp(request.param) / "name"
+    if request.param == "litert":
+        shutil.copytree(request.getfixturevalue("lite"), path / "3")
+    else:
+        for package in ("onnxruntime", "tf2onnx"):
+            pytest.importorskip(package)
+        translator.save(path / "3", format="onnx")
     return path
 
 
 @pytest.mark.program
-def test_a_litert_export_answers_as_the_savedmodel(small, served):
+def test_an_export_answers_as_the_savedmodel(small, served):
     """What it fixes is no option, and it has as many places as beams."""
     model = ServedModel(small)
     assert (model.name, model.version) == ("name", 3)
@@ -74,7 +79,7 @@ def test_an_engine_says_which_outputs_ended(tmp_path, monkeypatch):
 
 
 @pytest.mark.program
-def test_a_litert_export_takes_requests_of_any_form(small):
+def test_an_export_takes_requests_of_any_form(small):
     model = ServedModel(small, "name")
     client = rest.app(model).test_client()
     ask = asking(client)
@@ -102,7 +107,7 @@ def test_a_litert_export_takes_requests_of_any_form(small):
     fields = re.findall(r'<input id="(\w+)" type="number"', page(client))
     assert fields == ["length_penalty", "max_length"] and "const aligned = false" in page(client)
     assert 'const fixed = ["beam_size", "min_length", "no_repeat_ngram_size"]' in page(client)
-    assert "a LiteRT export, which has no alignments" in page(client) and 'id="picture"' not in page(client)
+    assert "a LiteRT or an ONNX export, which has no alignments" in page(client) and 'id="picture"' not in page(client)
     inputs = client.get("/v1/models/name/metadata").get_json()["metadata"]["signature_def"]["signature_def"][
         "translate"
     ]

@@ -16,8 +16,8 @@ PROGRAMS = {
     "evaluate": "score translations, or models that make them, against references",
     "translate": "translate or parse a text, or many files, with an export, a run or a checkpoint",
     "attention": "draw a model's attention weights",
-    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, for CTranslate2",
-    "check": "check that a SavedModel can be served, or that a LiteRT export answers",
+    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, ONNX or CTranslate2",
+    "check": "check that a SavedModel can be served, or that a LiteRT or an ONNX export answers",
 }
 
 

@@ -1,5 +1,5 @@
-"""Translate a file, or standard input, line by line, with a SavedModel, a LiteRT export, a run or a checkpoint; or many
-files, with --input, with an export on Apache Beam.
+"""Translate a file, or standard input, line by line, with a SavedModel, a LiteRT or an ONNX export, a run or a
+checkpoint; or many files, with --input, with an export on Apache Beam.
 """
 
 import argparse

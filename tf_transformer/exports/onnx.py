@@ -71,8 +71,8 @@ def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
     tables = _tables(model.graph)
     if dtype == "int8":
         model = _quantized(model)
-    for table in tables:
-        store_once(model.graph, *table, rounded=dtype == "int8")
+    for table, weights in tables:
+        (store_integers if dtype == "int8" else store_once)(model.graph, table, weights)
     _remove_unused(model.graph)
     contents: bytes = model.SerializeToString()
     return contents
@@ -254,21 +254,30 @@ def _tables(graph: Any) -> list[tuple[str, str]]:
     return found
 
 
-def store_once(graph: Any, table: str, weights: str, rounded: bool) -> None:
-    """Keep one of a table of embeddings [V, d] and its copy for the softmax [d, V].
+def store_once(graph: Any, table: str, weights: str) -> None:
+    """Keep a table of embeddings [V, d] alone, and not its copy for the softmax [d, V], which onnxruntime makes.
 
     Args:
         graph: the model's.
         table, weights: names of constants; without a copy, `weights` is "".
-        rounded: whether products have 8-bit integers. The table then has them, too: those of its copy if it has one.
+    """
+    from onnx import helper
+
+    if weights:
+        _replace(graph.initializer, [one for one in graph.initializer if one.name != weights])
+        graph.node.insert(0, helper.make_node("Transpose", [table], [weights], perm=[1, 0]))
+
+
+def store_integers(graph: Any, table: str, weights: str) -> None:
+    """Look up the 8-bit integers of the softmax's weights instead of a table, which then is not needed; or integers of
+    its own, if it has no copy there.
+
+    Args:
+        graph: the model's, whose products have integers.
+        table, weights: as of `store_once`.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    if not rounded:
-        if weights:
-            _replace(graph.initializer, [one for one in graph.initializer if one.name != weights])
-            graph.node.insert(0, helper.make_node("Transpose", [table], [weights], perm=[1, 0]))
-        return
     integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))
     if not weights:
         rows = next(numpy_helper.to_array(one) for one in graph.initializer if one.name == table)
