@@ -1,4 +1,4 @@
-"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader, or through LiteRT:
+"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader, LiteRT or ONNX:
 
     python tests/hostile.py savedmodels/demo/1 --count 10000
 
@@ -87,13 +87,13 @@ PORTS = [(name, ["text"]) for name in ("serving_default", "translate", "translat
 PORTS += [("detokenize", ["tokens"]), ("score", ["source", "target"]), ("model_info", ["key"])]
 
 
-class LiteRT:
-    """A LiteRT export called like a SavedModel. It needs three packages: ai-edge-litert, sentencepiece and NumPy."""
+class Alone:
+    """A LiteRT or an ONNX export called like a SavedModel. It needs the engine, sentencepiece and NumPy alone."""
 
     def __init__(self, path: Path) -> None:
-        from litert_client import LiteRTTranslator
+        from litert_client import opened
 
-        self.translator = LiteRTTranslator(path)
+        self.translator = opened(path)
 
     def predict(self, inputs: dict, signature: str) -> dict:
         best = [self.translator.n_best(text, 1)[0] for text in inputs["text"]]
@@ -144,9 +144,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    is_litert = (Path(args.path) / "model.tflite").is_file()
-    ports = PORTS[:1] if is_litert else PORTS
-    servable, r = (LiteRT if is_litert else Servable)(Path(args.path)), random.Random(args.seed)
+    is_alone = any((Path(args.path) / name).is_file() for name in ("model.tflite", "model.onnx"))
+    ports = PORTS[:1] if is_alone else PORTS
+    servable, r = (Alone if is_alone else Servable)(Path(args.path)), random.Random(args.seed)
     began, wrong, asked, kinds, answered = time.perf_counter(), 0, 0, collections.Counter(), []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(-(-args.count // args.batch)):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import TEXTS, random_model
 from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from programs import ROOT, without_the_package
 
 import tf_transformer as tt
 from tf_transformer.engines.litert_client import ONNXTranslator, opened
@@ -264,6 +266,12 @@ def test_marian_against_transformers(vocabularies, tmp_path):
     np.testing.assert_allclose([one.log_prob for one in best], stored["log_probs"], atol=1e-4)
     texts = [*sources["texts"], *hostile_texts(5)]
     agree(translator, tmp_path / "1", [text for text in texts if len(text) < 99], 2)
+
+
+@pytest.mark.program
+def test_hostile_texts_where_neither_tensorflow_nor_this_package_is(folder, tmp_path):
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/hostile.py"), str(folder), "--count", "300"]
+    assert subprocess.run(command, env=without_the_package(tmp_path)).returncode == 0
 
 
 @pytest.mark.program
