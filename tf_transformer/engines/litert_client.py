@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 NO_OPTIONS = ("source", "n_best")  # inputs of the file
+LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # in model.json, all of them numbers
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
@@ -64,6 +65,8 @@ class _Translator:
         with _reading(path, self.KIND):
             self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
+            for name in LIMITS:
+                int(self.facts[name])
             _check(path / self.MODEL, self.facts["sha256"])
         self._alone: Any = threading.Lock()
         with _quiet(), _reading(path, self.KIND):
