@@ -221,7 +221,7 @@ def test_the_page_of_several_languages(folder, text):
     assert len(names["texts"]) == 19 and names["texts"][0].startswith("<2fr> ")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_back_translation(folder):
     quicker = {'tt.PRESETS["tiny"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)", "steps=800": "steps=8"}
     names = pages.run_blocks("docs/guides/back-translation.md", quicker | {"train=2_000, dev=100": "train=600, dev=10"})

@@ -111,7 +111,7 @@ def test_models_load_without_tensorflow(tmp_path):
     run_without(packages, programs, tmp_path, MARIAN, M2M100, KERAS_BACKEND=BACKEND)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 def test_texts_are_translated_without_tensorflow_text(tmp_path):
     found = run_without("tensorflow_text", ANSWERS + WITHOUT_TEXT, MARIAN, M2M100, tmp_path)

@@ -72,7 +72,7 @@ def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, more, expected):
     assert stopped.value.args[0] == tt.Recipe(**usual | expected)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_two_rows(unscored, tmp_path, capsys):
     tt.toy_corpus.write_corpus(tmp_path, train=200, dev=11)
     sides = [[str(tmp_path / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]

@@ -74,7 +74,7 @@ def test_a_callback_may_end_it(corpus, tmp_path, capsys):
     assert "stopped at step 4 by a callback" in capsys.readouterr().out
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys):
     """Keras's EarlyStopping: no loss is better by 9 than the first."""
     recipe, models = dataclasses.replace(RECIPE, steps=12, eval_every=2), []
