@@ -69,7 +69,11 @@ def command(*argv):
 
 
 def prepared(folder, times):
-    """Files of 900 pairs so many times, all different, without the first three, and their records by the loop."""
+    """Write 900 pairs `times` times, each time with another number in them, and make records of the text.
+
+    Returns:
+        the arguments of `prepare`, and the folder of the records.
+    """
     pairs = toy_corpus.corpus(train=900, dev=0, test=0)["train"]
     every = [(f"{i} {source}", f"{target} {i}") for i in range(times) for source, target in pairs]
     names = write_text(folder, every[3:])

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.terminal import Progress, Stopped
-from tf_transformer.base.terminal import quiet_stderr as quiet_stderr
+from tf_transformer.base.terminal import Progress, Stopped, quiet_stderr
 from tf_transformer.base.type_names import VocabularyKind
 from tf_transformer.base.values import documentation, plain_type
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -95,7 +94,8 @@ def add_training_options(add: Callable[..., Any]) -> None:
     folder = "the run's folder; a stopped run goes on (one in runs/, which is printed)"
     add("--run", type=as_path, metavar="DIR", help=folder)
     apart = ("dev_sentences", "tokenizer")
-    add_fields(add, Recipe, [name for name in Recipe.__match_args__ if name not in apart], RECIPES.values())
+    names = [field.name for field in dataclasses.fields(Recipe) if field.name not in apart]
+    add_fields(add, Recipe, names, RECIPES.values())
     add_vocabulary_kind(add)
     add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")

@@ -41,19 +41,16 @@ def main(argv: list[str] | None = None) -> None:
 
     import tf_transformer as tt
 
-    systems: dict[str, list[str]] = {}
+    def beside(file: str) -> tuple[list[str], list[list[str]]]:
+        """A file's lines, and as many of each reference."""
+        pairs = [tt.data.read_text_pairs(file, reference, empty_lines=True) for reference in args.reference]
+        return pairs[0][0], [references for _, references in pairs]
 
-    lists: list[list[str]] = []
-
-    def beside(name: str) -> list[str]:
-        """A file's lines, which are as many as those of each reference."""
-        pairs = [tt.data.read_text_pairs(name, file, empty_lines=True) for file in args.reference]
-        lists[:] = [references for _, references in pairs]
-        return pairs[0][0]
-
+    systems, source, lists = dict[str, list[str]](), list[str](), list[list[str]]()
     for name in args.translations:
-        systems[name] = beside(name)
-    source = beside(args.source) if args.model else []
+        systems[name], lists = beside(name)
+    if args.model:
+        source, lists = beside(args.source)
     for name in args.model:
         replies = list(answered(engine(name, vars(args)), source, **of_calls(vars(args))))
         systems[name] = [reply.text for reply in replies]

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.base.files import remove_unfinished
+from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
 
-from .command import positive, quiet_stderr
+from .command import positive
 
 SECONDS = 30  # between lines of progress
 STOPPED = 128 + signal.SIGTERM  # the status of a process that this program stopped

@@ -12,7 +12,8 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from trainers.command import load_tensorflow, model_name, quiet_stderr, run_program
+from tf_transformer.base.terminal import quiet_stderr
+from trainers.command import load_tensorflow, model_name, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ prints the translation of each line, which is one sentence; with --n-best, lines
 first. The file also runs alone, copied elsewhere: it imports nothing of this package.
 """
 
+import abc
 import argparse
 import codecs
 import contextlib
@@ -44,7 +45,7 @@ class Translation(NamedTuple):
     length: int  # its symbols, without the end symbol
 
 
-class _Translator:
+class _Translator(abc.ABC):
     """What the classes for the engines share.
 
     Attributes:
@@ -78,9 +79,9 @@ class _Translator:
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
             self._signatures[0]([self._end], self.options | {"n_best": 1})
 
+    @abc.abstractmethod
     def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Graph"]:
         """The functions of a file."""
-        raise NotImplementedError
 
     @overload  # a string is an iterable of strings, too
     def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]

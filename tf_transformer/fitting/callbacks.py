@@ -331,5 +331,5 @@ def _is_installed(name: str) -> bool:
 
 @checked
 def progress(steps: Count) -> keras.callbacks.Callback:
-    """The callback that shows how far a training of so many steps is: a bar where a person watches, else lines."""
+    """The callback that shows the progress of a training: a bar on a terminal or in a notebook, lines elsewhere."""
     return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)
