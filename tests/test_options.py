@@ -60,6 +60,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
             ["--tfds", "wmt14_translate/de-en"],
             "expected one of --train, --tfds and --prepared, got --train and another",
         ),
+        (["--dry-run", ""], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got ''"),
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--devices", "gpu:9"], "devices: expected some of cpu:N"),

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe = plan_of(vars(args), "parsing")
     search = search_of(vars(args))
-    if args.dry_run:
+    if args.dry_run is not None:
         return show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.

@@ -95,13 +95,14 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
             done.append(line)
             yield line
 
-    partial = Path(f"{user_path(output)}.partial")
+    target = user_path(output)
+    partial = target.with_name(f"{target.name}.partial")
     try:
         write_text(output, kept())
         if partial.is_file():
             partial.unlink()  # of an attempt before
     except BaseException:
-        if done and not Path(output).is_char_device():
+        if done and (target.is_file() or not target.exists()):  # a pipe or a device has its lines
             with contextlib.suppress(OSError):  # the disk may be full
                 write_text(partial, done)
                 print(f"\nthe first {len(done):,} lines are in {partial}", file=sys.stderr)

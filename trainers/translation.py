@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
-    if args.start and (args.preset or vocabulary or args.dry_run):
+    if args.start and (args.preset or vocabulary or args.dry_run is not None):
         not_so = "--preset, --vocab-size, --vocab-kind, --tokenizer and --dry-run"
         parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
     if args.tokenizer_file and (args.vocab_size or args.tokenizer):
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
         given["vocab_size"] = vocabulary.vocab_size
     config, recipe = plan_of(given, "translation")
     search = search_of(vars(args))
-    if args.dry_run:
+    if args.dry_run is not None:
         return show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     config, recipe = plan_of(vars(args) | {"preset": "small"}, "translation")
     methods = Methods(**chosen(vars(args), [field.name for field in dataclasses.fields(Methods)]))
     search = search_of(vars(args))
-    if args.dry_run:
+    if args.dry_run is not None:
         show_plan(config, recipe, args.dry_run)
         more = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
         if args.teachers:

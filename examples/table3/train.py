@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.dropout is not None:
         parser.error("--dropout: expected none, since each row sets it")
-    if args.dry_run or args.name or args.base:
+    if args.dry_run is not None or args.name or args.base:
         parser.error("--dry-run, --name, --base: expected none; give them to tf-transformer translation --preset ROW")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
