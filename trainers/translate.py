@@ -1,5 +1,5 @@
-"""Translate a file, or standard input, line by line, with a SavedModel, a LiteRT or an ONNX export, a run or a
-checkpoint; or many files, with --input, with an export on Apache Beam.
+"""Translate a file, or standard input, line by line, or as a document, with a SavedModel, a LiteRT or an ONNX export,
+a run or a checkpoint; or many files, with --input, with an export on Apache Beam.
 """
 
 import argparse
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import lines_in, lines_of, user_path, write_text
+from tf_transformer.base.files import lines_in, lines_of, open_text, user_path, write_text
+from tf_transformer.documents.document import FORMATS
 
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
 from .pipelines import (
@@ -38,6 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--scores", action="store_true", help="a score and a tab before each translation")
     add("--json", action="store_true", help="JSON lines, with text, score and flags")
     add("--n-best", type=positive, metavar="N", help="translations of each line, best first, with --json (1)")
+    what = f"the text is one document, {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not sentences ({FORMATS[0]})"
+    add("--document", nargs="?", const=FORMATS[0], choices=FORMATS, metavar="FORMAT", help=what)
     add("--batch-size", type=positive, metavar="N", help="sentences a batch (32)")
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
@@ -54,7 +57,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--scores: expected --json without it, which has scores")
     if args.n_best and not args.json:
         parser.error("--n-best: expected --json with it")
-    others = ONE_FILE if args.input else MANY_FILES
+    if args.document and (args.json or args.scores):
+        parser.error("--document: expected neither --scores nor --json with it")
+    others = (*ONE_FILE, "document") if args.input else MANY_FILES
     if given := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), others)), *beams * (not args.input)]:
         parser.error(f"{given[0]}: expected {'no --input' if args.input else '--input'} with it")
     ending = ".jsonl" if args.json else ".tsv" if args.scores else ".txt"
@@ -69,6 +74,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def translate_file(args: argparse.Namespace, ending: str) -> None:
     """Translate one file, or standard input, in this process."""
+    if args.document:
+        translate_document(args)
+        return
     lines = lines_in(sys.stdin.buffer) if args.source == "-" else list(lines_of(args.source))
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
     replies = answered(model, lines, args.n_best, **of_calls(vars(args)))
@@ -83,6 +91,18 @@ def translate_file(args: argparse.Namespace, ending: str) -> None:
     except KeyboardInterrupt:  # another start would begin anew
         print("\nstopped", file=sys.stderr)
         sys.exit(130)
+
+
+def translate_document(args: argparse.Namespace) -> None:
+    """Translate one file, or standard input, as a document."""
+    with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
+        text = file.read()
+    model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
+    written = model.document(text, args.document, **of_calls(vars(args)))
+    if args.output:
+        write_text(args.output, written)
+    else:
+        sys.stdout.buffer.write(written.encode())
 
 
 def write_lines(output: str, lines: Iterable[str]) -> None:

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, TypeVar, overload
 from tf_transformer.base.files import encoded, one_line
 from tf_transformer.base.terminal import Progress
 from tf_transformer.base.values import BadInput, Count, Natural, checked, shown
+from tf_transformer.documents.alignment import Aligned
+from tf_transformer.documents.document import translated
+from tf_transformer.documents.marked import Splitter
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 
@@ -100,8 +103,10 @@ class Engine(ABC):
         highest: by name, the greatest value of an option of a call, and of "n_best".
         languages: those that the model knows; () if it has one pair.
         batch_size: texts a batch; they are sorted by length first.
+        aligns: whether it has `aligned`.
     """
 
+    aligns = False
     changeable: tuple[str, ...] = REQUEST_OPTIONS
     highest: Mapping[str, float] = {}
     languages: Sequence[str] = ()
@@ -202,6 +207,67 @@ class Engine(ABC):
         texts, request = check_texts(texts), self.request(n, options)
         with Progress(len(texts), "texts") as progress:
             return self._answered(texts, request, progress.add)
+
+    @overload
+    def document(self, texts: str | bytes, format: str = ..., **options: Any) -> str: ...
+
+    @overload
+    def document(self, texts: Iterable[str | bytes], format: str = ..., **options: Any) -> list[str]: ...
+
+    def document(
+        self,
+        texts: str | bytes | Iterable[str | bytes],
+        format: str = "text",
+        sentences: Splitter | None = None,
+        **options: Any,
+    ) -> str | list[str]:
+        """Texts of any length, translated sentence by sentence, with the white space and the markup between them.
+
+            translator.document("<p>Dr. No is <b>here</b>. Write to {name}!</p>", format="html")
+
+        Sentences longer than the model reads are cut at a semicolon, a comma or a space. Addresses and the places of
+        values, such as {name} or %s, come out as they went in.
+
+        Args:
+            texts: as in a call.
+            format: "text", where the end of a line ends a sentence; or "html" or "xml", whose tags come out once each,
+                around the words that belong to theirs, by `aligned` or else by their places. Code and what says
+                translate="no" stay as they are.
+            sentences: from a line to its sentences, which joined are the line; by default `sentences_in` of the source
+                language.
+            options: as in a call.
+
+        Raises:
+            BadInput: as of a call; there is no such format; or the default `sentences` lacks its package.
+        """
+        one = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
+        given = check_texts([texts] if one else texts)
+        strings = [text.decode("utf-8", "replace") if isinstance(text, bytes) else text for text in given]
+        outputs = translated(self, strings, format, sentences, options)
+        return outputs[0] if one else outputs
+
+    def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:
+        """The best output for each text, and which of its tokens, and words, belong to which of the source's.
+
+            sources, words, pairs = translator.aligned(["Hello world."])[0].words
+
+        A token belongs to the one that it attended to the most, in the last layer, by the mean of its heads.
+
+        Args:
+            texts: as in a call.
+            options: as in a call.
+
+        Raises:
+            BadInput: as of a call; or this engine's answers have no alignment.
+        """
+        if not self.aligns:
+            raise BadInput(f"expected an engine that aligns, a Translator or a SavedModel, got {type(self).__name__}")
+        given, request = check_texts(texts), self.request(None, options)
+        return in_batches(lambda places: self._aligned([given[i] for i in places], request), given, self.batch_size)
+
+    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterable[Aligned]:
+        """The aligned outputs of a batch, of an engine that aligns."""
+        raise NotImplementedError
 
     def _answered(
         self, texts: list[str | bytes], request: Request, progress: Callable[[int], None] = lambda count: None

@@ -14,6 +14,7 @@ from tf_transformer.base.reading import check_kinds, read_json, reading
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
+from tf_transformer.documents.alignment import Aligned
 from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import check_tensorflow_text
@@ -80,6 +81,7 @@ class SavedModel(Engine):
             raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.changeable = tuple(name for name in inputs if name in SEARCH_OPTIONS)
+        self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
             self._facts = _facts_of(address)
@@ -120,10 +122,28 @@ class SavedModel(Engine):
         for source, text, score, length, cut in zip(*columns, strict=True):
             yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
 
-    def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
+    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
+        batch, signatures = tf.constant([encoded(text) for text in texts]), self._model.signatures
+        found = self._model.translate_details(batch, **self._given(request))
+        tokens = found["tokens"][:, 0]
+        outputs = signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
+        lengths = signatures["tokenize"](text=batch)["length"].numpy().tolist()
+        strings = (part.numpy().tolist() for part in (found["source_tokens"], tokens, found["alignments"][:, 0]))
+        for source, text, length, *parts in zip(texts, outputs, lengths, *strings, strict=True):
+            source_tokens, tokens, pairs = (part.decode("utf-8", "replace").split() for part in parts)
+            links = [int(pair.partition("-")[0]) for pair in pairs]
+            source = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+            cut = length > self.facts.get("max_source_length", length)
+            yield Aligned(source, text.decode("utf-8", "replace"), source_tokens, tokens, links, cut, length)
+
+    def _given(self, request: Request) -> dict[str, Tensor]:
+        """What a request asks for, as inputs of a signature."""
         given = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
-        given |= {name: tf.constant([language]) for name, language in request.languages.items()}
-        outputs = {name: value.numpy().tolist() for name, value in self._model.translate(batch, **given).items()}
+        return given | {name: tf.constant([language]) for name, language in request.languages.items()}
+
+    def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
+        found = self._model.translate(batch, **self._given(request))
+        outputs = {name: value.numpy().tolist() for name, value in found.items()}
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         for i, source in enumerate(texts):
             rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]

@@ -14,6 +14,7 @@ from tf_transformer.base.lazy import lazily
 from tf_transformer.base.terminal import Progress
 from tf_transformer.base.type_names import Dtype, Folders, Tensor
 from tf_transformer.base.values import MOST, BadInput, Count, Positive, Seed, checked
+from tf_transformer.documents.alignment import Aligned
 from tf_transformer.engines.engine import (
     REQUEST_OPTIONS,
     Answer,
@@ -70,6 +71,7 @@ class Translator(TextModel, Engine):
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
+    aligns = True
     highest: Mapping[str, float] = {
         **dict.fromkeys((*REQUEST_OPTIONS, "n_best"), math.inf),
         "beam_size": MOST_BEAMS,
@@ -191,6 +193,25 @@ class Translator(TextModel, Engine):
         with Progress(len(texts), "texts") as progress:
             found = in_batches(replies, texts, self.batch_size, progress.add)
         return [list(reply.answers) for reply in warned(found)]
+
+    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
+        options, tokenizer = dict(request.options), self._speaking(request.languages)
+
+        def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor]) -> Any:
+            source, length = columns
+            found, symbols = self.detailed_search(source, length, start, **given)
+            return found.ids, found.ids, found.lengths, found.finished, symbols.attended
+
+        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
+        name = f"aligned, {', '.join(options)}"
+        rows = self._outputs(name, search, texts, 1, tokenizer, lambda *_: [], asked)
+        sources, *_ = self.read(texts, tokenizer)
+        for source, read, (length, cut, *parts) in zip(texts, sources, rows, strict=True):
+            text, ids, symbols, finished, attended = (part[0] for part in parts)
+            string = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+            tokens = tokenizer.tokens(ids[: symbols - finished])
+            source_tokens = tokenizer.source_tokens(read[: np.count_nonzero(read) - 1].tolist())
+            yield Aligned(string, text, source_tokens, tokens, attended[: len(tokens)], cut, length)
 
     def _replies(
         self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None

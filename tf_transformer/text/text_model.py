@@ -188,10 +188,12 @@ class TextModel(SetOnce):
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
-    def detailed_search(self, source: Tensor, source_length: Tensor, **options: Any) -> tuple[Hypotheses, Symbols]:
+    def detailed_search(
+        self, source: Tensor, source_length: Tensor, start: Tensor = None, **options: Any
+    ) -> tuple[Hypotheses, Symbols]:
         """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
         in the last layer, a mean over heads."""
-        problem, options = self._asked(source, source_length, options)
+        problem, options = self._asked(source, source_length, options, start)
         return detailed_search(problem, **options)
 
     def _asked(

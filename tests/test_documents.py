@@ -1,0 +1,314 @@
+"""Laws of documents, over random texts, markup, splitters and engines."""
+
+import html
+import itertools
+import random
+import re
+from html.parser import HTMLParser
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from hostile import TEXTS
+
+from tf_transformer.config import BadInput
+from tf_transformer.documents.alignment import Aligned, words_of
+from tf_transformer.documents.marked import Marked, sentences_in
+from tf_transformer.engines.engine import Answer, Engine, Reply
+
+MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+SPLITTERS = {
+    "by rule": sentences_in("en"),
+    "at stops": lambda line: re.findall(r"[^.]*\.+\s*|[^.]+$", line),
+    "letters": list,
+    "none": lambda line: [line],
+}
+WORD = st.text("abcÄé日本ß'-", min_size=1, max_size=5)
+TEXT = st.text("ab日. ,;!?\n\r\t\u2028\x85\u3000\u00a0(“”)%{}@/:1\u0301\U0001f600\x00", max_size=60)
+PLACEHOLDERS = ["{name}", "${x}", "%s", "%(n)d", "{{a.b}}", "https://x.org/a?b=1&c=2", "me+you@mail.example.org"]
+
+
+class Words(Engine):
+    """Translates words one by one, and gives them in another order, if it is to; it reads a few alone."""
+
+    batch_size = 7
+    facts = {"source_language": "en"}  # noqa: RUF012
+
+    def __init__(self, one=str, seed=None, most=11, aligns=True, loses=()):
+        self.one, self.seed, self.aligns, self.loses = one, seed, aligns, loses
+        self._facts = {"max_source_length": most}
+        self.seen = []
+
+    @property
+    def options(self):
+        return self._facts
+
+    def _made(self, text):
+        text = text.decode() if isinstance(text, bytes) else text
+        words = re.findall(r"\S+", text)
+        order = list(range(min(len(words), self._facts["max_source_length"])))
+        if self.seed is not None:
+            random.Random(f"{self.seed}{text}").shuffle(order)
+        out = [word if re.match(r"[{$%\w+]*[@{}:%]", word) else self.one(word) for word in (words[i] for i in order)]
+        return words, [word for word in out if word not in self.loses], order
+
+    def _replies(self, texts, request):
+        for text in texts:
+            self.seen.append(text)
+            words, out, _ = self._made(text)
+            yield Reply(text, (Answer(" ".join(out), 0.0),), len(words), len(words) > len(out) + len(self.loses))
+
+    def _aligned(self, texts, request):
+        for text in texts:
+            words, out, order = self._made(text)
+            yield Aligned(text, " ".join(out), words, out, order[: len(out)], len(words) > len(order), len(words))
+
+
+def squeezed(text):
+    return re.sub(r"\s+", "", text)
+
+
+@MANY
+@hypothesis.given(TEXT, st.sampled_from(sorted(SPLITTERS)))
+def test_sentences_and_what_is_between_them_are_the_text(text, name):
+    marked = Marked(text).with_placeholders()
+    spans = marked.sentences(SPLITTERS[name])
+    assert all(start < end and text[start:end].strip() == text[start:end] for start, end in spans)
+    assert spans == sorted(spans) and all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    assert not "".join(text[a[1] : b[0]] for a, b in itertools.pairwise([(0, 0), *spans, (len(text), 0)])).strip()
+    assert marked.joined(spans, [marked.part(*span).written() for span in spans]) == text
+
+
+@MANY
+@hypothesis.given(TEXT, st.sampled_from(sorted(SPLITTERS)), st.integers(1, 5))
+def test_an_engine_that_changes_nothing_gives_the_document(text, name, most):
+    class Same(Words):
+        def _made(self, text):
+            text = text.decode() if isinstance(text, bytes) else text
+            tokens = re.findall(r"\S[\s\u0301]*", text)
+            return tokens, ["".join(tokens[: self._facts["max_source_length"]])], []
+
+        def _replies(self, texts, request):
+            for text in texts:
+                tokens, (out,), _ = self._made(text)
+                yield Reply(text, (Answer(out, 0.0),), len(tokens), len(tokens) > most)
+
+    assert Same(most=most).document(text, sentences=SPLITTERS[name]) == text
+
+
+@MANY
+@hypothesis.given(TEXT, st.integers(1, 9))
+def test_a_text_is_cut_where_nothing_is_lost(text, parts):
+    spans = Marked(text).cut(parts)
+    assert squeezed("".join(text[start:end] for start, end in spans)) == squeezed(text)
+    assert len(spans) <= parts and all(start < end for start, end in spans)
+
+
+def test_a_text_is_cut_at_a_semicolon_then_a_comma_then_a_space():
+    def cut(text):
+        return [text[start:end] for start, end in Marked(text).cut(2)]
+
+    assert cut("one, two three; four, five six") == ["one, two three;", "four, five six"]
+    assert cut("one two, three four five") == ["one two,", "three four five"]
+    assert cut("one two three four") == ["one two", "three four"]
+    assert cut("日本日本、本日本日本") == ["日本日本、", "本日本日本"]
+    assert cut("aaaaa\u0301\u0301aaaaa") == ["aaaaa\u0301\u0301", "aaaaa"]  # an accent stays with its letter
+
+
+def test_a_long_sentence_is_translated_as_a_whole():
+    numbers = [f"w{i}" for i in range(1_000)]
+    engine = Words(str.upper, most=7)
+    assert engine.document(" ".join(numbers)) == " ".join(numbers).upper()
+    assert engine.document("x" * 500) == "X" * 500
+
+
+def test_a_text_of_one_sentence_is_translated_as_before_and_an_empty_one_stays():
+    engine = Words(str.upper, seed=5)
+    for text in ("Hello small world.", "日本。"):
+        assert engine.document(text) == engine(text)
+    assert engine.document(["", " \n\t", "Go on. Stop."]) == ["", " \n\t", "GO ON. STOP."]
+    assert engine.document(b"a \xff") == engine.document("a \ufffd")
+
+
+def test_a_space_comes_and_goes_with_the_writing():
+    both = {"这是书。": "A book.", "好。": "Good.", "Yes.": "是。", "No.": "不。"}
+    engine = Words(lambda word: both.get(word, word))
+    assert engine.document("这是书。好。") == "A book. Good."
+    assert engine.document("Yes. No.") == "是。不。"
+    assert engine.document("Yes.\nNo.  Yes.") == "是。\n不。  是。"
+
+
+def test_splitters_that_lose_text_and_unknown_formats_are_refused():
+    with pytest.raises(BadInput, match="joined are the text, got"):
+        Words().document("a b", sentences=str.split)
+    with pytest.raises(BadInput, match="format: expected one of text, html, xml, got 'md'"):
+        Words().document("a b", "md")
+    with pytest.raises(BadInput, match="expected an engine that aligns"):
+        Words(aligns=False).aligned(["a"])
+
+
+@MANY
+@hypothesis.given(
+    st.lists(st.text("abé'-", min_size=1, max_size=3) | st.sampled_from(PLACEHOLDERS), max_size=9),
+    st.booleans(),
+    st.integers(0, 2**9),
+)
+def test_placeholders_and_addresses_come_out_once_each(words, loses, seed):
+    text = " ".join(words)
+    engine = Words(str.upper, seed, loses=PLACEHOLDERS if loses else ())
+    found = engine.document(text).split()
+    assert sorted(word for word in found if word in PLACEHOLDERS) == sorted(w for w in words if w in PLACEHOLDERS)
+    assert sorted(w for w in found if w not in PLACEHOLDERS) == sorted(
+        w.upper() for w in words if w not in PLACEHOLDERS
+    )
+
+
+def test_a_percent_sign_is_no_placeholder():
+    engine = Words(loses=["%"])
+    assert engine.document("100 % sure, 5%, {a b}") == "100 sure, 5%, {a b}"
+
+
+def element(children):
+    names = st.sampled_from(["b", "i", "a href='x?a=1&b=2'", 'span class="c d"', "p", "div", "code", "x-y"])
+    return st.tuples(names, st.lists(children, max_size=4)).map(
+        lambda one: f"<{one[0]}>{''.join(one[1])}</{one[0].split()[0]}>"
+    )
+
+
+LEAVES = WORD | st.sampled_from(
+    [" ", ". ", "\n", "<br>", "<img src='a.png'>", "<!-- c -->", "&amp;", "&lt;", *PLACEHOLDERS]
+)
+MARKUP = st.lists(st.recursive(LEAVES, element, max_leaves=12), max_size=6).map("".join)
+
+
+class Tags(HTMLParser):
+    """The tags of a document; raises where they are not well nested."""
+
+    def __init__(self, document):
+        super().__init__()
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(document)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(self.get_starttag_text())
+        if tag not in ("br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        self.tags.append(f"</{tag}>")
+        assert self.open.pop() == tag
+
+    def handle_comment(self, data):
+        self.tags.append(data)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@MANY
+@hypothesis.given(MARKUP, st.none() | st.integers(0, 2**9), st.booleans(), st.integers(1, 11))
+def test_tags_come_out_once_each_and_well_nested(document, seed, aligns, most):
+    before, after = Tags(document), Tags(Words(str.upper, seed, most, aligns).document(document, "html"))
+    assert sorted(after.tags) == sorted(before.tags)
+    assert sorted(squeezed(after.text).upper()) == sorted(squeezed(before.text).upper())
+    if seed is None:
+        assert after.tags == before.tags
+
+
+@MANY
+@hypothesis.given(TEXT)
+def test_text_without_tags_is_translated_as_plain_text(text):
+    text = re.sub(r"\s", " ", text)
+    for name in ("html", "xml"):
+        written = Words(str.upper, 5).document(html.escape(text, quote=False), name)
+        assert html.unescape(written) == Words(str.upper, 5).document(text)
+
+
+def test_elements_are_around_the_words_that_belong_to_theirs():
+    def to(order):
+        class Fixed(Words):
+            def _made(self, text):
+                words = text.split()
+                return words, [words[i].upper() for i in order], order
+
+        return lambda text: Fixed().document(text, "html", sentences=lambda line: [line])
+
+    assert to([2, 0, 1])("a <b>b</b> c") == "C A <b>B</b>"
+    assert to([2, 1, 0])("<i>a <b>b</b></i> c") == "C <i><b>B</b> A</i>"
+    assert to([0, 2, 1])("a<br/> <b>b</b> <i>c</i>".replace("<br/>", "")) == "A <i>C</i> <b>B</b>"
+    assert to([1, 0, 2])("a <b>b</b> <img src=x> c") == "<b>B</b> A <img src=x>C"
+    assert to([0, 0, 1])("a <b>b</b>") == "A A <b>B</b>"
+    assert to([0, 0, 0])("a <b>b</b> c") == "A <b>A</b> A"  # a word that none attended to: by its place
+
+
+def test_what_is_not_for_translation_stays():
+    engine = Words(str.upper)
+    for kept in ("<script>a < b && 'c'</script>", "<style>b {}</style>", "<code>f(x)  y</code>", "<kbd>q</kbd>"):
+        assert engine.document(f"<p>go {kept} on</p>", "html") == f"<p>GO {kept} ON</p>"
+    for tag in ('<span translate="no">', "<b class='x notranslate'>", "<p translate=no>"):
+        kept = f"{tag}a <i>b</i></{tag[1:].split()[0]}>"
+        assert engine.document(f"<div>go {kept} on</div>", "html") == f"<div>GO {kept} ON</div>"
+    assert engine.document("<pre>a\nb</pre><title>c</title><!DOCTYPE html>", "html") == (
+        "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
+    )
+    assert engine.document("a&nbsp;b &copy; &unknown; &amp;amp; 1 &lt; 2 AT&T", "html") == (
+        "A B © &unknown; &amp;AMP; 1 &lt; 2 AT&amp;T"
+    )
+
+
+def test_xml_has_sentences_where_text_and_elements_are_mixed():
+    engine = Words(str.upper)
+    document = '<?xml version="1.0"?>\n<u id="1"><s>Go <g id="2">on</g> now. Yes</s><n/><P>a</P></u>\n'
+    assert engine.document(document, "xml") == document.replace("Go", "GO").replace("on<", "ON<").replace(
+        "now. Yes", "NOW. YES"
+    ).replace(">a<", ">A<")
+    assert sorted(engine.seen) == ["Yes", "a"] and engine.document("<a>&x; b</a>", "xml") == "<a>&x; B</a>"
+
+
+def test_words_are_linked_by_most_of_their_tokens():
+    tokens = ["▁Er", "▁kommt", "▁heu", "te", "."]
+    one = Aligned("He comes today.", "Er kommt heute.", ["▁He", "▁comes", "▁to", "day", "."], tokens, [0, 1, 3, 2, 5])
+    assert one.words == (["He", "comes", "today", "."], ["Er", "kommt", "heute", "."], [(0, 0), (1, 1), (2, 2)])
+    assert [one.source[slice(*span)] for span in words_of("don't stop-gap, 日本 “x”")[:0]] == []
+    text = "don't stop-gap, 日本 “x”"
+    assert [text[start:end] for start, end in words_of(text)] == ["don't", "stop-gap", ",", "日", "本", "“", "x", "”"]
+
+
+@MANY
+@hypothesis.given(st.lists(WORD, min_size=1, max_size=6), st.lists(WORD, min_size=1, max_size=6), st.randoms())
+def test_tokens_of_any_normalization_have_words(source, tokens, chance):
+    links = [chance.randrange(len(source) + 1) for _ in tokens]
+    one = Aligned(" ".join(source), "".join(tokens), [f"▁{word}x" for word in source], tokens, links)
+    words, outputs, pairs = one.words
+    assert all(0 <= s < len(words) and 0 <= t < len(outputs) for s, t in pairs)
+
+
+def test_hostile_texts_are_documents():
+    engine = Words(str, most=5)
+    for text in [
+        *TEXTS,
+        "<" * 99,
+        "</b><i>",
+        "<b",
+        "<!--",
+        "&#0;&#xD800;",
+        "<a b='",
+        "<script>",
+        "<![CDATA[a]]>",
+        "<?",
+    ]:
+        for name in ("text", "html", "xml"):
+            engine.document(text, name)
+
+
+@pytest.mark.program
+def test_translators_and_savedmodels_align_alike(translator, request):
+    import tf_transformer as tt
+
+    texts = ["Old dogs see a house.", "", "Two", "xyz 🙂 qq"]
+    ours = translator.aligned(texts, beam_size=2)
+    assert [one.text for one in ours] == translator(texts, beam_size=2)
+    served = tt.load(request.getfixturevalue("saved")).aligned(texts, beam_size=2)
+    assert [one._replace(source_tokens=[*one.source_tokens]) for one in served] == ours

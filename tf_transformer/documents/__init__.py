@@ -1,0 +1,1 @@
+"""Documents: texts of any length, with markup, around an engine that translates sentences."""

@@ -1,0 +1,229 @@
+"""A text with marks between its characters, such as tags: what plain text, HTML and XML become before they are
+translated."""
+
+import bisect
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.values import BadInput, Count, checked, shown
+
+Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
+Span = tuple[int, int]  # of a text's characters, the second one not included
+# What comes out as it went in, once each: addresses, and the places of values in the messages of programs.
+PLACEHOLDER = re.compile(
+    r"""https?://[^\s<>"']*[^\s<>"'.,;:!?()\[\]{}]
+    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+    | \$?\{\{?[^{}\s]*\}?\}
+    | %(?:\(\w+\)|\d+\$)?[-+\#0]*\d*(?:\.\d+)?[sdifgxu@](?!\w)""",
+    re.VERBOSE,
+)
+# Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
+BREAKS = ["[;:\u2026\u2013\u2014]\\s+|[\uff1b\uff1a\u3002]", "[,\u060c]\\s+|[\u3001\uff0c]", r"\s+"]
+
+
+class Mark(NamedTuple):
+    """What stands at a place of a text, and stays as it is."""
+
+    start: int
+    end: int  # after `start` only if the mark stands for these characters, such as an address, or <code>
+    raw: str  # as the document has it
+    kind: str = "kept"  # or "open" or "close", of an element's tags; or "lost", which was a word of the text
+    element: int = 0  # the same number for both of its tags
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text and its marks.
+
+    Args:
+        text: without the marks, but for the characters that some of them stand for.
+        marks: in the document's order.
+        write: from a part of the text to how the document writes it.
+        by_line: the end of a line ends a sentence, as in plain text; in HTML it is a space.
+    """
+
+    text: str
+    marks: tuple[Mark, ...] = ()
+    write: Callable[[str], str] = str
+    by_line: bool = True
+
+    @functools.cached_property
+    def _tags(self) -> dict[tuple[int, str], int]:
+        """The places in the text of the tags, by their elements and kinds."""
+        return {(mark.element, mark.kind): mark.start for mark in self.marks if mark.element}
+
+    def _inside(self, start: int, end: int) -> tuple[int, int]:
+        """Which marks belong to the text from `start` to `end`: of those at its ends, only the tags of elements that
+        begin or end within it, and what is in these."""
+        first = bisect.bisect_left(self.marks, start, key=lambda mark: mark.start)
+        last = bisect.bisect_right(self.marks, end, key=lambda mark: mark.end)
+
+        def within(place: int, kind: str) -> bool:
+            mark = self.marks[place]
+            return mark.end > mark.start or start < self._tags.get((mark.element, kind), start) < end
+
+        while first < last and self.marks[first].start == start and not within(first, "close"):
+            first += 1
+        while first < last and self.marks[last - 1].end == end and not within(last - 1, "open"):
+            last -= 1
+        return first, last
+
+    def part(self, start: int, end: int) -> "Marked":
+        """The text from `start` to `end`, with the marks that belong to it."""
+        marks = self.marks[slice(*self._inside(start, end))]
+        moved = [mark._replace(start=mark.start - start, end=mark.end - start) for mark in marks]
+        return Marked(self.text[start:end], tuple(moved), self.write, self.by_line)
+
+    def written(self) -> str:
+        """The whole as the document has it."""
+        return self._written(0, len(self.text), self.marks)
+
+    def _written(self, start: int, end: int, marks: Iterable[Mark]) -> str:
+        parts, last, word = (
+            list[str](),
+            start,
+            self.text[max(0, start - 1) : start],
+        )  # `word` ends where a lost word may follow
+        for mark in marks:
+            word = self.text[last : mark.start] or word
+            parts += [self.write(self.text[last : mark.start]), self.spaced(mark, word, self.text[mark.end :])]
+            last, word = mark.end, mark.raw if mark.kind == "lost" else word
+        return "".join([*parts, self.write(self.text[last:end])])
+
+    @staticmethod
+    def spaced(mark: Mark, before: str, after: str) -> str:
+        """A mark between texts; a lost word is a word again."""
+        if mark.kind != "lost":
+            return mark.raw
+        return " " * (before != "" and not before[-1].isspace()) + mark.raw + " " * after[:1].isalnum()
+
+    def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
+        """The whole as the document has it, with outputs instead of the spans.
+
+        A space between two sentences goes where the output's writing has none there, as Chinese has none, and comes
+        where the source's has none.
+        """
+        parts, last, seen = list[str](), 0, 0
+        for (start, end), output in zip(spans, outputs, strict=True):
+            first, after = self._inside(start, end)
+            between = self._written(last, start, self.marks[seen:first])
+            if parts and parts[-1] and between in ("", " ") and first == seen:
+                wide = is_wide(self.text[last - 1]), is_wide(parts[-1][-1])
+                between = {(True, False): " ", (False, True): ""}.get(wide, between)
+            parts += [between, output]
+            last, seen = end, after
+        return "".join([*parts, self._written(last, len(self.text), self.marks[seen:])])
+
+    def sentences(self, splitter: Splitter) -> list[Span]:
+        """The places of the sentences. What is between them is white space and marks.
+
+        Raises:
+            BadInput: the splitter's sentences are not the text.
+        """
+        spans, start = list[Span](), 0
+        for line in self.text.splitlines(keepends=True) if self.by_line else [re.sub(r"\s", " ", self.text)]:
+            body, place = line.strip(), start + len(line) - len(line.lstrip())
+            pieces = list(splitter(body)) if body else []
+            if "".join(pieces) != body:
+                raise BadInput(f"sentences: expected parts of the text, which joined are the text, got {shown(pieces)}")
+            for piece in pieces:
+                first, end = place + len(piece) - len(piece.lstrip()), place + len(piece.rstrip())
+                place += len(piece)
+                if first < end:
+                    spans.append((first, end))
+            start += len(line)
+        whole = [(mark.start, mark.end) for mark in self.marks if mark.end > mark.start]
+        return list(_unbroken(spans, whole))
+
+    @checked
+    def cut(self, parts: Count) -> list[Span]:
+        """The places of parts of about equal length, cut where the text has a semicolon, a comma or a space, if it
+        has."""
+        places, step, kept = [0], len(self.text) / parts, [(m.start, m.end) for m in self.marks if m.end > m.start]
+        for i in range(1, parts):
+            goal, low = round(i * step), places[-1] + 1
+            window = max(low, round((i - 0.4) * step)), round((i + 0.4) * step)
+            ends = [[match.end() for match in re.compile(each).finditer(self.text, *window)] for each in BREAKS]
+            best = next((min(found, key=lambda place: abs(place - goal)) for found in ends if found), max(goal, low))
+            while best < len(self.text) and _joins(self.text[best]):
+                best += 1
+            best = next((end for start, end in kept if start < best < end), best)
+            if places[-1] < best < len(self.text):
+                places.append(best)
+        spans = []
+        for first, end in zip(places, [*places[1:], len(self.text)], strict=True):
+            body = self.text[first:end]
+            span = first + len(body) - len(body.lstrip()), first + len(body.rstrip())
+            spans += [span] if span[0] < span[1] else []
+        return spans
+
+    def with_placeholders(self) -> "Marked":
+        """With marks for addresses and for the places of values."""
+        taken = [(mark.start, mark.end) for mark in self.marks]
+        more = [
+            Mark(*match.span(), self.write(match[0]))
+            for match in PLACEHOLDER.finditer(self.text)
+            if not any(start < match.end() and match.start() < end for start, end in taken)
+        ]
+        marks = sorted([*self.marks, *more], key=lambda mark: (mark.start, mark.end > mark.start))
+        return Marked(self.text, tuple(marks), self.write, self.by_line)
+
+    def without_kept(self) -> "Marked":
+        """The text without the characters that marks stand for; the marks stay, and stand for none."""
+        text, marks, last = "", list[Mark](), 0
+        for mark in self.marks:
+            text += self.text[last : mark.start]
+            if mark.end > mark.start and text[-1:] == " " and not self.text[mark.end : mark.end + 1].isalnum():
+                text = text[:-1]  # before a comma, an end or another space
+            kind = "lost" if mark.end > mark.start else mark.kind
+            marks.append(mark._replace(start=len(text), end=len(text), kind=kind))
+            last = mark.end
+        return Marked(text + self.text[last:], tuple(marks), self.write, self.by_line)
+
+
+def _unbroken(spans: Sequence[Span], whole: Sequence[Span]) -> Iterator[Span]:
+    """Spans, of which those that part something whole are one."""
+    joined: Span | None = None
+    for start, end in spans:
+        if joined and any(first < joined[1] and start < last for first, last in whole):
+            joined = joined[0], end
+        else:
+            if joined:
+                yield joined
+            joined = start, end
+    if joined:
+        yield joined
+
+
+def _joins(character: str) -> bool:
+    """Whether a character belongs to the one before it."""
+    return unicodedata.category(character)[0] == "M" or character == "\u200d"
+
+
+def is_wide(character: str) -> bool:
+    """Whether a character is of a writing without spaces between words, as Chinese and Japanese have."""
+    return unicodedata.east_asian_width(character) in "WF" and not "\uac00" <= character <= "\ud7a3"
+
+
+@checked
+def sentences_in(language: str = "") -> Splitter:
+    """A function from a line to its sentences: Wikimedia's sentencex, which knows abbreviations of 300 languages.
+
+    Args:
+        language: its code, such as "de"; the rules of an unknown one are those of English.
+
+    Raises:
+        BadInput: the package is not installed.
+    """
+    segment = import_extra("sentencex", "documents", "a document").segment
+    code = re.split("[_-]", language)[0] or "en"
+
+    def sentences(line: str) -> list[str]:
+        return list(segment(code, line))
+
+    return sentences

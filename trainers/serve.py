@@ -1,0 +1,154 @@
+"""Answer LibreTranslate's API, which many apps know, with an export, a run or a checkpoint: POST /translate, of text or
+HTML of any length, GET /languages and GET /health. Languages are not detected.
+
+It has neither keys nor limits: put a server that has both before it, or TensorFlow Serving in its place, if strangers
+can reach it.
+"""
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tf_transformer.base.extras import import_extra
+from tf_transformer.base.terminal import quiet_stderr
+from tf_transformer.base.values import Natural, convert
+from tf_transformer.config import BadInput
+from tf_transformer.documents.document import FORMATS
+from tf_transformer.engines.engine import Engine
+from tf_transformer.text.languages import LANGUAGES
+
+from .command import add_call_options, engine, of_calls, options, positive
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+MOST_ALTERNATIVES = 8
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options("serve", __doc__)
+    add = parser.add_argument
+    add("model", help="a folder, e.g. savedmodels/demo/1; or a name on the Hugging Face hub")
+    add("--host", default="127.0.0.1", help="0.0.0.0 is every address of this machine (127.0.0.1)")
+    add("--port", type=int, default=5000, help="0 is any free port (5000)")
+    add("--batch-size", type=positive, metavar="N", help="sentences a batch (32)")
+    add("--verbose", action="store_true", help="say each request")
+    add_call_options(add)
+    args = parser.parse_args(argv)
+    if not 0 <= args.port < 65536:
+        parser.error(f"--port: expected 0 to 65535, got {args.port}")
+    with quiet_stderr():
+        import_extra("flask", "serve", "a server")
+        from werkzeug.serving import make_server
+    with socket.create_server((args.host, args.port)) as listening:  # first: a taken port should fail before all else
+        given = vars(args)
+        model = engine(args.model, given, **{"batch_size": args.batch_size or 32})
+        server = make_server(args.host, 0, app(model, of_calls(given)), threaded=True, fd=listening.fileno())
+        if not args.verbose:
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        print(f"LibreTranslate's API: http://{args.host}:{server.port}", flush=True)
+        print("Ctrl-C stops it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def pair_of(model: Engine, given: Mapping[str, Any]) -> tuple[str, str]:
+    """The source and the target language of an engine's calls; those of a model that says none are "xx"."""
+    source, target = (str(given.get(name) or model.facts.get(name) or "xx") for name in LANGUAGES)
+    return source, target
+
+
+def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
+    """A WSGI application that answers the API.
+
+    Args:
+        model: of translation; its calls wait for each other.
+        given: options of its calls, and the languages of a request that says none.
+    """
+    from flask import Flask, Response, request
+
+    given = dict(given or {})
+    pair, alone, served = pair_of(model, given), threading.Lock(), Flask(__name__)
+    search = {name: value for name, value in given.items() if name not in LANGUAGES}
+    sources, targets = ([*model.languages] or [language] for language in pair)
+
+    def answer(body: Any, status: int = 200) -> Response:
+        text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        return Response(text, status, content_type="application/json")
+
+    @served.after_request
+    def for_any_page(response: Response) -> Response:
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        response.headers["Access-Control-Allow-Headers"] = "Content-Type"
+        return response
+
+    @served.errorhandler(Exception)
+    def failed(error: Exception) -> Response:
+        status = getattr(error, "code", None)
+        if not isinstance(status, int) and not isinstance(error, BadInput | TypeError | ValueError):
+            served.logger.exception("a request failed")
+            return answer({"error": "internal error"}, 500)
+        return answer({"error": str(error)}, status if isinstance(status, int) else 400)
+
+    @served.get("/health")
+    def health() -> Response:
+        return answer({"status": "ok"})
+
+    @served.get("/languages")
+    def languages() -> Response:
+        return answer([{"code": code, "name": code, "targets": targets} for code in sources])
+
+    @served.post("/detect")
+    def detect() -> Response:
+        raise BadInput("detect: expected none, since this server does not detect languages; say the source")
+
+    @served.post("/translate")
+    def translate() -> Response:
+        asked = request.get_json(silent=True) if request.is_json else request.values.to_dict()
+        if not isinstance(asked, dict) or "q" not in asked:
+            raise BadInput("expected q, source and target, in JSON or in a form, got no q")
+        texts, kind = asked["q"], asked.get("format") or "text"
+        several = isinstance(texts, list)
+        if not all(isinstance(text, str) for text in (texts if several else [texts])):
+            raise BadInput("q: expected a text or a list of texts, got something else")
+        if kind not in FORMATS:
+            raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {kind}")
+        options = search | spoken(asked)
+        number = asked.get("alternatives") or 0
+        number = int(number) if isinstance(number, str) and number.isdecimal() else number  # as a form has it
+        count = min(convert("alternatives", number, Natural), MOST_ALTERNATIVES)
+        with alone:
+            outputs = model.document(texts, kind, **options)
+            reply: dict[str, Any] = {"translatedText": outputs}
+            if count:
+                pairs = zip(texts, outputs, strict=True) if several else [(texts, outputs)]
+                others = [others_than(*pair, count, options) for pair in pairs]
+                reply["alternatives"] = others if several else others[0]
+        return answer(reply)
+
+    def spoken(asked: Mapping[str, Any]) -> dict[str, str]:
+        languages = {}
+        for name, known, own in zip(LANGUAGES, (sources, targets), pair, strict=True):
+            side = name.partition("_")[0]
+            language = asked.get(side) or own
+            if language == "auto" and len(known) == 1:
+                language = known[0]
+            if language not in known:
+                raise BadInput(f"{side}: expected one of {', '.join(known)}, got {language}")
+            languages[name] = language
+        return languages if model.languages else {}
+
+    def others_than(text: str, output: str, count: int, options: Mapping[str, Any]) -> list[str]:
+        """Further translations of a text of one sentence, other than the best."""
+        beams, most = options.get("beam_size", model.options.get("beam_size", 1)), model.highest
+        if "beam_size" in model.changeable:
+            beams = min(max(beams, count + 1), most.get("beam_size", MOST_ALTERNATIVES))
+            options = {**options, "beam_size": int(beams)}
+        (best,) = model.n_best([text], int(min(count + 1, beams, most.get("n_best", beams))), **options)
+        return [each for each in dict.fromkeys(one.text for one in best) if each != output][:count]
+
+    return served
