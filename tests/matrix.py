@@ -199,7 +199,13 @@ def cpp_loader(path, texts):
 
 
 def load(path, texts):
-    return tt.load(path)(texts)
+    """A text of one sentence is also a document."""
+    engine = tt.load(path)
+    answers = engine(texts)
+    if engine.translates:
+        documents = [text if text.strip() else "" for text in engine.document(texts)]
+        assert documents == answers
+    return answers
 
 
 def from_pretrained(path, texts):

@@ -349,6 +349,9 @@ def test_a_parser(tmp_path, tree_parser):
     assert [answer.text for answer in answers] == tt.load(tmp_path / "parser/1")(texts)
     assert [answer.empty for answer in answers] == [False, True, False]
     assert answers[0].text.startswith("(TOP ")
+    documents = Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), document="text"))
+    with pytest.raises(tt.BadInput, match="document: expected a translator, got a parser"):
+        documents.replies(texts)
     with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
         Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), options={"beam_size": 2}))
 

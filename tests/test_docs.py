@@ -149,6 +149,7 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/ctranslate2": {},
     "guides/litert": {"max_source_length=64": "max_source_length=16"},
     "guides/onnx": {},
+    "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
 ALONE += ["guides/other-backends", "guides/back-translation"]
@@ -173,6 +174,7 @@ def test_the_pages_that_go_on_with_one_run(folder):
             (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter
     assert there(folder, "by-hand", "served")
     assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
+    assert names["translated"].count(" --> ") == 2 and names["rows"][1] == {"id": "2", "text": "", "de": ""}
     assert names["results"][0].hypotheses and "sentencepiece.bpe.model" in pages.read("docs/guides/ctranslate2.md")
 
 

@@ -76,7 +76,7 @@ def test_sentences_and_what_is_between_them_are_the_text(text, name):
     assert all(start < end and text[start:end].strip() == text[start:end] for start, end in spans)
     assert spans == sorted(spans) and all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     assert not "".join(text[a[1] : b[0]] for a, b in itertools.pairwise([(0, 0), *spans, (len(text), 0)])).strip()
-    assert marked.joined(spans, [marked.part(*span).written() for span in spans]) == text
+    assert marked.joined(spans, [marked.part(span).written() for span in spans]) == text
 
 
 @MANY

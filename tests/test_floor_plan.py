@@ -14,14 +14,15 @@ ROOMS = {  # a folder or a file, and the rooms that it may import; every room ma
     "evaluation": (),
     "conformance": (),
     "runs": (),
+    "documents": (),
     "families": ("text",),
     "exports": ("conformance", "families", "text"),
-    "engines": ("conformance", "exports", "families", "runs", "text"),
+    "engines": ("conformance", "documents", "exports", "families", "runs", "text"),
     "corpora": ("families", "text"),
     "parsing": ("corpora", "engines", "exports", "text"),
     "loading": ("engines", "parsing", "runs"),
     "fitting": ("corpora", "engines", "evaluation", "families", "loading", "parsing", "runs", "text"),
-    "beam": ("corpora", "engines", "loading", "text"),
+    "beam": ("corpora", "documents", "engines", "loading", "text"),
 }
 PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
 BACKEND_NEUTRAL = ["base", "config", "masks", "layers", "keras_model", "model", "ensemble", "training", "runs"]
@@ -32,6 +33,7 @@ BACKEND_NEUTRAL += [
     "fitting",
     "parsing",
     "conformance",
+    "documents",
     "exports.formats",
     "exports.versions",
 ]

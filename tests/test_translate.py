@@ -38,6 +38,23 @@ def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
     assert [float(score) for score in scores] == pytest.approx([reply.score for reply in expected], abs=1e-4)
 
 
+def test_a_document(saved, tmp_path, capsysbinary):
+    page, output = tmp_path / "page.html", tmp_path / "output"
+    page.write_bytes("<p>The <b>red</b> door. Two doors {x}.\r\n</p>é".encode())
+    expected = tt.load(saved).document(page.read_bytes(), "html", beam_size=2).encode()
+    translate.main([str(saved), str(page), "--document", "html", "--beam-size", "2", "--output", str(output)])
+    assert output.read_bytes() == expected and b"\r\n</p>" in expected
+    translate.main([str(saved), str(page), "--document", "html", "--beam-size", "2"])
+    assert capsysbinary.readouterr().out == expected
+
+
+@pytest.mark.parametrize("option", ["--json", "--scores", "--input=x"])
+def test_a_document_is_one_text(option, capsys):
+    with pytest.raises(SystemExit):
+        translate.main(["nowhere", "--document", option])
+    assert "--document: expected" in capsys.readouterr().err
+
+
 def test_what_an_export_fixes_is_one_line(saved, source, capsys):
     message = "patience: expected none in a call, since this engine fixes it, got 3"
     assert message in fails(translate, [saved, source, "--patience", "3"], capsys)

@@ -21,7 +21,7 @@ from tf_transformer.documents.document import FORMATS
 from tf_transformer.engines.engine import Engine
 from tf_transformer.text.languages import LANGUAGES
 
-from .command import add_call_options, engine, of_calls, options, positive
+from .command import add_call_options, engine, of_calls, options, positive, run_program
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -152,3 +152,7 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
         return [each for each in dict.fromkeys(one.text for one in best) if each != output][:count]
 
     return served
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -14,7 +14,8 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 from tf_transformer.base.files import encoded, user_path
 from tf_transformer.base.values import Count, between, check_fields, checked, convert
 from tf_transformer.config import BadInput
-from tf_transformer.engines.engine import REQUEST_OPTIONS, Reply, batches
+from tf_transformer.documents.document import Format
+from tf_transformer.engines.engine import REQUEST_OPTIONS, Answer, Reply, batches
 from tf_transformer.loading import load
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import of_request
@@ -35,6 +36,8 @@ class TranslationSettings:
             TensorFlow has done nothing before.
         options: of the search, those that a request may give (`SearchOptions`); and source_language and
             target_language, of a model of several. The others are the export's.
+        document: each text is a document, "text", "html" or "xml"; its reply has the best output alone. `None` means a
+            sentence.
 
     Raises:
         BadInput: a value is out of range.
@@ -45,9 +48,12 @@ class TranslationSettings:
     batch_bytes: Count = 8_192
     threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    document: Format | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.document and self.n_best > 1:
+            raise BadInput(f"n_best: expected 1 for documents, got {self.n_best}")
         if unknown := [name for name in self.options if name not in (*REQUEST_OPTIONS, *LANGUAGES)]:
             raise BadInput(f"options: expected {', '.join((*REQUEST_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
         search = {name: value for name, value in self.options.items() if name not in LANGUAGES}
@@ -111,6 +117,10 @@ class Model:
 
     def replies(self, texts: Sequence[str | bytes]) -> list[Reply]:
         """The reply to each text, computed in batches of similar length."""
+        if self._method.document:
+            outputs = self._engine.document(texts, self._method.document, **self._method.options)
+            counters["sentences"].inc(len(texts))
+            return [Reply(text, (Answer(one, 0.0),), None, False) for text, one in zip(texts, outputs, strict=True)]
         replies: dict[int, Reply] = {}
 
         def cost(rows: int, longest: int) -> int:

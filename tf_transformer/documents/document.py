@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from tf_transformer.base.values import BadInput, shown
 from tf_transformer.documents.alignment import Aligned, Placing
 from tf_transformer.documents.marked import Marked, Span, Splitter, sentences_in
 from tf_transformer.documents.markup import parts_of
 
-FORMATS = ("text", "html", "xml")
+Format = Literal["text", "html", "xml"]
+FORMATS = get_args(Format)
 MANY = 16  # characters a token: a sentence of more is cut before it is tokenized
 
 
@@ -59,7 +60,7 @@ def translated(
     parts = [[part if isinstance(part, str) else part.with_placeholders() for part in each] for each in read]
     marked = [part for each in parts for part in each if isinstance(part, Marked)]
     spans = [part.sentences(splitter) for part in marked]
-    some = [part.part(*span) for part, each in zip(marked, spans, strict=True) for span in each]
+    some = [part.part(span) for part, each in zip(marked, spans, strict=True) for span in each]
     outputs = iter(_Sentences(engine, options).translated(some))
     joined = iter([part.joined(each, [next(outputs) for _ in each]) for part, each in zip(marked, spans, strict=True)])
     return ["".join(part if isinstance(part, str) else next(joined) for part in each) for each in parts]
@@ -94,7 +95,7 @@ class _Sentences:
             else:
                 outputs[place] = str(Placing(sentence, answer, kept))
         if again:
-            written = iter(self.translated([sentence.part(*span) for _, sentence, spans in again for span in spans]))
+            written = iter(self.translated([sentence.part(span) for _, sentence, spans in again for span in spans]))
             for place, sentence, spans in again:
                 outputs[place] = sentence.joined(spans, [next(written) for _ in spans])
         return outputs
@@ -103,7 +104,7 @@ class _Sentences:
         return max(2, -(-5 * (answer.length or 0) // (4 * self._most)))  # with a fourth to spare
 
     def _answers(self, sentences: Sequence[Marked]) -> list[Aligned]:
-        texts = [each.text if each.by_line else re.sub(r"\s", " ", each.text) for each in sentences]
+        texts = [each.text if each.newline == "ends" else re.sub(r"\s", " ", each.text) for each in sentences]
         answers: list[Aligned | None] = [None] * len(texts)
         marked = [place for place, each in enumerate(sentences) if any(mark.start == mark.end for mark in each.marks)]
         if marked and self._engine.aligns:

@@ -6,7 +6,6 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tf_transformer.base.extras import import_extra
@@ -36,7 +35,6 @@ class Mark(NamedTuple):
     element: int = 0  # the same number for both of its tags
 
 
-@dataclass(frozen=True)
 class Marked:
     """A text and its marks.
 
@@ -44,13 +42,13 @@ class Marked:
         text: without the marks, but for the characters that some of them stand for.
         marks: in the document's order.
         write: from a part of the text to how the document writes it.
-        by_line: the end of a line ends a sentence, as in plain text; in HTML it is a space.
+        newline: "ends", a sentence, as in plain text; or "is a space", as in HTML.
     """
 
-    text: str
-    marks: tuple[Mark, ...] = ()
-    write: Callable[[str], str] = str
-    by_line: bool = True
+    def __init__(
+        self, text: str, marks: Sequence[Mark] = (), write: Callable[[str], str] = str, newline: str = "ends"
+    ) -> None:
+        self.text, self.marks, self.write, self.newline = text, marks, write, newline
 
     @functools.cached_property
     def _tags(self) -> dict[tuple[int, str], int]:
@@ -73,11 +71,12 @@ class Marked:
             last -= 1
         return first, last
 
-    def part(self, start: int, end: int) -> "Marked":
-        """The text from `start` to `end`, with the marks that belong to it."""
+    def part(self, span: Span) -> "Marked":
+        """The text of a span, with the marks that belong to it."""
+        start, end = span
         marks = self.marks[slice(*self._inside(start, end))]
         moved = [mark._replace(start=mark.start - start, end=mark.end - start) for mark in marks]
-        return Marked(self.text[start:end], tuple(moved), self.write, self.by_line)
+        return Marked(self.text[start:end], moved, self.write, self.newline)
 
     def written(self) -> str:
         """The whole as the document has it."""
@@ -126,7 +125,7 @@ class Marked:
             BadInput: the splitter's sentences are not the text.
         """
         spans, start = list[Span](), 0
-        for line in self.text.splitlines(keepends=True) if self.by_line else [re.sub(r"\s", " ", self.text)]:
+        for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
             body, place = line.strip(), start + len(line) - len(line.lstrip())
             pieces = list(splitter(body)) if body else []
             if "".join(pieces) != body:
@@ -171,7 +170,7 @@ class Marked:
             if not any(start < match.end() and match.start() < end for start, end in taken)
         ]
         marks = sorted([*self.marks, *more], key=lambda mark: (mark.start, mark.end > mark.start))
-        return Marked(self.text, tuple(marks), self.write, self.by_line)
+        return Marked(self.text, marks, self.write, self.newline)
 
     def without_kept(self) -> "Marked":
         """The text without the characters that marks stand for; the marks stay, and stand for none."""
@@ -183,7 +182,7 @@ class Marked:
             kind = "lost" if mark.end > mark.start else mark.kind
             marks.append(mark._replace(start=len(text), end=len(text), kind=kind))
             last = mark.end
-        return Marked(text + self.text[last:], tuple(marks), self.write, self.by_line)
+        return Marked(text + self.text[last:], marks, self.write, self.newline)
 
 
 def _unbroken(spans: Sequence[Span], whole: Sequence[Span]) -> Iterator[Span]:

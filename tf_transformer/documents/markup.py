@@ -161,17 +161,17 @@ class _Reader:
 
     def parts(self) -> Iterator[str | Marked]:
         self._begin(0)
-        place = by_line = 0
+        place = in_pre = 0
         while place < len(self._pieces):
             piece = self._pieces[place]
             last = self._pairs.get(place, place) if piece.silent else place
             raw = self._document[piece.start : self._pieces[last].end]
-            lines = by_line > 0
-            by_line += (piece.name == "pre") * ((place in self._pairs) - (place in self._closing))
+            was = in_pre > 0
+            in_pre += (piece.name == "pre") * ((place in self._pairs) - (place in self._closing))
             if piece.kind == "text":
                 self._add_text(raw)
             elif place not in self._inline:
-                yield from self._run(piece.start, lines)
+                yield from self._run(piece.start, was)
                 yield raw
                 self._begin(self._pieces[last].end)
             elif last > place:
@@ -199,9 +199,11 @@ class _Reader:
         start, self._text = len(self._text), self._text + " ".join(text.split())
         self._marks.append(Mark(start, len(self._text), raw))
 
-    def _run(self, end: int, by_line: bool) -> Iterator[str | Marked]:
+    def _run(self, end: int, in_pre: bool) -> Iterator[str | Marked]:
         if self._text.strip():
-            yield Marked(self._text, tuple(self._marks), _write_xml if self._is_xml else _write_html, by_line)
+            yield Marked(
+                self._text, self._marks, _write_xml if self._is_xml else _write_html, "ends" if in_pre else "is a space"
+            )
         elif self._start < end:
             yield self._document[self._start : end]
 

@@ -103,10 +103,11 @@ class Engine(ABC):
         highest: by name, the greatest value of an option of a call, and of "n_best".
         languages: those that the model knows; () if it has one pair.
         batch_size: texts a batch; they are sorted by length first.
+        translates: whether it has `document`; a parser has not.
         aligns: whether it has `aligned`.
     """
 
-    aligns = False
+    translates, aligns = True, False
     changeable: tuple[str, ...] = REQUEST_OPTIONS
     highest: Mapping[str, float] = {}
     languages: Sequence[str] = ()
@@ -238,8 +239,11 @@ class Engine(ABC):
             options: as in a call.
 
         Raises:
-            BadInput: as of a call; there is no such format; or the default `sentences` lacks its package.
+            BadInput: as of a call; the engine is a parser; there is no such format; or the default `sentences` lacks
+                its package.
         """
+        if not self.translates:
+            raise BadInput("document: expected a translator, got a parser, which takes sentences")
         one = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
         given = check_texts([texts] if one else texts)
         strings = [text.decode("utf-8", "replace") if isinstance(text, bytes) else text for text in given]

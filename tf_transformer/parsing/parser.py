@@ -58,7 +58,7 @@ class Parser(SetOnce, Engine):
         translator: of texts to linearised trees; its batch_size and its options of the search apply.
     """
 
-    changeable = ()
+    changeable, translates = (), False
     highest: Mapping[str, float] = {"n_best": 1}
 
     @checked
