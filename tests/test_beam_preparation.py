@@ -128,7 +128,7 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
     same_records(tmp_path / "records", expected)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "workers"]
 )

@@ -65,7 +65,7 @@ def test_same_outputs_and_side_effects(tmp_path):
     assert not np.array_equal(*loaded.draw())
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_an_export_gives_the_same_bit_for_bit(translator, saved, served, tmp_path):
     export = translator.export(source_language="en", target_language="de", step=29)
     tf.saved_model.save(export, str(tmp_path / "1"), signatures=export.signatures)

@@ -60,6 +60,7 @@ class Crash(Callback):
             raise InterruptedError
 
 
+@pytest.mark.slow
 def test_backup_and_restore(whole, tmp_path):
     with pytest.raises(InterruptedError):
         train(BackupAndRestore(tmp_path), Crash())
@@ -69,6 +70,7 @@ def test_backup_and_restore(whole, tmp_path):
     assert_same_weights(restored, model.weights)
 
 
+@pytest.mark.slow
 def test_model_checkpoint(tmp_path):
     """What is kept is of the epoch asked for (the worst: the best is the last), and any goes on as if never stopped."""
     worst = ModelCheckpoint(
@@ -84,6 +86,7 @@ def test_model_checkpoint(tmp_path):
     assert loaded.evaluate(*VALIDATION, verbose=0, return_dict=True)["loss"] == pytest.approx(max(losses), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_swap_ema_weights():
     """Validation is of the moving average of the weights after each step, and so is what training leaves."""
     after_a_step, validated = [], []

@@ -145,7 +145,7 @@ def both(request, tokenizer, tmp_path_factory):
     return Both(model, tokenizer, tmp_path_factory.mktemp("ctranslate2") / "model")
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beam_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
     ours = [part.numpy() for part in both.ours.search(source, length, beam_size=beam_size, max_length=LONGEST)]

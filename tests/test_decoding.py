@@ -59,7 +59,7 @@ def search_without_cache(model, source, max_length, favour, **options):
     "K, alpha, other",
     [
         (1, 0.6, {}),
-        (4, 0.0, {}),
+        pytest.param(4, 0.0, {}, marks=pytest.mark.slow),
         (4, 1.0, {"num_layers": 3, "num_decoder_layers": 2, "norm_first": True, "activation": "gelu"}),
         (4, 0.6, {"attention_window": 4}),
         pytest.param(1, 0.6, {"attention_window": 4}, marks=pytest.mark.slow),
@@ -103,7 +103,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
         assert symbols.attended[b, k, : len(ids)].numpy().tolist() == attention.argmax(axis=1).tolist()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_copy_task_is_learned_and_decoded_exactly(window):
     """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""

@@ -79,7 +79,7 @@ def test_two_replicas_are_one_in_float16(tmp_path):
     same(tmp_path / "two.npz", np.load(tmp_path / "one.npz"), 2e-3)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize("chief", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_workers_are_one(alone, tmp_path, chief):
     """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
@@ -130,7 +130,7 @@ def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
     assert not np.isfinite(model.get_weights()[1]).any()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds", ["tt.Adam, keras.optimizers.SGD", pytest.param("keras.optimizers.Adam,", marks=pytest.mark.slow)]
 )

@@ -185,12 +185,12 @@ def test_the_page_of_layers(folder):
     assert scores[..., 3].max() == 0  # padding
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_other_backends(folder):
     assert isinstance(pages.run_blocks("docs/guides/other-backends.md")["translator"], tt.Translator)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_the_parser(folder):
     write_trees(folder / "train.trees", 211, seed=1)
     write_trees(folder / "dev.trees", 23, seed=2)
@@ -204,7 +204,7 @@ def test_the_page_of_the_parser(folder):
     assert (folder / "tree.svg").exists()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_several_languages(folder, text):
     (raw := folder / "dataset/data/task1/raw").mkdir(parents=True)
     for part, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
@@ -231,7 +231,7 @@ def test_the_page_of_back_translation(folder):
     assert names["trainer"].translator().tokenizer.ids(["<bt>"]).numpy().tolist() == [4]
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_fine_tuning(folder):
     quicker = {
         "train=2_000, dev=40": "train=700, dev=10",
@@ -246,7 +246,7 @@ def test_the_page_of_fine_tuning(folder):
     assert names["adapted"](sentences) == names["start"](sentences)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_the_page_of_languages(folder):
     names = pages.run_blocks("docs/guides/languages.md")
     assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")

@@ -91,7 +91,7 @@ print(json.dumps({name: list(map(str, values)) for name, values in found.items()
 """
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_session_of_tensorflow_1_gives_what_the_translator_gives(translator, saved):
     texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
     found = json.loads(run_python(SESSION, saved, texts).splitlines()[-1])
@@ -212,7 +212,7 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
     assert len(several) > 6 and {finished for finished, _ in several} == {True, False}
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_least_lengths(served_ending, ending):
     """By row; without it the export has its own."""
     least = np.array([-7, 9, 9, 9, 9, 2**31 - 1, 5, 11, 9], np.int32)

@@ -211,7 +211,7 @@ def test_a_run_s_export_has_the_languages_that_it_learned(translator, tmp_path, 
     assert publishing.language_facts(marian, None) == {}
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_fit_learns_a_language_first(translator):
     """A target begins with its language, as in the labels of `transformers`."""
     pairs = list(zip(ANSWERS["en-de"]["sentences"], ANSWERS["en-de"]["beam"], strict=True))

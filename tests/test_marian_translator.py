@@ -102,7 +102,7 @@ def test_attention_has_the_pieces_of_both(case):
     assert engine.decode(pair.target[:-1]) == case.answers["beam"][1]
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @with_two
 def test_export(case, tmp_path):
     path, ours = tmp_path / "marian" / "1", case.translator
@@ -130,7 +130,7 @@ def test_export(case, tmp_path):
         np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @with_two
 def test_it_can_be_trained_further(case):
     """With the paper's loss, which smooths over padding and start, too; neither becomes an output."""

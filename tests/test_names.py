@@ -27,7 +27,9 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     assert run_python(program).strip() == "[]"
 
 
-@pytest.mark.parametrize("program", ["tt.Transformer", "tt.load('tests/marian/trained')"])
+@pytest.mark.parametrize(
+    "program", [pytest.param("tt.Transformer", marks=pytest.mark.slow), "tt.load('tests/marian/trained')"]
+)
 def test_what_loads_keras_is_quiet(program):
     """Where the user has not said how much TensorFlow logs."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
@@ -63,7 +65,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
     [
         "import keras; import tf_transformer; assert not CLASSES - set(sys.modules)",  # at once
         pytest.param("import tf_transformer as tt; tt.layers; import keras", marks=pytest.mark.slow),
-        "import tf_transformer as tt; import keras; tt.data",
+        pytest.param("import tf_transformer as tt; import keras; tt.data", marks=pytest.mark.slow),
     ],
 )
 def test_keras_loads_a_model(first, tmp_path):

@@ -252,7 +252,7 @@ def test_another_model(translator, tmp_path):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("vocabularies", [1, 2])
+@pytest.mark.parametrize("vocabularies", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_marian_against_transformers(vocabularies, tmp_path):
     """What `transformers` answers is stored beside the checkpoints. Hostile texts give what the translator gives."""
     sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))

@@ -269,7 +269,7 @@ def test_no_text_is_made_of_symbols(parser):
     assert ids.min() >= FIRST_ID + len(parser.tokenizer.controls)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_savedmodel_parses(parser, tmp_path):
     path = tmp_path / "parser" / "1"
     parser.save(path, step=29, f1=97.0)

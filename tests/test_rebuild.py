@@ -140,7 +140,7 @@ def test_an_ensemble_translates(translator, ensemble):
         save_ctranslate2(both, "nowhere")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
     both = tt.Translator(ensemble, translator.tokenizer, beam_size=3, extra_length=7, max_source_length=41).astype(

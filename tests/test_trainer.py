@@ -101,9 +101,8 @@ def killed_once(program, text, folder):
     assert (folder / "savedmodels/mine/1/saved_model.pb").exists() == ("save(" in program)
 
 
-@pytest.mark.parametrize(
-    "train", [pytest.param("text", marks=pytest.mark.slow), pytest.param("records", marks=pytest.mark.program)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["text", "records"])
 def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_path):
     """With the weights of a run that was not; see the slow test for the whole of it. The records make an epoch of four
     batches in two blocks, so that the kill is in the middle of one."""
@@ -207,7 +206,7 @@ def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
     assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # asked for more
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_epochs_are_passes(unscored, corpus, tmp_path):
     """Of a small text, too: three passes train on every target token three times."""
     recipe = dataclasses.replace(RECIPE, steps=None, epochs=3, eval_every=None)
@@ -222,7 +221,7 @@ def test_epochs_are_passes(unscored, corpus, tmp_path):
     assert sorted(map(int, numbers)) == sorted(3 * [*range(1, len(lines) + 1)])
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_compiled_step_sees_the_shapes_that_were_counted(unscored, corpus, tmp_path, monkeypatch, capsys):
     """Each batch has its bucket's shape, and trains as the narrow one does."""
     losses, shapes = {}, set()

@@ -112,7 +112,7 @@ DECAY = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 @pytest.mark.parametrize(
     "options",
     [
-        lambda: {"optimizer": keras.optimizers.SGD(DECAY, momentum=0.9)},
+        pytest.param(lambda: {"optimizer": keras.optimizers.SGD(DECAY, momentum=0.9)}, marks=pytest.mark.slow),
         pytest.param(lambda: {"schedule": Halved()}, marks=pytest.mark.slow),
         pytest.param(lambda: {"optimizer": keras.optimizers.AdamW(0.1)}, marks=pytest.mark.slow),
     ],

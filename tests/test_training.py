@@ -337,7 +337,7 @@ def trained_with_weights(axes, parts, loss):
     ("axes", "parts"),
     [
         ("BT", 2),
-        ("B", 1),
+        pytest.param("B", 1, marks=pytest.mark.slow),
         pytest.param("BT", 1, marks=pytest.mark.slow),
         pytest.param("B", 2, marks=pytest.mark.slow),
     ],
@@ -401,6 +401,7 @@ def test_class_weights_that_are_none(class_weight):
         model.fit(TARGETS % 11, TARGETS % 11, class_weight=class_weight)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_takes_the_class_weights_of_its_fit():
     random = np.random.default_rng(6)
     x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(1, 3, (6, 7))

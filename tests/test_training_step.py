@@ -56,7 +56,7 @@ def endless(data):
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
     [
-        pytest.param("tt", "float32", {"skip_not_finite": True}, marks=pytest.mark.program),
+        pytest.param("tt", "float32", {"skip_not_finite": True}, marks=pytest.mark.slow),
         pytest.param("tt", "float32", {}, marks=pytest.mark.slow),
         pytest.param("keras", "float32", {"parts": 2}, marks=pytest.mark.slow),
         pytest.param("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
@@ -129,7 +129,7 @@ assert 1 <= len(traced) <= 3, traced
 """
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_each_shape_is_compiled_once(tmp_path):
     """Of three that come four times. XLA writes files whose names begin with the module that it compiles."""
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*one_step_on_data.*"
