@@ -3,6 +3,7 @@ translated."""
 
 import bisect
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -223,6 +224,8 @@ def sentences_in(language: str = "") -> Splitter:
     code = re.split("[_-]", language)[0] or "en"
 
     def sentences(line: str) -> list[str]:
-        return list(segment(code, line))
+        pieces = segment(code, re.sub("[\ud800-\udfff]", "\ufffd", line))  # halves of surrogate pairs, which it refuses
+        ends = list(itertools.accumulate(map(len, pieces)))
+        return [line[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     return sentences
