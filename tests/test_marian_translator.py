@@ -7,6 +7,7 @@ it, with vocabularies of source and target, and wrote down the answers.
 import json
 import math
 import runpy
+import shutil
 from types import SimpleNamespace
 
 import keras
@@ -53,6 +54,18 @@ def pieces_of(sentence):
     code, text = sentence.split(" ", 1)
     engine = sentencepiece.SentencePieceProcessor(model_file=str(MARIAN / "source.spm"))
     return [code] * (code != "") + engine.encode(text, out_type=str)
+
+
+def test_the_head_that_was_trained_to_align_aligns(tmp_path):
+    """The first of the last layer, where README.md says transformer-align, as OPUS-MT's does."""
+    shutil.copytree(MARIAN, tmp_path / "opus")
+    (tmp_path / "opus/README.md").write_text("### opus\n\n* source languages: en\n* model: transformer-align\n")
+    plain, aligning = (tt.Translator.from_pretrained(path, beam_size=2) for path in (MARIAN, tmp_path / "opus"))
+    assert (plain.model.config.alignment_heads, aligning.model.config.alignment_heads) == (None, 1)
+    (one,), (other,) = plain.aligned(SENTENCES[1:2]), aligning.aligned(SENTENCES[1:2])
+    scores = plain.attention(SENTENCES[1], one.text).scores.cross[-1][0, :, : len(one.tokens), : len(one.source_tokens)]
+    assert list(one.links) == np.argmax(np.mean(scores, 0), 1).tolist()
+    assert list(other.links) == np.argmax(scores[0], 1).tolist() != list(one.links)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

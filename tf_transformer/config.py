@@ -83,6 +83,12 @@ class TransformerConfig:
         return self.num_decoder_layers or self.num_layers
 
     @property
+    def alignment_heads(self) -> int | None:
+        """The number of heads, the first of the last layer, whose mean says which words belong together; `None` means
+        all, as in models of one's own."""
+        return None
+
+    @property
     def matrix_weights(self) -> int:
         """The number of weights in the model's matrices; biases and norms are not counted."""
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))

@@ -255,7 +255,8 @@ class Engine(ABC):
 
             sources, words, pairs = translator.aligned(["Hello world."])[0].words
 
-        A token belongs to the one that it attended to the most, in the last layer, by the mean of its heads.
+        A token belongs to the one that it attended to the most, in the last layer, by the mean of its heads; or by the
+        head that was trained for it, in OPUS-MT's models of the kind transformer-align.
 
         Args:
             texts: as in a call.

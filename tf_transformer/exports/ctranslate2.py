@@ -173,7 +173,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     layers = [*model.encoder_layers, *model.decoder_layers]
     norm_first = _only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
     encoder = stack(TransformerEncoderSpec, model.encoder_layers)
-    heads = model.decoder_layers[-1].cross_attention.num_heads  # whose mean is the attention that it gives
+    heads = model.config.alignment_heads or model.decoder_layers[-1].cross_attention.num_heads  # for its attention
     decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
     spec = TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = _only("epsilon", [norm.norm.epsilon for layer in layers for norm in _norms(layer)])

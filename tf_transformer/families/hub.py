@@ -71,7 +71,7 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     facts = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
     if folder.parent.name == "snapshots":  # of the hub's cache
         facts["commit"] = folder.name
-    head = _front_matter(folder / "README.md")
+    head = _front_matter(folder)
     languages = head.get("language") or []
     if languages := [languages] if isinstance(languages, str) else languages:
         facts["languages"] = ", ".join(map(str, languages))
@@ -85,16 +85,22 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     return facts
 
 
-def _front_matter(file: Path) -> dict[str, Any]:
-    """The YAML between the first two lines "---" of a README.md; {} if there is none."""
+def readme_of(folder: Path) -> bytes:
+    """The beginning of a checkpoint's README.md; nothing if there is none."""
+    file = folder / "README.md"
     if not file.is_file():
-        return {}
+        return b""
     with open(file, "rb") as readme:
-        head = re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme.read(HEAD_BYTES), re.DOTALL | re.MULTILINE)
+        return readme.read(HEAD_BYTES)
+
+
+def _front_matter(folder: Path) -> dict[str, Any]:
+    """The YAML between the first two lines "---" of a README.md; {} if there is none."""
+    head = re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE)
     if not head:
         return {}
     try:
-        yaml = import_extra("yaml", "hub", f"{file}: reading it")
+        yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
         text = head[1].decode(errors="replace").encode()
         settings = parse_yaml(yaml, text)  # strings alone: "no" is Norwegian, not False
     except BadInput:

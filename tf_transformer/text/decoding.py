@@ -53,7 +53,7 @@ def decoder_of(
         positions = ops.reshape(position, (1,))  # the beams' newest tokens all stand at the same place
         seen = layers, memory_mask, positions, slot, ancestry
         logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
-        attention = ops.mean(cross_scores[-1], axis=1)  # [B, K, S]
+        attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
         attended = ops.argmax(ops.where(ops.expand_dims(is_token, 1), attention, -1.0), axis=2)
         return logits, (memory_mask, is_token, layers), attended
 

@@ -192,7 +192,7 @@ class TextModel(SetOnce):
         self, source: Tensor, source_length: Tensor, start: Tensor = None, **options: Any
     ) -> tuple[Hypotheses, Symbols]:
         """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
-        in the last layer, a mean over heads."""
+        in the last layer, a mean over the heads that align."""
         problem, options = self._asked(source, source_length, options, start)
         return detailed_search(problem, **options)
 

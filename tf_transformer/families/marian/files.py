@@ -7,6 +7,7 @@ from typing import Any
 
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
 from tf_transformer.families.checkpoint import SYMBOLS, Checkpoint, Vocabulary, unused
+from tf_transformer.families.hub import readme_of
 from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.families.marian.tokenizer import SOURCE, SOURCE_VOCABULARY, TARGET, MarianTokenizer
 from tf_transformer.families.pieces import VOCABULARY
@@ -29,6 +30,8 @@ ALLOWED = {
     "tie_word_embeddings": (True,),
 }
 
+ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # of OPUS-MT's README.md
+
 
 class MarianCheckpoint(Checkpoint):
     """A folder with config.json, vocab.json, source.spm, target.spm and one of the files of `hub.WEIGHTS`."""
@@ -48,7 +51,8 @@ class MarianCheckpoint(Checkpoint):
 
     def config(self, **more: Any) -> TransformerConfig:
         source_size = None if self.shared else self.settings["vocab_size"]
-        return super().config(vocab_size=self.settings[self.target_size], source_vocab_size=source_size)
+        sizes = {"vocab_size": self.settings[self.target_size], "source_vocab_size": source_size}
+        return super().config(**sizes, alignment_heads=1 if ALIGNED.search(readme_of(self.folder)) else None)
 
     def vocabulary(self, side: str) -> Vocabulary:
         settings, (file, ids) = self.settings, self.ids(side)

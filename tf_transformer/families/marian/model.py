@@ -33,12 +33,14 @@ class MarianConfig(TransformerConfig):
         decoder_d_ff: width of its feed-forward hidden layers.
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
         source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
+        alignment_heads: the heads of the last layer, the first ones, that were trained to align; `None` means none.
     """
 
     num_decoder_heads: Count = 8
     decoder_d_ff: Count = 2048
     scale_embedding: bool = True
     source_vocab_size: Count | None = None
+    alignment_heads: Count | None = None
     num_decoder_layers: Layers = 6
     activation: Activation = "swish"
     use_bias: ClassVar[bool] = True
