@@ -272,6 +272,20 @@ def check(path, texts):
     return None
 
 
+def serve(path, texts):
+    """LibreTranslate's API. A text without words stays as it is."""
+    pytest.importorskip("flask")
+    from trainers.serve import app
+
+    model = tt.load(path)
+    if not model.translates:
+        with pytest.raises(tt.BadInput, match="serve: expected a translator, got a parser"):
+            app(model)
+        return None
+    answer = app(model).test_client().post("/translate", json={"q": texts})
+    return [text if text.strip() else "" for text in answer.get_json()["translatedText"]]
+
+
 def playground(path):
     pytest.importorskip("flask")
     from savedmodels.playground.model import ServedModel
@@ -378,6 +392,7 @@ DOORS = {
     "translate": Door(translate, OPENED),
     "evaluate": Door(evaluate, OPENED),
     "check": Door(check, OPENED),
+    "serve": Door(serve, OPENED),
     "REST": Door(rest, OPENED),
     "gRPC": Door(grpc, OPENED),
     "client alone": Door(client_alone, ("litert", "onnx")),

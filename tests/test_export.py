@@ -47,7 +47,7 @@ def ending(translator):
 @pytest.fixture(scope="module")
 def served_ending(ending, tmp_path_factory):
     path = tmp_path_factory.mktemp("ending") / "1"
-    ending.save(path)
+    ending.save(path, completions=True)
     process = Served(path)
     yield process
     process.close()
@@ -279,6 +279,28 @@ def test_an_empty_batch(served, name):
     assert {key: value.shape for key, value in answer.items()} == {
         key: (0, *shape[1:]) for key, (_, shape) in outputs.items()
     }
+
+
+def test_completions_begin_with_their_prefix(served_ending, ending):
+    texts = ["The old dog.", "", "Two doors.", "A red house."]
+    prefixes = [ending(texts[0])[:3], "abc", "", ending(texts[3])]
+    expected = ending.n_best(texts, 3, prefixes=prefixes)
+    found = served_ending({"text": texts, "prefix": prefixes}, "complete")
+    assert set(found) == TRANSLATIONS
+    for row, answers in enumerate(expected):
+        assert [text.decode() for text in found["translations"][row][: len(answers)]] == [one.text for one in answers]
+        scores = [one.score for one in answers]
+        np.testing.assert_allclose(found["scores"][row][: len(answers)], scores, rtol=1e-4, atol=1e-5)
+    same = served_ending({"text": texts, "prefix": [""], "beam_size": np.array([2], np.int32)}, "complete")
+    plain = served_ending({"text": texts, "beam_size": np.array([2], np.int32)}, "translate")
+    assert {name: value.tolist() for name, value in same.items()} == {n: v.tolist() for n, v in plain.items()}
+
+
+def test_no_prefix_fails_a_request(served_ending):
+    prefixes = [b"\xff\x00", "x" * 9_999, "\U0001f600", "</s> <s>", " \n"]
+    found = served_ending({"text": ["Two doors."] * len(prefixes), "prefix": prefixes}, "complete")
+    assert all(text.decode() is not None for text in found["translations"].ravel())
+    assert np.isfinite(found["scores"]).all()
 
 
 def test_wrong_shapes_are_refused(served):

@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="greatest beam size that a request may ask for (16)")
+    more = "a signature more, complete: outputs that begin with a prefix; a fifth more of a graph"
+    add("--completions", action="store_true", default=None, help=more)
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
     suffixes = "source and target language (the training files' suffixes; of a model of several, its own)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     format = FORMATS[args.format]
     if args.no_check and "check" not in format.takes:
         parser.error(f"--no-check: expected a format that has a check, got {args.format}")
-    fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length"))
+    fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
     needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)
     if wrong := format.problem(args.dtype, needs):

@@ -68,7 +68,12 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
     Args:
         model: of translation; its calls wait for each other.
         given: options of its calls, and the languages of a request that says none.
+
+    Raises:
+        BadInput: the model is a parser.
     """
+    if not model.translates:
+        raise BadInput("serve: expected a translator, got a parser")
     from flask import Flask, Response, request
 
     given = dict(given or {})

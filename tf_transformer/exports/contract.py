@@ -16,14 +16,15 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import Fact, checked, convert, number
 from tf_transformer.base.version import __version__
 from tf_transformer.layers.int8 import is_scale
+from tf_transformer.masks import PAD_ID
 from tf_transformer.model import check_finite
-from tf_transformer.text.beams import penalty
+from tf_transformer.text.beams import Hypotheses, penalty
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.primitives import require_tensorflow
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, beginnings
 
 CONTRACT = "1"
 
@@ -139,6 +140,7 @@ class Export(Root):
         n_best: the number of translations in an answer, fixed by the export.
         max_beam_size: the greatest beam size of a request.
         max_length: the default and the greatest number of symbols in a translation, the end symbol included.
+        completions: a signature more, "complete": outputs that begin with a prefix. It makes the graph a fifth larger.
         facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu. In a model of several
             languages the first two are the defaults of inputs, by default those of the translator.
 
@@ -153,6 +155,7 @@ class Export(Root):
         n_best: Beams = SEARCH_OPTIONS["n_best"].default,
         max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
         max_length: Length = SEARCH_OPTIONS["max_length"].default,
+        completions: bool = False,
         **facts: Any,
     ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
@@ -170,16 +173,22 @@ class Export(Root):
         traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
 
         @traced_once
-        def searched(text: Tensor, exact_n: Tensor, rows: Tensor, spoken: Sequence[Tensor]) -> Any:
+        def searched(
+            text: Tensor, exact_n: Tensor, rows: Tensor, spoken: Sequence[Tensor], prefix: Tensor = None
+        ) -> Any:
             speaker = translator.speaking(*spoken)
             source, source_length, truncated = speaker.source(text)
-            found, symbols = speaker.detailed_search(source, source_length, n_best=n_best, exact_n=exact_n, **rows)
-            return source, source_length, truncated, found, symbols
+            asked = {"n_best": n_best, "exact_n": exact_n, **rows}
+            if prefix is None:
+                found, symbols = speaker.detailed_search(source, source_length, **asked)
+                return source, source_length, truncated, found, symbols
+            begin = speaker.target(beginnings(prefix, max_length)[0]).to_tensor(PAD_ID)
+            return source, source_length, truncated, speaker.search(source, source_length, prefix=begin, **asked), ()
 
         def languages_of(text: Tensor, given: Mapping[str, Any]) -> list[Any]:
             return [_per_row(name, given.get(name, default), text) for name, default in languages.items()]
 
-        def search(text: Tensor, exact_n: int, given: Mapping[str, Any]) -> Any:
+        def search(text: Tensor, exact_n: int, given: Mapping[str, Any], prefix: Tensor = None) -> Any:
             """Options out of range are clipped: an error would fail the server's whole batch."""
             text, rows = tf.ensure_shape(text, [None]), {}
             for name, option in options.items():
@@ -187,7 +196,8 @@ class Export(Root):
                 if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                     rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
                 rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
-            return searched(text, tf.constant(exact_n), rows, languages_of(text, given))
+            prefix = () if prefix is None else (_per_row("prefix", prefix, text),)
+            return searched(text, tf.constant(exact_n), rows, languages_of(text, given), *prefix)
 
         def serving_default(text: Tensor) -> Any:
             *_, truncated, found, _ = search(text, 1, {})
@@ -195,7 +205,12 @@ class Export(Root):
             return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
 
         def translate(text: Tensor, **given: Any) -> Any:
-            _, source_length, truncated, found, _ = search(text, n_best, given)
+            return answers(*search(text, n_best, given))
+
+        def complete(text: Tensor, prefix: Tensor, **given: Any) -> Any:
+            return answers(*search(text, n_best, given, prefix))
+
+        def answers(_: Tensor, source_length: Tensor, truncated: Tensor, found: Hypotheses, *others: Any) -> Any:
             return {
                 "translations": translator.texts(found.ids),
                 "scores": found.scores,
@@ -257,6 +272,7 @@ class Export(Root):
                 Signature("score", score, ("source", "target"), languages),
                 Signature("tokenize", tokenize),
                 Signature("detokenize", detokenize, ("tokens",)),
+                *([Signature("complete", complete, ("text", "prefix"), defaults | languages)] * completions),
             ],
             {"serving_default": {}, "translate": {name: (values | facts)[name] for name in [*options, *languages]}},
             **facts,

@@ -116,7 +116,7 @@ FORMATS = {
             frozenset(
                 {
                     *("parser", "ensemble", "several languages", "facts", "scores", "check"),
-                    *("n_best", "max_length", "max_beam_size"),
+                    *("n_best", "max_length", "max_beam_size", "completions"),
                 }
             ),
             _save_savedmodel,
