@@ -306,6 +306,15 @@ def test_hostile_texts_are_documents():
             engine.document(text, name)
 
 
+@pytest.mark.parametrize("format", ["text", "html", "xml"])
+def test_no_document_takes_for_ever(format):
+    """Of what a stranger may send: thousands of tags in each other, unclosed or crossed, and long words."""
+    parts = [("<p>", "</q>"), ("<b>", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
+    parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
+    for before, after in parts:
+        assert Words(most=99).document(before * 2_000 + after * 2_000, format)
+
+
 @pytest.mark.program
 def test_translators_and_savedmodels_align_alike(translator, request):
     import tf_transformer as tt

@@ -17,9 +17,9 @@ Span = tuple[int, int]  # of a text's characters, the second one not included
 # What comes out as it went in, once each: addresses, and the places of values in the messages of programs.
 PLACEHOLDER = re.compile(
     r"""https?://[^\s<>"']*[^\s<>"'.,;:!?()\[\]{}]
-    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+    | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+
     | \$?\{\{?[^{}\s]*\}?\}
-    | %(?:\(\w+\)|\d+\$)?[-+\#0]*\d*(?:\.\d+)?[sdifgxu@](?!\w)""",
+    | %(?:\(\w+\)|\d+\$)?[-+\#0]{0,4}\d{0,4}(?:\.\d{1,4})?[sdifgxu@](?!\w)""",
     re.VERBOSE,
 )
 # Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
@@ -137,14 +137,35 @@ class Marked:
                 if first < end:
                     spans.append((first, end))
             start += len(line)
-        whole = [(mark.start, mark.end) for mark in self.marks if mark.end > mark.start]
-        return list(_unbroken(spans, whole))
+        return list(self._unbroken(spans))
+
+    def _unbroken(self, spans: Sequence[Span]) -> Iterator[Span]:
+        """Spans, of which those that part what a mark stands for are one."""
+        joined: Span | None = None
+        for start, end in spans:
+            if joined and self._kept_around(joined[1]) > joined[1]:
+                joined = joined[0], end
+            else:
+                if joined:
+                    yield joined
+                joined = start, end
+        if joined:
+            yield joined
+
+    def _kept_around(self, place: int) -> int:
+        """The end of the characters that a mark stands for, if the place is among them; else the place."""
+        after = bisect.bisect_left(self._kept, (place, 0))
+        return max(place, self._kept[after - 1][1]) if after else place
+
+    @functools.cached_property
+    def _kept(self) -> list[Span]:
+        return [(mark.start, mark.end) for mark in self.marks if mark.end > mark.start]
 
     @checked
     def cut(self, parts: Count) -> list[Span]:
         """The places of parts of about equal length, cut where the text has a semicolon, a comma or a space, if it
         has."""
-        places, step, kept = [0], len(self.text) / parts, [(m.start, m.end) for m in self.marks if m.end > m.start]
+        places, step = [0], len(self.text) / parts
         for i in range(1, parts):
             goal, low = round(i * step), places[-1] + 1
             window = max(low, round((i - 0.4) * step)), round((i + 0.4) * step)
@@ -152,7 +173,7 @@ class Marked:
             best = next((min(found, key=lambda place: abs(place - goal)) for found in ends if found), max(goal, low))
             while best < len(self.text) and _joins(self.text[best]):
                 best += 1
-            best = next((end for start, end in kept if start < best < end), best)
+            best = self._kept_around(best)
             if places[-1] < best < len(self.text):
                 places.append(best)
         spans = []
@@ -164,12 +185,11 @@ class Marked:
 
     def with_placeholders(self) -> "Marked":
         """With marks for addresses and for the places of values."""
-        taken = [(mark.start, mark.end) for mark in self.marks]
-        more = [
-            Mark(*match.span(), self.write(match[0]))
-            for match in PLACEHOLDER.finditer(self.text)
-            if not any(start < match.end() and match.start() < end for start, end in taken)
-        ]
+        more = list[Mark]()
+        for match in PLACEHOLDER.finditer(self.text):
+            before = bisect.bisect_left(self.marks, match.end(), key=lambda mark: mark.start)
+            if not before or max(self.marks[before - 1][:2]) <= match.start():  # none inside
+                more.append(Mark(*match.span(), self.write(match[0])))
         marks = sorted([*self.marks, *more], key=lambda mark: (mark.start, mark.end > mark.start))
         return Marked(self.text, marks, self.write, self.newline)
 
@@ -184,20 +204,6 @@ class Marked:
             marks.append(mark._replace(start=len(text), end=len(text), kind=kind))
             last = mark.end
         return Marked(text + self.text[last:], marks, self.write, self.newline)
-
-
-def _unbroken(spans: Sequence[Span], whole: Sequence[Span]) -> Iterator[Span]:
-    """Spans, of which those that part something whole are one."""
-    joined: Span | None = None
-    for start, end in spans:
-        if joined and any(first < joined[1] and start < last for first, last in whole):
-            joined = joined[0], end
-        else:
-            if joined:
-                yield joined
-            joined = start, end
-    if joined:
-        yield joined
 
 
 def _joins(character: str) -> bool:

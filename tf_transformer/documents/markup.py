@@ -1,5 +1,6 @@
 """HTML and XML as parts to translate, and what is between them."""
 
+import collections
 import html
 import itertools
 import re
@@ -17,6 +18,7 @@ INLINE = set(
         " rp rt ruby s samp small span strike strong sub sup svg time tt u var wbr",
     )
 )
+DEEPEST = 99  # elements in each other, within a sentence
 SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "textarea", "var"}  # stay as they are
 
 
@@ -93,14 +95,18 @@ def _pieces(document: str, is_xml: bool) -> list[Piece]:
 
 def _pairs(pieces: list[Piece]) -> dict[int, int]:
     """The places of start tags and those of their end tags."""
-    pairs, opened = dict[int, int](), list[int]()
+    pairs, opened, count = dict[int, int](), list[int](), collections.Counter[str]()
     for place, piece in enumerate(pieces):
         if piece.kind == "open":
             opened.append(place)
-        elif piece.kind == "close" and any(pieces[each].name == piece.name for each in opened):
-            while pieces[opened[-1]].name != piece.name:
-                opened.pop()
-            pairs[opened.pop()] = place
+            count[piece.name] += 1
+        elif piece.kind == "close" and count[piece.name]:
+            while True:
+                last = opened.pop()
+                count[pieces[last].name] -= 1
+                if pieces[last].name == piece.name:
+                    break
+            pairs[last] = place
     return pairs
 
 
@@ -113,22 +119,30 @@ def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
     """
     pieces = _pieces(document, is_xml)
     pairs = _pairs(pieces)
-    inline = _inline_xml(document, pieces, pairs) if is_xml else _inline_html(pieces, pairs)
+    if is_xml:
+        inline = _beside_text(document, pieces, pairs)
+    else:
+        inline = {place for place, piece in enumerate(pieces) if piece.kind != "text" and piece.name in INLINE}
+    inline = _within_sentences(inline, pieces, pairs)
     return list(_Reader(document, pieces, pairs, inline, is_xml).parts())
 
 
-def _inline_html(pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
-    """The places of what is within a sentence: elements of `INLINE` without another kind in them."""
-    others = [0, *itertools.accumulate(piece.kind != "text" and piece.name not in INLINE for piece in pieces)]
-    inline = {place for place, piece in enumerate(pieces) if piece.kind != "text" and piece.name in INLINE}
+def _within_sentences(inline: set[int], pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
+    """The places of what is within a sentence: of those that may be, no element that has another kind in it, and none
+    that is in too many others."""
+    ends, depth, others = set(pairs.values()), 0, [0]
+    for place, piece in enumerate(pieces):
+        depth -= place in ends
+        others.append(others[-1] + (piece.kind != "text" and (place not in inline or depth >= DEEPEST)))
+        depth += place in pairs
     for first, last in pairs.items():
-        if first in inline and others[first] < others[last] and not pieces[first].silent:
+        if others[first] < others[last + 1] and not pieces[first].silent:
             inline -= {first, last}
     return inline
 
 
-def _inline_xml(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
-    """As `_inline_html`: elements with text beside them, and what is in those."""
+def _beside_text(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
+    """The places of XML's elements that have text beside them, and of what is in those."""
     inline, mixed, parents = set[int](), set[int](), [-1]
     children: dict[int, list[int]] = {-1: []}
     ends = set(pairs.values())
@@ -145,8 +159,9 @@ def _inline_xml(document: str, pieces: list[Piece], pairs: Mapping[int, int]) ->
     queue = [child for parent in mixed for child in children[parent]]
     while queue:
         place = queue.pop()
-        inline |= {place, pairs.get(place, place)}
-        queue += children.get(place, [])
+        if place not in inline:
+            inline |= {place, pairs.get(place, place)}
+            queue += children.get(place, [])
     return inline
 
 
@@ -176,7 +191,7 @@ class _Reader:
                 self._begin(self._pieces[last].end)
             elif last > place:
                 inner = self._document[piece.end : self._pieces[last].start]
-                self._keep(html.unescape(re.sub("<[^>]*>", "", inner)), raw)
+                self._keep(html.unescape(re.sub("<[^<>]*>", "", inner)), raw)
             elif place in self._pairs or place in self._closing:
                 element = self._closing.get(place, place) + 1
                 self._marks.append(Mark(len(self._text), len(self._text), raw, piece.kind, element))
