@@ -128,10 +128,6 @@ CANNOT_BE_SAVED = {
     ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "onnx"): "translator: expected a TextModel, got Parser(",
-    ("m2m100", "onnx"): "expected a model of one pair of languages for ONNX, got one of 100",
-    ("m2m100_nllb", "onnx"): "expected a model of one pair of languages for ONNX, got one of 202",
-    ("m2m100", "litert"): "expected a model of one pair of languages for LiteRT, got one of 100",
-    ("m2m100_nllb", "litert"): "expected a model of one pair of languages for LiteRT, got one of 202",
 }
 
 

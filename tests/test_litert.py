@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
+from checkpoints import M2M100
 from conftest import TEXTS, random_model
 from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
 from programs import ROOT, without_the_package
@@ -26,6 +27,7 @@ from tf_transformer.engines import litert_client
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.exports import litert
+from tf_transformer.families.m2m100.files import M2M100Checkpoint
 from tf_transformer.families.marian.family import checkpoint_in
 from tf_transformer.families.marian.tokenizer import MarianTokenizer
 
@@ -132,6 +134,15 @@ def test_the_client_spells_as_marian_s_tokenizer(vocabularies, tmp_path):
     check_spelling(litert_client._Pieces(tmp_path), tokenizer, [*TEXTS, *CODES])
 
 
+def test_the_client_spells_as_m2m100_s_tokenizer(tmp_path):
+    """But for the language that its sources begin with."""
+    tokenizer = M2M100Checkpoint(M2M100).tokenizer().for_languages("en", "de")
+    for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+        (tmp_path / name).write_bytes(content)
+    texts = [*TEXTS, *CODES, "__de__ <mask>"]
+    check_spelling(litert_client._Pieces(tmp_path), tokenizer, texts)
+
+
 def test_the_client_spells_bytes_of_the_target_s_model_alone(tmp_path):
     """The source's model knows no bytes."""
     made = {"source.spm": (MARIAN / "source.spm").read_bytes()}
@@ -154,7 +165,7 @@ def test_the_client_spells_bytes_of_the_target_s_model_alone(tmp_path):
 def check_spelling(client, tokenizer, texts):
     texts = [text.encode() if isinstance(text, str) else text for text in [*texts, *hostile_texts(30)]]
     expected = tokenizer.tokenize(tf.constant(texts)).to_list()
-    assert [client.encode(litert_client._text(text)) for text in texts] == expected
+    assert [client.encode(litert_client._text(text)) for text in texts] == [ids[tokenizer.codes :] for ids in expected]
     outputs = np.random.default_rng(3).integers(0, tokenizer.vocab_size, (97, 7)).tolist()
     assert [client.decode(ids) for ids in outputs] == [
         text.decode() for text in tokenizer.detokenize(tf.constant(outputs)).numpy()

@@ -1,16 +1,21 @@
 """The exports of a model of several languages, against what `transformers` answers with the checkpoint."""
 
+import io
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from checkpoints import M2M100 as TRAINED
 from programs import fails
 from served import Served
 
 import tf_transformer as tt
 from tf_transformer.conformance.check import check
+from tf_transformer.engines import litert_client
+from tf_transformer.engines.litert_client import opened
 from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")
@@ -129,8 +134,75 @@ def test_a_rest_client_learns_the_languages(saved, monkeypatch):
     assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
 
 
-def test_litert_refuses_several_languages_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tt.Translator, "from_pretrained", None)
-    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", "litert"]
-    line = "error: a folder for LiteRT: expected none of several languages, which it cannot hold"
-    assert fails(export, argv, capsys) == line and not list(tmp_path.iterdir())
+FORMATS = ("litert", "onnx")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def alone(request, translator, tmp_path_factory):
+    """The folder of an export that translates one text after the other; from German to English by default."""
+    pytest.importorskip({"litert": "ai_edge_litert", "onnx": "tf2onnx"}[request.param])
+    path = tmp_path_factory.mktemp(request.param) / "many" / "1"
+    facts = {"source_language": "de", "target_language": "en"}
+    translator.replace(max_source_length=31).save(path, format=request.param, max_length=64, **facts)
+    return path
+
+
+@pytest.mark.program
+def test_the_client_alone_chooses_languages(alone, tmp_path, capsys, monkeypatch):
+    forth, back = ANSWERS.values()
+    client, languages = opened(alone), {"source_language": "en", "target_language": "de"}
+    assert client(back["sentences"]) == back["beam"]
+    best = [client.n_best(text, 2, **languages)[0] for text in forth["sentences"]]
+    assert [one.text for one in best] == forth["beam"]
+    np.testing.assert_allclose([one.log_prob for one in best], forth["log_probs"], atol=1e-4)
+    assert client.options.keys() == {"length_penalty", "max_length", "source_language", "target_language"}
+    for code in ("xx", None, ["de"], 7):
+        with pytest.raises(ValueError, match="^source_language: expected one of 100 languages, such as af, .*; got "):
+            client("A", source_language=code)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(forth["sentences"][0].encode())))
+    chosen = [text for pair in languages.items() for text in ("--option", "=".join(pair))]
+    litert_client.main([str(alone), *chosen])
+    assert capsys.readouterr().out == f"{forth['beam'][0]}\n"
+
+
+@pytest.mark.program
+def test_an_engine_chooses_languages(alone, translator):
+    """By default the export's, those of the engine's own, or those of a call."""
+    forth, back = ANSWERS.values()
+    engine, languages = tt.load(alone), {"source_language": "en", "target_language": "de"}
+    assert list(engine.languages) == list(translator.tokenizer.languages)
+    assert engine(back["sentences"][:3]) == back["beam"][:3]
+    assert engine(forth["sentences"][:3], **languages) == forth["beam"][:3]
+    assert tt.load(alone, **languages)(forth["sentences"][:3]) == forth["beam"][:3]
+    texts = ["Two doors.", "", "door " * 31]
+    found, expected = (each.replies(texts, **languages) for each in (engine, translator.replace(max_source_length=31)))
+    assert [(one.length, one.truncated) for one in found] == [(one.length, one.truncated) for one in expected]
+    with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
+        engine("A", target_language="xx")
+
+
+@pytest.mark.program
+def test_the_playground_takes_the_languages_of_such_an_export(alone):
+    pytest.importorskip("flask")
+    from savedmodels.playground.model import ServedModel
+
+    forth, back = ANSWERS.values()
+    model, texts = ServedModel(alone), [*forth["sentences"][:2], *back["sentences"][:2], "a"]
+    codes = {"source_language": ["en", "en", "de", "de", "en"], "target_language": ["de", "de", "en", "en", "\udcff"]}
+    codes = {name: [code.encode(errors="surrogateescape") for code in row] for name, row in codes.items()}
+    found = model.predict("translate", {name: tf.constant(row) for name, row in {"text": texts, **codes}.items()})
+    assert [text.decode() for text in found["translations"][:, 0]] == [*forth["beam"][:2], *back["beam"][:2], ""]
+    assert found["truncated"].tolist() == [False] * 4 + [True] and found["source_length"][4] == 0
+    assert model.predict("serving_default", {"text": tf.constant(texts[2:4])})["translation"].tolist() == [
+        text.encode() for text in back["beam"][:2]
+    ]
+    keys = tf.constant(["source_language", "target_language", "languages"])
+    info = model.predict("model_info", {"key": keys})["value"]
+    assert info[:2].tolist() == [b"de", b"en"] and info[2].startswith(b"af, am, ar, ")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_without_a_target_s_language_is_one_line(format, tmp_path, capsys):
+    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", format, "--no-check"]
+    line = "error: target_language: expected one of 100 languages, such as af, am, ar, ast, az; got none"
+    assert fails(export, argv, capsys) == line and not list((tmp_path / "many").glob("[0-9]*"))

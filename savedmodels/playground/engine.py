@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from tf_transformer.engines.engine import UNUSED, Reply
+from tf_transformer.engines.engine import UNUSED, Answer, Reply
 from tf_transformer.loading import load
+from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
@@ -55,6 +56,9 @@ class EngineExport:
         self._engine = load(folder)
         self._alone = threading.Lock()
         self._facts = {**self._engine.facts, "name": folder.parent.name, "version": folder.name}
+        languages = LANGUAGES if self._engine.languages else ()
+        if languages:
+            self._facts["languages"] = ", ".join(self._engine.languages)
         self._beams = self._engine.options["beam_size"]
         kinds = {name: SEARCH_OPTIONS[name] for name in self._engine.changeable}
         options = {name: NUMBER if option.dtype == "float32" else COUNT for name, option in kinds.items()}
@@ -64,13 +68,15 @@ class EngineExport:
         every = {**best, "source_length": COUNT, "truncated": FLAG}
         self._functions = {
             "serving_default": Function(self._default, {"text": TEXT}, one),
-            "translate": Function(self._translate, {"text": TEXT, **options}, every),
+            "translate": Function(self._translate, {"text": TEXT, **options, **dict.fromkeys(languages, TEXT)}, every),
             "model_info": Function(self._info, {"key": TEXT}, {"value": TEXT}),
         }
         self.signatures = {name: function.described() for name, function in self._functions.items()}
         for name in options:
             default = tf.make_tensor_proto([self._engine.options[name]], options[name].dtype)
             self.signatures["translate"].defaults[name].CopyFrom(default)
+        for name in languages:
+            self.signatures["translate"].defaults[name].CopyFrom(tf.make_tensor_proto([self._facts[name]]))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         """Run a signature.
@@ -98,7 +104,7 @@ class EngineExport:
         reply = self._reply(text)
         return {"translation": reply.text.encode(), "score": reply.score, "truncated": reply.truncated}
 
-    def _translate(self, text: bytes, **options: float) -> dict[str, Any]:
+    def _translate(self, text: bytes, **options: Any) -> dict[str, Any]:
         reply = self._reply(text, self._beams, **options)
         rows = [(one.text.encode(), *one[1:]) for one in reply.answers]
         rows += [(b"", UNUSED, UNUSED, False, 0)] * (self._beams - len(rows))
@@ -106,10 +112,14 @@ class EngineExport:
         best = dict(zip(names, zip(*rows, strict=True), strict=True))
         return {**best, "source_length": reply.length, "truncated": reply.truncated}
 
-    def _reply(self, text: bytes, n: int | None = None, **options: float) -> Reply:
-        """Options out of range are clipped, and NaN means the default, as in a SavedModel."""
+    def _reply(self, text: bytes, n: int | None = None, **options: Any) -> Reply:
+        """Options out of range are clipped, NaN means the default, and nothing is read in an unknown language, as in a
+        SavedModel."""
+        languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
+        if not set(languages.values()) <= set(self._engine.languages):
+            return Reply(text, (Answer("", 0.0, 0.0, False, 0),), 0, True)
         with self._alone:
-            (reply,) = self._engine.replies([text], n, **self._engine.clipped(options))
+            (reply,) = self._engine.replies([text], n, **self._engine.clipped(options), **languages)
         return reply
 
     def _info(self, key: bytes) -> dict[str, Any]:

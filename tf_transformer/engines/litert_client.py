@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-NO_OPTIONS = ("source", "n_best")  # inputs of the file
+NO_OPTIONS = ("source", "n_best", "target_language")  # inputs of the file
+LANGUAGES = ("source_language", "target_language")  # options of a model of several
 LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # in model.json, all of them numbers
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
@@ -75,21 +76,23 @@ class _Translator(abc.ABC):
         self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
         with _reading(path, self.KIND):
             dtypes = self._signatures[-1].dtypes
-            self.options = {name: self.facts[name] for name in dtypes if name not in NO_OPTIONS}
+            self._languages = {str(code): int(id) for code, id in dict(self.facts.get("languages", {})).items()}
+            names = [*(name for name in dtypes if name not in NO_OPTIONS), *(LANGUAGES if self._languages else ())]
+            self.options = {name: self.facts[name] for name in names}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
-            self._signatures[0]([self._end], self.options | {"n_best": 1})
+            self._search("", 1, {})
 
     @abc.abstractmethod
     def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Graph"]:
         """The functions of a file."""
 
     @overload  # a string is an iterable of strings, too
-    def __call__(self, texts: str | bytes, **options: float) -> str: ...  # type: ignore[overload-overlap]
+    def __call__(self, texts: str | bytes, **options: Any) -> str: ...
 
     @overload
-    def __call__(self, texts: Iterable[str | bytes], **options: float) -> list[str]: ...
+    def __call__(self, texts: Iterable[str | bytes], **options: Any) -> list[str]: ...
 
-    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: float) -> str | list[str]:
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> str | list[str]:
         """The best translation of each text. One text gives a string, an iterable a list.
 
         Args:
@@ -100,11 +103,12 @@ class _Translator(abc.ABC):
             return self.n_best(texts, 1, **options)[0].text
         return [self.n_best(text, 1, **options)[0].text for text in texts]
 
-    def n_best(self, text: str | bytes, n: int, **options: float) -> list[Translation]:
+    def n_best(self, text: str | bytes, n: int, **options: Any) -> list[Translation]:
         """The n best translations of a text, best first; at most beam_size, and at least one.
 
         Raises:
             TypeError: there is no such option, a value is no number, or the text no string.
+            ValueError: the model does not know a language.
         """
         found = self._search(text, n, options)
         used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
@@ -114,13 +118,14 @@ class _Translator(abc.ABC):
             for ids, score, log_prob, finished in zip(_outputs(found)[:used], *columns, strict=True)
         ]
 
-    def ids(self, text: str | bytes, n: int, **options: float) -> list[list[int]]:
+    def ids(self, text: str | bytes, n: int, **options: Any) -> list[list[int]]:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
         return _outputs(self._search(text, n, options))[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
-        """The ids of a text, without its end symbol; more than max_source_length are not read. Of a huge text they are
-        those of its beginning, which are more: what comes after 64 bytes a token would take memory for nothing."""
+        """The ids of a text, without its language and its end symbol; more than max_source_length are not read. Of a
+        huge text they are those of its beginning, which are more: what comes after 64 bytes a token would take memory
+        for nothing."""
         most, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
         if len(text) * 4 > most and len(content := text.encode()) > most:
             plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
@@ -131,7 +136,7 @@ class _Translator(abc.ABC):
         """The text of an output's ids."""
         return self._tokenizer.decode(ids)
 
-    def _search(self, text: str | bytes, n: int, options: dict[str, float]) -> dict[str, np.ndarray]:
+    def _search(self, text: str | bytes, n: int, options: dict[str, Any]) -> dict[str, np.ndarray]:
         """The outputs of the shortest signature that has room."""
         if unknown := options.keys() - self.options.keys():
             names = ", ".join(self.options)
@@ -139,19 +144,29 @@ class _Translator(abc.ABC):
         ids, most = self.source_ids(text), self._signatures[-1].tokens
         if len(ids) > most:
             warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
-        read = [*ids[:most], self._end]
         for name, value in options.items():
-            if not isinstance(value, numbers.Real):
+            if name not in LANGUAGES and not isinstance(value, numbers.Real):
                 raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
         given = {name: value for name, value in options.items() if value == value}  # NaN means the default
         values = self.options | given | {"n_best": max(n, 1)}
-        fitting = [signature for signature in self._signatures if len(read) <= signature.tokens + 1]
+        codes = {name: self._code(name, values.pop(name)) for name in LANGUAGES if self._languages}
+        ids, values = ids[:most], values | codes
+        read = [*(codes[name] for name in LANGUAGES[:1] if codes), *ids, self._end]
+        fitting = [signature for signature in self._signatures if len(ids) <= signature.tokens]
         with self._alone:
             found = fitting[0](read, values)
-            if len(read) > 1 and not found["lengths"][0]:  # the search takes more steps than this signature has
-                limit = min(len(read) - 1 + self._extra_length, values["max_length"])
+            if ids and not found["lengths"][0]:  # the search takes more steps than this signature has
+                limit = min(len(ids) + self._extra_length, values["max_length"])
                 found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
         return found
+
+    def _code(self, name: str, language: Any) -> int:
+        """The id of a language."""
+        if language not in [*self._languages]:
+            some = ", ".join([*self._languages][:5])
+            known = f"expected one of {len(self._languages)} languages, such as {some}"
+            raise ValueError(f"{name}: {known}; got {language!r}"[:200])
+        return self._languages[language]
 
 
 class LiteRTTranslator(_Translator):
@@ -215,14 +230,15 @@ class _Signature:
     """A function of a LiteRT file.
 
     Attributes:
-        tokens: of the longest source, without its end symbol.
+        tokens: of the longest source, without its language and its end symbol.
         steps: symbols of the longest output, its end symbol included; an output that needs more is empty.
         dtypes: of the inputs, by name.
     """
 
     def __init__(self, model: Any, name: str) -> None:
         inputs, outputs = model.get_input_tensor_details(name), model.get_output_tensor_details(name)
-        self.tokens = inputs["source"]["shape"][1] - 1
+        self._width = inputs["source"]["shape"][1]
+        self.tokens = self._width - 1 - ("target_language" in inputs)
         self.steps = outputs["ids"]["shape"][1]
         self.dtypes = {each: np.dtype(details["dtype"]) for each, details in inputs.items()}
         self._inputs = {each: model.create_input_buffer_by_name(name, each) for each in inputs}
@@ -235,13 +251,14 @@ class _Signature:
         self._write([], dict.fromkeys(inputs, 0))  # the first time, the engine looks for accelerators once more
 
     def _write(self, source: list[int], values: Mapping[str, float]) -> None:
-        padded = source + [0] * (self.tokens + 1 - len(source))
+        padded = source + [0] * (self._width - len(source))
         for name, buffer in self._inputs.items():
             dtype = self.dtypes[name]
             buffer.write(np.array(padded if name == "source" else [_within(values[name], dtype)], dtype))
 
     def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
-        """The outputs for a source with its end symbol and the values of the other inputs."""
+        """The outputs for a source with its language, if there are several, and its end symbol, and the values of the
+        other inputs."""
         self._write(source, values)
         self._run()
         return {
@@ -354,13 +371,17 @@ class _SentencePiece:
 
 
 class _Pieces:
-    """The SentencePiece models of both sides, whose pieces have other numbers in vocabulary.json and, for sources, in
-    source_vocabulary.json if there is one."""
+    """The SentencePiece models of both sides, or one for both, whose pieces have other numbers in vocabulary.json and,
+    for sources, in source_vocabulary.json if there is one."""
 
     UNKNOWN = 3  # the first id of a piece; those before are control symbols
 
     def __init__(self, folder: Path) -> None:
-        self._engine, target = (_engine(folder / name) for name in ("source.spm", "target.spm"))
+        one = folder / "sentencepiece.bpe.model"
+        self._has_codes = not one.is_file()  # of languages at the start of a text
+        self._engine, target = (
+            _engine(folder / name if self._has_codes else one) for name in ("source.spm", "target.spm")
+        )
         pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
         own = folder / "source_vocabulary.json"
         sources = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else pieces
@@ -370,7 +391,7 @@ class _Pieces:
 
     def encode(self, text: str) -> list[int]:
         text = text.rstrip()  # whatever white space it is; SentencePiece leaves out spaces alone
-        code = CODE.match(text)
+        code = CODE.match(text) if self._has_codes else None
         pieces = [code[0]] if code else []
         pieces += self._engine.encode(text[code.end() :] if code else text, out_type=str)
         return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
@@ -406,17 +427,17 @@ def _text(text: str | bytes) -> str:
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
 
-def option(text: str) -> tuple[str, float]:
-    """NAME=VALUE as name and number."""
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as name and number, or the code of a language."""
     name, _, value = text.partition("=")
-    return name, json.loads(value)
+    return name, value if name in LANGUAGES else json.loads(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="of an export, e.g. litert/demo/1; of litert/demo the newest")
     parser.add_argument("--n-best", type=int, help="how many translations of each text")
-    what = "an option of the search, such as length_penalty=1; may be repeated (the model's)"
+    what = "an option, such as length_penalty=1 or target_language=de; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine (1)")
     args = parser.parse_args(argv)

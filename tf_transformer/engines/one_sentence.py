@@ -9,6 +9,7 @@ from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
 from tf_transformer.base.values import BadInput, between, checked
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request
+from tf_transformer.text.languages import LANGUAGES
 
 
 class OneSentence(Engine):
@@ -32,9 +33,11 @@ class OneSentence(Engine):
             self._client = self.translator(user_path(path), threads)
         except ValueError as error:
             raise BadInput(str(error)) from error
-        self.changeable = tuple(self._client.options)
+        self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
-        self._own = self.request(None, options).options
+        self.languages = list(self.facts.get("languages", ()))
+        request = self.request(None, options)
+        self._own = {**request.options, **request.languages}
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -46,6 +49,6 @@ class OneSentence(Engine):
             length = len(self._client.source_ids(text))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of long texts: the reply says so
-                best = self._client.n_best(text, request.n or 1, **request.options)
+                best = self._client.n_best(text, request.n or 1, **request.options, **request.languages)
             answers = tuple(Answer(*one) for one in best)
             yield Reply(text, answers, length, length > self.facts["max_source_length"])

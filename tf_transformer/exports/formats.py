@@ -126,7 +126,7 @@ FORMATS = {
             "a folder for LiteRT",
             "litert",
             ("float32", "int8"),
-            frozenset({"ensemble", "facts", "check", "max_length"}),
+            frozenset({"ensemble", "several languages", "facts", "check", "max_length"}),
             _saving(litert),
         ),
         Format(
@@ -134,7 +134,7 @@ FORMATS = {
             "a folder for ONNX",
             "onnx",
             ("float32", "int8"),
-            frozenset({"ensemble", "facts", "check", "max_length"}),
+            frozenset({"ensemble", "several languages", "facts", "check", "max_length"}),
             _saving(onnx),
         ),
         Format(

@@ -49,11 +49,12 @@ def save(
         max_length: the default and the greatest number of symbols in an output, the end symbol included; at most
             max_source_length + extra_length.
         checked: run the checks of `tf_transformer.conformance.check` on the result.
-        facts: further entries of model.json, e.g. source_language, target_language, step, origin, license.
+        facts: further entries of model.json, e.g. source_language, target_language, step, origin, license. Of a model
+            of several languages the first two are the defaults of calls, by default those of the translator.
 
     Raises:
-        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, the model knows
-            several languages, or a check failed; nothing is left behind.
+        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, a language of a
+            model of several is unknown or missing, or a check failed; nothing is left behind.
         FileExistsError: path exists.
     """
     made = translator, path, dtype, max_length, checked, facts

@@ -22,7 +22,8 @@ from tf_transformer.exports.savedmodel import check_export
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
 from tf_transformer.model import check_finite
-from tf_transformer.text.decoding import decoder_of
+from tf_transformer.text.decoding import decoder_after, decoder_of
+from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.logits import RULES
 from tf_transformer.text.primitives import require_tensorflow
 from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search
@@ -70,10 +71,6 @@ def save(
     dtype = dtype or "float32"
     if dtype not in DTYPES:
         raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for {engine}, got {dtype!r}")
-    if languages := translator.tokenizer.languages:
-        raise BadInput(
-            f"translator: expected a model of one pair of languages for {engine}, got one of {len(languages)}"
-        )
     if is_int8(translator.model):
         raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
     if checked:
@@ -82,13 +79,18 @@ def save(
     options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
     of_request(options, dict.fromkeys(options, math.inf))
     check_finite(translator.model.weights)
-    tokenizer = translator.tokenizer
+    tokenizer, languages = translator.tokenizer, dict[str, Any]()
+    if tokenizer.languages:
+        tokenizer = tokenizer.for_languages(*(facts.get(name) for name in LANGUAGES))
+        facts = facts | dict(zip(LANGUAGES, tokenizer.spoken(), strict=True))
+        languages["languages"] = dict(tokenizer.language_ids)
     description = {
         **{
             name: value for name, value in translator.export_options.items() if name != "max_beam_size"
         },  # here the beam size is fixed
         **{name: values.convert(name, value, values.Fact) for name, value in facts.items()},
         **{name: "inf" if value == math.inf else value for name, value in options.items()},  # JSON has no infinity
+        **languages,
         "ids": {"padding": PAD_ID, "start": BOS_ID, "end": EOS_ID, "unknown": UNKNOWN_ID},
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.fingerprint,
@@ -111,36 +113,41 @@ def save(
 def function(
     translator: TextModel, max_length: int, tokens: int | None = None, steps: int | None = None, weights: Tensor = None
 ) -> Any:
-    """The graph of a source's ids, n_best and `INPUTS`, each [1], to the outputs' `Hypotheses`.
+    """The graph of a source's ids, n_best, `INPUTS` and, of a model of several languages, the id of the target's, each
+    [1], to the outputs' `Hypotheses`. The id of the source's language is the first one of its ids.
 
     Args:
         translator: its model computes; its options are the defaults.
         max_length: the greatest number of symbols in an output.
-        tokens: of a source, without its end symbol; `None` leaves the number free.
+        tokens: of a source, without its language and its end symbol; `None` leaves the number free.
         steps: most steps of the search, for which the cache has room from the start; `None` lets the cache grow.
         weights: as in `decoder_of`.
     """
-    model, beams = translator.model, translator.beam_size
+    model, beams, codes = translator.model, translator.beam_size, translator.tokenizer.codes
 
     def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
         options: dict[str, Any] = {}
-        for (name, option), value in zip(INPUTS.items(), values, strict=True):
+        for (name, option), value in zip(INPUTS.items(), values[: len(INPUTS)], strict=True):
             if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
                 value = tf.where(tf.math.is_nan(value), translator.options[name], value)
             options[name] = tf.clip_by_value(value, option.lowest, option.highest)
-        length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without the end symbol
+        length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - (1 + codes)  # without the end symbol
         limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
         memory, mask, _ = model.encode(source)
         fixed = Fixed(beams, steps) if steps else Fixed(beams, tf.reduce_max(limit), grows=True)
+        decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.constant([BOS_ID])
+        for language in values[len(INPUTS) :]:
+            decoder, start = decoder_after(decoder, start), language
         found = beam_search(
-            SearchProblem(decoder_of(model, memory, mask, fixed, weights), tf.constant([BOS_ID]), limit, EOS_ID),
+            SearchProblem(decoder, start, limit, EOS_ID),
             n_best=beams,
             exact_n=n_best[0],
             **{name: translator.options[name] for name in OPTIONS} | options,
         )
         return {name: part[0] for name, part in found._asdict().items()}
 
-    width = None if tokens is None else tokens + 1
+    width = None if tokens is None else codes + tokens + 1
     inputs = [tf.TensorSpec([1, width], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]
     inputs += [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
+    inputs += [tf.TensorSpec([1], tf.int32, LANGUAGES[1])] * codes
     return tf.function(translate, input_signature=inputs, autograph=False)

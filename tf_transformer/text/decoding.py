@@ -75,13 +75,16 @@ def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
     """
 
     def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
-        ancestry = ops.pad(ancestry, ((0, 0), (0, 0), (1, 0)), constant_values=True)
+        rows, beams, _ = ops.shape(ancestry)
+        ancestry = ops.concatenate([ops.ones((rows, beams, 1), "bool"), ancestry], axis=2)
         return decoder.step(ids, position + 1, slot + 1, ancestry, cache)
 
     def keep(cache: Any, slots: Tensor) -> Any:
         last = ops.shape(cache[-1][0].target.key)[2] - 1  # at first there is only slot 0, and no copies but its own
         return decoder.keep(cache, ops.minimum(ops.pad(slots + 1, ((0, 0), (1, 0))), last))
 
-    seen = ops.ones((ops.shape(ids)[0], 1, 1), "bool")
-    _, cache, _ = decoder.step(ids[:, None], 0, 0, seen, decoder.cache)
+    seen, cache = ops.ones((ops.shape(ids)[0], 1, 1), "bool"), decoder.cache
+    if decoder.fixed and decoder.fixed.grows:  # there is no free slot: it appends its own
+        cache = decoder.keep(cache, ops.zeros((ops.shape(ids)[0], 0), "int32"))
+    _, cache, _ = decoder.step(ids[:, None], 0, 0, seen, cache)
     return Decoder(step, cache, keep, decoder.fixed)

@@ -10,7 +10,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -99,6 +99,7 @@ class Tokenizer:
     # of their language. If it does not know both languages of a text, the text has no ids.
 
     languages: Sequence[str] = ()  # that texts may be in; none if the model has one pair
+    language_ids: Mapping[str, int] = {}  # their codes in ids
     codes = 0  # how many ids of a text are those of its language
 
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
@@ -240,7 +241,8 @@ class Tokenizer:
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        """For other engines, {file name: JSON list of pieces by id}; {} if SentencePiece's own ids are used."""
+        """For other engines, {file name: JSON list of pieces by id}, "" for what no text has; {} if SentencePiece's own
+        ids are used."""
         return {}
 
     @property

@@ -3,13 +3,13 @@ pieces, and symbols for languages."""
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
-from tf_transformer.families.pieces import PieceTable, PieceTokenizer, archive_of, texts_of
+from tf_transformer.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, archive_of, texts_of
 from tf_transformer.text.languages import LANGUAGES, check_language
 from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer, text_tensor
 
@@ -67,6 +67,17 @@ class M2M100Tokenizer(PieceTokenizer):
     def languages(self) -> Sequence[str]:  # type: ignore[override]
         return list(self._ids)
 
+    @property
+    def language_ids(self) -> Mapping[str, int]:  # type: ignore[override]
+        return self._ids
+
+    @property
+    def vocabularies(self) -> dict[str, bytes]:
+        pieces = list(self.target.pieces)
+        for id in self._silent:
+            pieces[id] = ""
+        return {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
+
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
         given = dict(zip(LANGUAGES, (source_language, target_language), strict=True))
         given = {name: language for name, language in given.items() if language is not None}
@@ -86,7 +97,7 @@ class M2M100Tokenizer(PieceTokenizer):
         return isinstance(other, M2M100Tokenizer) and self._vocabulary() == other._vocabulary()
 
     def _vocabulary(self) -> tuple[Any, ...]:
-        return self.files, self.vocabularies, self._ids, self._silent
+        return self.files, self.contents[VOCABULARY], self._ids, self._silent
 
     def _known(self, name: str, language: Any) -> Any:
         if isinstance(language, str | None) or not tf.is_tensor(language):
