@@ -54,7 +54,8 @@ def run_command(words, monkeypatch):
         name = f"{'tf_transformer.conformance' if name == 'check' else 'trainers'}.{name}"
     else:
         name, *argv = words[2:] if words[1] == "-m" else words[1:]
-    if name in ("venv", "my_pipeline.py") or name.endswith("..."):  # Python's, the reader's, several of ours
+    known = ("venv", "http.server", "my_pipeline.py")  # Python's, and the reader's
+    if name in known or name.endswith("..."):  # several of ours
         return
     place = Path(name.removesuffix(".py").replace(".", "/"))
     place = (place / "__main__" if (ROOT / place).is_dir() else place).with_suffix(".py")
