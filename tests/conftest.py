@@ -159,7 +159,7 @@ def saved(translator, made_once):
 def lite(translator, made_once):
     """The folder of its LiteRT export."""
     pytest.importorskip("ai_edge_litert")
-    facts = {"source_language": "en", "license": "apache-2.0", "max_length": 97}
+    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
     save = lambda folder: translator.save(folder / "name/1", format="litert", **facts)  # noqa: E731
     return made_once("litert", save) / "name" / "1"
 

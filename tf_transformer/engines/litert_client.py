@@ -53,6 +53,7 @@ class _Translator(abc.ABC):
         KIND: of folder, in a sentence.
         MODEL: the name of the model's file.
         facts, options: as of `LiteRTTranslator`.
+        languages: the ids of those that the model knows, by code; {} if it has one pair.
     """
 
     KIND: str
@@ -76,8 +77,8 @@ class _Translator(abc.ABC):
         self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
         with _reading(path, self.KIND):
             dtypes = self._signatures[-1].dtypes
-            self._languages = {str(code): int(id) for code, id in dict(self.facts.get("languages", {})).items()}
-            names = [*(name for name in dtypes if name not in NO_OPTIONS), *(LANGUAGES if self._languages else ())]
+            self.languages = {str(code): int(id) for code, id in dict(self.facts.get("language_ids", {})).items()}
+            names = [*(name for name in dtypes if name not in NO_OPTIONS), *(LANGUAGES if self.languages else ())]
             self.options = {name: self.facts[name] for name in names}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
             self._search("", 1, {})
@@ -149,7 +150,7 @@ class _Translator(abc.ABC):
                 raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
         given = {name: value for name, value in options.items() if value == value}  # NaN means the default
         values = self.options | given | {"n_best": max(n, 1)}
-        codes = {name: self._code(name, values.pop(name)) for name in LANGUAGES if self._languages}
+        codes = {name: self._code(name, values.pop(name)) for name in LANGUAGES if self.languages}
         ids, values = ids[:most], values | codes
         read = [*(codes[name] for name in LANGUAGES[:1] if codes), *ids, self._end]
         fitting = [signature for signature in self._signatures if len(ids) <= signature.tokens]
@@ -162,11 +163,11 @@ class _Translator(abc.ABC):
 
     def _code(self, name: str, language: Any) -> int:
         """The id of a language."""
-        if language not in [*self._languages]:
-            some = ", ".join([*self._languages][:5])
-            known = f"expected one of {len(self._languages)} languages, such as {some}"
+        if language not in [*self.languages]:
+            some = ", ".join([*self.languages][:5])
+            known = f"expected one of {len(self.languages)} languages, such as {some}"
             raise ValueError(f"{name}: {known}; got {language!r}"[:200])
-        return self._languages[language]
+        return self.languages[language]
 
 
 class LiteRTTranslator(_Translator):

@@ -35,7 +35,7 @@ class OneSentence(Engine):
             raise BadInput(str(error)) from error
         self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
-        self.languages = list(self.facts.get("languages", ()))
+        self.languages = list(self._client.languages)
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
 

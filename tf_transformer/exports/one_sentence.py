@@ -83,7 +83,7 @@ def save(
     if tokenizer.languages:
         tokenizer = tokenizer.for_languages(*(facts.get(name) for name in LANGUAGES))
         facts = facts | dict(zip(LANGUAGES, tokenizer.spoken(), strict=True))
-        languages["languages"] = dict(tokenizer.language_ids)
+        languages["language_ids"] = dict(tokenizer.language_ids)
     description = {
         **{
             name: value for name, value in translator.export_options.items() if name != "max_beam_size"

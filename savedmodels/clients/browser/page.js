@@ -28,12 +28,12 @@ function ready({facts, seconds}) {
   const number = facts.parameters.toLocaleString("en")
   by("facts").textContent = `In this browser: no text leaves it. ${number} parameters, ${facts.dtype}, loaded in ${seconds.toFixed(1)} s.`
   for (let n = 1; n <= facts.beam_size; n++) by("n").append(new Option(n))
-  for (const name of facts.languages ? LANGUAGES : []) {
-    const names = Object.keys(facts.languages).map(code => [named(code), code]).sort(([a], [b]) => a.localeCompare(b))
+  for (const name of facts.language_ids ? LANGUAGES : []) {
+    const names = Object.keys(facts.language_ids).map(code => [named(code), code]).sort(([a], [b]) => a.localeCompare(b))
     for (const [text, code] of names) by(name).append(new Option(text, code, false, code === facts[name]))
     by(name).closest("label").hidden = false
   }
-  if (!facts.languages && facts.source_language && facts.target_language) {
+  if (!facts.language_ids && facts.source_language && facts.target_language) {
     document.title = `${named(facts.source_language)} → ${named(facts.target_language)}`
     document.querySelector("h1").textContent = document.title
     by("best").lang = facts.target_language

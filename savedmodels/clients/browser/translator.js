@@ -98,14 +98,14 @@ export class Translator {
   async translate(text, n = 1, options = {}) {
     const {facts, ort} = this, ids = this.sourceIds(text), read = ids.slice(0, facts.max_source_length)
     const values = {...facts, ...options}, number = (kind, value) => new ort.Tensor(kind, [value], [1])
-    const source = [...(facts.languages ? [this.code("source_language", values)] : []), ...read, facts.ids.end]
+    const source = [...(facts.language_ids ? [this.code("source_language", values)] : []), ...read, facts.ids.end]
     const inputs = {
       source: new ort.Tensor("int32", source, [1, source.length]),
       n_best: number("int32", n),
       length_penalty: number("float32", values.length_penalty),
       max_length: number("int32", values.max_length),
     }
-    if (facts.languages) inputs.target_language = number("int32", this.code("target_language", values))
+    if (facts.language_ids) inputs.target_language = number("int32", this.code("target_language", values))
     const found = await this.session.run(inputs), width = found.ids.dims[1], lengths = [...found.lengths.data]
     const used = Math.max(1, Math.min(n, lengths.filter(length => length > 0).length))
     const answers = lengths.slice(0, used).map((length, k) => {
@@ -123,7 +123,7 @@ export class Translator {
   }
 
   code(name, values) {
-    const id = this.facts.languages[values[name]]
+    const id = this.facts.language_ids[values[name]]
     if (id === undefined) throw new RangeError(`${name}: expected one of the model's languages, got ${values[name]}`)
     return id
   }
