@@ -22,17 +22,10 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
 from tf_transformer.config import BadInput
 from tf_transformer.ensemble import Ensemble
-from tf_transformer.families.registry import FAMILIES
-from tf_transformer.layers import (
-    AddAndNorm,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    MultiHeadAttention,
-    PositionalEmbedding,
-)
+from tf_transformer.exports.parts import attentions, check_parts, norms, only
+from tf_transformer.families.weights import widen
 from tf_transformer.layers.int8 import is_int8
-from tf_transformer.model import Transformer, check_finite
+from tf_transformer.model import check_finite
 from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
@@ -110,7 +103,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     import_extra("ctranslate2", "ctranslate2", "this format")
     from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
 
-    _check_parts(model)
+    check_parts(model)
     if dtype == "bfloat16":
         import ml_dtypes  # a dependency of TensorFlow and Keras
 
@@ -132,14 +125,14 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         query, key, value = layer.query_projection, layer.key_projection, layer.value_projection
         d_k, d_v = query.units // layer.num_heads, value.units // layer.num_heads
 
-        def widened(weight: Tensor) -> Any:
+        def widened(weight: Any) -> Any:
             # One width for all heads: zeros that fill the narrower ones change neither logits nor output.
-            return _widen(weight, layer.num_heads, max(d_k, d_v))
+            return widen(weight, layer.num_heads, max(d_k, d_v))
 
         def together(spec: Any, *denses: keras.layers.Layer) -> None:
             spec.weight = np.concatenate([widened(array(dense.kernel).T) for dense in denses])
             if layer.use_bias:
-                spec.bias = np.concatenate([widened(array(dense.bias)[:, np.newaxis])[:, 0] for dense in denses])
+                spec.bias = np.concatenate([widened(array(dense.bias)) for dense in denses])
 
         if len(spec.linear) == 2:
             together(spec.linear[0], query, key, value)
@@ -163,20 +156,20 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     }
 
     def stack(kind: Any, layers: list[Any], **options: Any) -> Any:
-        activation = _only("activation", [layer.feed_forward.hidden.activation for layer in layers])
+        activation = only("activation", [layer.feed_forward.hidden.activation for layer in layers])
         if activation not in activations:
             expected = ", ".join(known.__name__ for known in activations)
             raise BadInput(f"activation: expected one of {expected}, which CTranslate2 has, got {activation.__name__}")
-        heads = _only("num_heads", [part.num_heads for layer in layers for part in _attentions(layer)])
+        heads = only("num_heads", [part.num_heads for layer in layers for part in attentions(layer)])
         return kind(len(layers), heads, pre_norm=norm_first, activation=activations[activation], **options)
 
     layers = [*model.encoder_layers, *model.decoder_layers]
-    norm_first = _only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
+    norm_first = only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
     encoder = stack(TransformerEncoderSpec, model.encoder_layers)
     heads = model.config.alignment_heads or model.decoder_layers[-1].cross_attention.num_heads  # for its attention
     decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
     spec = TransformerSpec(encoder, decoder)
-    spec.config.layer_norm_epsilon = _only("epsilon", [norm.norm.epsilon for layer in layers for norm in _norms(layer)])
+    spec.config.layer_norm_epsilon = only("epsilon", [norm.norm.epsilon for layer in layers for norm in norms(layer)])
     for layer_spec, layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
         attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm)
         feed_forward(layer_spec.ffn, layer.feed_forward, layer.feed_forward_norm)
@@ -205,53 +198,3 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         side.scale_embeddings = embedding.scale  # by sqrt(d_model)
         side.position_encodings.encodings = positions
     return spec
-
-
-def _attentions(layer: keras.layers.Layer) -> list[Any]:
-    return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
-
-
-def _norms(layer: keras.layers.Layer) -> list[Any]:
-    names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
-    return [getattr(layer, name) for name in names if hasattr(layer, name)]
-
-
-def _check_parts(model: Transformer) -> None:
-    """Check that every part computes what the paper's does, or a family's; options may differ."""
-
-    def check(part: keras.layers.Layer, kind: type, *methods: str) -> None:
-        kinds = (kind, *(family.model for family in FAMILIES))
-        for method in methods:
-            if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
-                raise BadInput(
-                    f"{part.path}: expected a layer that computes what {kind.__name__} does, since CTranslate2 can run "
-                    f"no other, got {type(part).__name__}, whose {method} is its own"
-                )
-
-    check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")
-    check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
-    if getattr(model, "source_embedding", None) is not None:
-        check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
-    for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
-        for layer in layers:
-            check(layer, kind, "call", "attend_to_itself", "attend_to_target")
-            for attention in _attentions(layer):
-                check(attention, MultiHeadAttention, "project", "attend")
-            check(layer.feed_forward, FeedForward, "call")
-            for norm in _norms(layer):
-                check(norm, AddAndNorm, "sublayer_input", "call")
-
-
-def _only(name: str, values: list[Any]) -> Any:
-    """The value that all layers of a stack, or of the model, share."""
-    if len(set(values)) > 1:
-        got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
-        raise BadInput(f"{name}: expected the same value in all layers, since CTranslate2 has one, got {got}")
-    return values[0]
-
-
-def _widen(weight: Tensor, num_heads: int, width: int) -> Any:
-    """Weights [h * d_k, d] as [h * width, d], each head followed by zeros."""
-    heads = weight.reshape(num_heads, -1, weight.shape[-1])
-    lacking = width - heads.shape[1]
-    return np.pad(heads, [(0, 0), (0, lacking), (0, 0)]).reshape(num_heads * width, -1)

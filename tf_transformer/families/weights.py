@@ -1,5 +1,5 @@
 """The weights of a pretrained checkpoint, by the names that `transformers` gives those of BART and its kin: read from a
-file, and assigned to a model's variables."""
+file and assigned to a model's variables, or collected from them."""
 
 import functools
 import re
@@ -142,7 +142,55 @@ def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> 
     return True
 
 
-class Assignment:
+class Layout:
+    """A walk through a model, which says what name `transformers` gives each variable in BART and its kin.
+
+    Each kin of it does something with a variable and its name, in `assign`.
+    """
+
+    def assign(
+        self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    ) -> None:  # pragma: no cover
+        """Take a variable, which becomes the tensor of this name by a change, and the tensor the variable by it."""
+        raise NotImplementedError
+
+    def linear(self, layer: keras.layers.Layer, name: str) -> None:
+        """A dense layer, whose kernel [in, out] PyTorch has as [out, in]."""
+        self.assign(layer.kernel, f"{name}.weight", np.transpose)
+        self.assign(layer.bias, f"{name}.bias")
+
+    def norm(self, layer: keras.layers.Layer, name: str) -> None:
+        """A layer normalization."""
+        self.assign(layer.gamma, f"{name}.weight")
+        self.assign(layer.beta, f"{name}.bias")
+
+    def attention(self, layer: keras.layers.Layer, name: str) -> None:
+        """The four projections of an attention."""
+        self.linear(layer.query_projection, f"{name}.q_proj")
+        self.linear(layer.key_projection, f"{name}.k_proj")
+        self.linear(layer.value_projection, f"{name}.v_proj")
+        self.linear(layer.output_projection, f"{name}.out_proj")
+
+    def stacks(self, model: Transformer) -> None:
+        """The layers of encoder and decoder, and the norms after both, if there are."""
+        sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+        for side, layers in sides.items():
+            for i, layer in enumerate(layers):
+                name = f"model.{side}.layers.{i}"
+                self.attention(layer.self_attention, f"{name}.self_attn")
+                self.norm(layer.self_attention_norm.norm, f"{name}.self_attn_layer_norm")
+                if side == "decoder":
+                    self.attention(layer.cross_attention, f"{name}.encoder_attn")
+                    self.norm(layer.cross_attention_norm.norm, f"{name}.encoder_attn_layer_norm")
+                self.linear(layer.feed_forward.hidden, f"{name}.fc1")
+                self.linear(layer.feed_forward.output_projection, f"{name}.fc2")
+                self.norm(layer.feed_forward_norm.norm, f"{name}.final_layer_norm")
+        if model.config.norm_first:
+            self.norm(model.encoder_norm, "model.encoder.layer_norm")
+            self.norm(model.decoder_norm, "model.decoder.layer_norm")
+
+
+class Assignment(Layout):
     """Tensors on their way into a model's variables, by the names of BART and its kin.
 
     Args:
@@ -162,9 +210,7 @@ class Assignment:
             raise BadInput(f"expected a tensor {name}, found none")
         return self.left.pop(name)()
 
-    def assign(
-        self, variable: keras.Variable, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    ) -> None:
+    def assign(self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
         """Assign a tensor, changed, to a variable.
 
         Raises:
@@ -194,38 +240,6 @@ class Assignment:
         if not _assign_in_place(variable, blocks):
             variable.assign(np.concatenate(list(blocks)))
 
-    def linear(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign a dense layer, whose kernel [in, out] PyTorch has as [out, in]."""
-        self.assign(layer.kernel, f"{name}.weight", np.transpose)
-        self.assign(layer.bias, f"{name}.bias")
-
-    def norm(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign a layer normalization."""
-        self.assign(layer.gamma, f"{name}.weight")
-        self.assign(layer.beta, f"{name}.bias")
-
-    def attention(self, layer: keras.layers.Layer, name: str) -> None:
-        """Assign the four projections of an attention."""
-        self.linear(layer.query_projection, f"{name}.q_proj")
-        self.linear(layer.key_projection, f"{name}.k_proj")
-        self.linear(layer.value_projection, f"{name}.v_proj")
-        self.linear(layer.output_projection, f"{name}.out_proj")
-
-    def stacks(self, model: Transformer) -> None:
-        """Assign the layers of encoder and decoder."""
-        sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-        for side, layers in sides.items():
-            for i, layer in enumerate(layers):
-                name = f"model.{side}.layers.{i}"
-                self.attention(layer.self_attention, f"{name}.self_attn")
-                self.norm(layer.self_attention_norm.norm, f"{name}.self_attn_layer_norm")
-                if side == "decoder":
-                    self.attention(layer.cross_attention, f"{name}.encoder_attn")
-                    self.norm(layer.cross_attention_norm.norm, f"{name}.encoder_attn_layer_norm")
-                self.linear(layer.feed_forward.hidden, f"{name}.fc1")
-                self.linear(layer.feed_forward.output_projection, f"{name}.fc2")
-                self.norm(layer.feed_forward_norm.norm, f"{name}.final_layer_norm")
-
     def check_none_left(self, kind: str) -> None:
         """Check that each tensor has become a variable; sinusoids, with nothing learned, are left.
 
@@ -234,3 +248,46 @@ class Assignment:
         """
         if left := self.left.keys() - SINUSOIDS:
             raise BadInput(f"expected the tensors of {kind}, found also {', '.join(sorted(left)[:3])}")
+
+
+class Collection(Layout):
+    """A model's variables on their way into a file: tensors in float32, by the names of BART and its kin.
+
+    Biases that the model lacks are zeros. Heads that are narrower than d_model / num_heads have zeros beside them, and
+    queries the factor that makes up for the other divisor of the products.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, np.ndarray] = {}
+
+    def assign(self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
+        self.tensors[name] = change(np.asarray(keras.ops.convert_to_numpy(variable), "float32"))
+
+    def linear(self, layer: keras.layers.Layer, name: str) -> None:
+        self.assign(layer.kernel, f"{name}.weight", np.transpose)
+        self.assign(layer.bias if layer.use_bias else np.zeros(layer.units), f"{name}.bias")
+
+    def attention(self, layer: keras.layers.Layer, name: str) -> None:
+        super().attention(layer, name)
+        heads, tensors = layer.num_heads, self.tensors
+        width, rest = divmod(layer.output_projection.units, heads)
+        d_k, d_v = (part.units // heads for part in (layer.query_projection, layer.value_projection))
+        if rest or max(d_k, d_v) > width:
+            raise BadInput(
+                f"{layer.path}: expected heads of at most d_model / num_heads={width} numbers for `transformers`, got "
+                f"num_heads={heads}, d_k={d_k}, d_v={d_v}"
+            )
+        for part in ("q_proj", "k_proj", "v_proj"):
+            for leaf in ("weight", "bias"):
+                tensors[f"{name}.{part}.{leaf}"] = widen(tensors[f"{name}.{part}.{leaf}"], heads, width)
+        tensors[f"{name}.out_proj.weight"] = widen(tensors[f"{name}.out_proj.weight"].T, heads, width).T
+        if d_k < width:
+            for leaf in ("weight", "bias"):
+                tensors[f"{name}.q_proj.{leaf}"] *= (width / d_k) ** 0.5
+
+
+def widen(weight: np.ndarray, num_heads: int, width: int) -> np.ndarray:
+    """Weights [h * d_k, ...] as [h * width, ...]: after each head zeros, which change neither logits nor output."""
+    heads = weight.reshape(num_heads, -1, *weight.shape[1:])
+    lacking = [(0, 0), (0, width - heads.shape[1]), *[(0, 0)] * (weight.ndim - 1)]
+    return np.pad(heads, lacking).reshape(num_heads * width, *weight.shape[1:])

@@ -12,7 +12,6 @@ from tf_transformer.families.m2m100.languages import BY_NAME, NLLB, languages_am
 from tf_transformer.families.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.families.m2m100.tokenizer import IDS, PIECES, M2M100Tokenizer
 from tf_transformer.families.pieces import VOCABULARY
-from tf_transformer.families.weights import Assignment
 from tf_transformer.text.tokenizer import engine_of
 
 CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # with their defaults
@@ -35,11 +34,6 @@ class M2M100Checkpoint(Checkpoint):
         check_kinds(self.settings, {"pad_token_id": int})
         return super().config(first_position=self.settings["pad_token_id"] + 1)
 
-    def assign(self, weights: Assignment, model: Any) -> None:
-        super().assign(weights, model)
-        weights.norm(model.encoder_norm, "model.encoder.layer_norm")
-        weights.norm(model.decoder_norm, "model.decoder.layer_norm")
-
     def vocabulary(self, side: str) -> Vocabulary:
         """The one vocabulary.
 
@@ -57,8 +51,11 @@ class M2M100Checkpoint(Checkpoint):
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
         rows, names = self._rows(file, ids, more, first, size, own=2), ids | more
         by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
-        pieces = [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows]  # fairseq's names
-        pieces[:2] = [unused(name, names) for name in SYMBOLS[:2]]
+        start = self.settings["decoder_start_token_id"]
+        if start not in by_id:  # it does nothing else, and is our start symbol
+            rows = [id for place, id in enumerate(rows) if place < len(SYMBOLS) or id != start]
+        pieces = [unused(name, names) for name in SYMBOLS[:2]]
+        pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]  # fairseq's names
         ours = {id: place for place, id in enumerate(rows)}
         texts = {id for piece, id in ids.items() if piece not in SPECIAL}
         silent = [place for place, id in enumerate(rows) if id not in texts]
