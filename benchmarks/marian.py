@@ -7,7 +7,7 @@ of both in both models: of the two symbols at the first difference of greedy sea
 changed by no more than --tolerance. Anything else is `unexplained`, and so are other ids of a text; the exit status is
 1 if there are any.
 
-With --run, the run that benchmarks.to_marian made the checkpoint of is compared as well.
+With --run, the run that the checkpoint was exported from is compared as well.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main(argv=None) -> list[dict]:
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder")
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU and the target's ids")
-    add("--run", type=Path, metavar="DIR", help="the run's folder, if benchmarks.to_marian made the checkpoint")
+    add("--run", type=Path, metavar="DIR", help="the folder of the run that the checkpoint was exported from")
     add("--beam-size", type=int, default=4, help="(4)")
     add("--longest", type=int, default=200, help="greatest number of symbols of an output in both (200)")
     add("--tolerance", type=float, default=1e-4, help="of log-probabilities (1e-4)")

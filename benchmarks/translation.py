@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import common, to_marian
+from benchmarks import common
 from benchmarks.training import model_of
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def _export(work, dtype, folder, max_length, kind, path) -> None:
     from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
 
     if kind == "marian":
-        return to_marian.write(random_translator(work, dtype, folder), path)
+        return random_translator(work, dtype, folder).save(path, format="transformers")
     if work.marian:
         translator = tt.Translator.from_pretrained(exported(work, "float32", folder, kind="marian"), **search_of(work))
         translator = translator if dtype == "float32" or kind == "litert" else translator.astype(dtype)

@@ -6,6 +6,7 @@ answers. Each cell of the table answers the texts, or refuses in one line.
 
 import contextlib
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from served import Served
 
 import tf_transformer as tt
 from tf_transformer.families.m2m100.languages import M2M100, NLLB
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 from trainers.command import run_program
 
 TRAINED = {family: ROOT / "tests" / family / "trained" for family in ("marian", "m2m100")}
@@ -126,6 +128,13 @@ CANNOT_BE_SAVED = {
     ("transformer_window", "ctranslate2"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
     ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
+    (
+        "transformer_learned",
+        "transformers",
+    ): "positions: expected sinusoidal, as MarianMT's models have it, got learned",
+    ("transformer_window", "transformers"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
+    ("transformer_ensemble", "transformers"): "expected one model, as a checkpoint has it, got an ensemble of 2",
+    ("transformer_parser", "transformers"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "onnx"): "translator: expected a TextModel, got Parser(",
 }
@@ -363,6 +372,22 @@ def ctranslate2(path, texts):
     return answers
 
 
+def transformers(path, texts):
+    """Hugging Face's library; greedy, since its length penalty is another."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from by_transformers import asked
+
+    languages = None
+    if "NllbTokenizer" in (said := (path / "tokenizer_config.json").read_text("utf-8")):
+        languages = ["eng_Latn", "deu_Latn", "deu_Latn"]
+    elif "M2M100Tokenizer" in said:
+        languages = ["en", "de", "__de__"]
+    _, answers, _ = asked(path, texts, 1, SEARCH_OPTIONS["extra_length"].default, languages)
+    wordless = re.compile(r"(>>.*?<<)?\s*")
+    return ["" if wordless.fullmatch(text) else answer for text, answer in zip(texts, answers, strict=True)]
+
+
 class Door(NamedTuple):
     """A way from a folder to answers.
 
@@ -378,19 +403,21 @@ class Door(NamedTuple):
 
 
 OPENED = ("savedmodel", "litert", "onnx")
+LOADED = (*OPENED, "transformers")  # a checkpoint is loaded as any other
 DOORS = {
     "saved_model.load": Door(saved_model_load, ("savedmodel",), ours=False),
     "TFSMLayer": Door(keras_layer, ("savedmodel",), ours=False),
     "C++ loader": Door(cpp_loader, ("savedmodel",), ours=False),
-    "tt.load": Door(load, OPENED),
-    "from_pretrained": Door(from_pretrained, ("savedmodel",)),
-    "Beam": Door(beam, OPENED),
-    "translate": Door(translate, OPENED),
-    "evaluate": Door(evaluate, OPENED),
+    "tt.load": Door(load, LOADED),
+    "from_pretrained": Door(from_pretrained, ("savedmodel", "transformers")),
+    "Beam": Door(beam, LOADED),
+    "translate": Door(translate, LOADED),
+    "evaluate": Door(evaluate, LOADED),
     "check": Door(check, OPENED),
     "serve": Door(serve, OPENED),
     "REST": Door(rest, OPENED),
     "gRPC": Door(grpc, OPENED),
     "client alone": Door(client_alone, ("litert", "onnx")),
     "CTranslate2": Door(ctranslate2, ("ctranslate2",), ours=False),
+    "transformers": Door(transformers, ("transformers",), ours=False),
 }

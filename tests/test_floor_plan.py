@@ -35,6 +35,9 @@ BACKEND_NEUTRAL += [
     "conformance",
     "documents",
     "exports.formats",
+    "exports.hugging_face",
+    "exports.model_card",
+    "exports.parts",
     "exports.versions",
 ]
 BACKEND_NEUTRAL += ["families", "engines", "loading", "text"]

@@ -14,6 +14,7 @@ from programs import ROOT
 import tf_transformer as tt
 from tf_transformer.exports.formats import FORMATS
 from tf_transformer.families.registry import FAMILIES as REGISTERED
+from tf_transformer.text.search_options import SEARCH_OPTIONS
 from trainers.__main__ import PROGRAMS
 
 # Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.
@@ -22,6 +23,7 @@ ROWS = {
     "litert": {("transformer", "int8")},
     "onnx": {("transformer_learned", "float32")},
     "ctranslate2": {("marian", "float32"), ("m2m100_nllb", "float32")},
+    "transformers": {("m2m100_nllb", "float32")},
 }
 
 
@@ -64,6 +66,10 @@ class Row:
         self.model = FAMILIES[family](translator, folder / "checkpoint")
         self.path = folder / "name" / "1"
         self.refused, self._expected = "", None
+        if format in ("ctranslate2", "transformers") and isinstance(self.model, tt.Translator):
+            # Their length penalties are others; and a checkpoint does not say how long an output of a source may be.
+            defaults = ("max_source_length", "extra_length") if format == "transformers" else ()
+            self.model = self.model.replace(beam_size=1, **{name: SEARCH_OPTIONS[name].default for name in defaults})
         try:
             FORMATS[format].save(self.model, self.path, None if dtype == "float32" else dtype)
         except tt.BadInput as error:
@@ -73,10 +79,9 @@ class Row:
         """What the model itself answers, with weights of this dtype if it is exported with these."""
         if self._expected is None:
             (family, format, dtype), model = self.name, self.model
-            if (format, dtype) == ("onnx", "int8"):  # whose inputs of products have one scale for all beams
+            if (format, dtype) == ("onnx", "int8") or (format == "transformers" and dtype != "float32"):
+                # Whose inputs of products have one scale for all beams; whose products are those of 32 bits.
                 model = tt.load(self.path)
-            elif format == "ctranslate2":
-                model = model.replace(beam_size=1)
             elif format == "savedmodel" and dtype != "float32":
                 model = model.astype(dtype)
             self._expected = model(TEXTS[family])

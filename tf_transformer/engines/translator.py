@@ -325,8 +325,8 @@ class Translator(TextModel, Engine):
 
         Args:
             path: must not exist; of a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
-            format: "savedmodel", the serving contract (savedmodels/README.md), "litert", "onnx" or
-                "ctranslate2".
+            format: "savedmodel", the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2" or
+                "transformers".
             options: of the format; those of a SavedModel are the arguments of `export`.
         """
         format_of(format).save(self, path, **options)

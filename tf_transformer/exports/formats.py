@@ -14,9 +14,10 @@ from tf_transformer.base.type_names import Dtype
 from tf_transformer.config import DTYPES, BadInput
 
 if TYPE_CHECKING:
-    from tf_transformer.exports import ctranslate2, litert, onnx, savedmodel
+    from tf_transformer.exports import ctranslate2, hugging_face, litert, onnx, savedmodel
 else:
     ctranslate2 = lazily("tf_transformer.exports.ctranslate2", "an export to CTranslate2")
+    hugging_face = lazily("tf_transformer.exports.hugging_face", "a checkpoint")
     litert = lazily("tf_transformer.exports.litert", "an export to LiteRT")
     onnx = lazily("tf_transformer.exports.onnx", "an export to ONNX")
     savedmodel = lazily("tf_transformer.exports.savedmodel", "a SavedModel")
@@ -144,6 +145,14 @@ FORMATS = {
             ("float32", "int8", "int16", "float16", "bfloat16"),
             frozenset({"several languages"}),
             _save_ctranslate2,
+        ),
+        Format(
+            "transformers",
+            "a checkpoint for `transformers`",
+            "transformers",
+            ("float32", "bfloat16", "float16"),
+            frozenset({"several languages", "facts", "scores", "check"}),
+            lambda *args, **options: hugging_face.save(*args, **options),
         ),
     )
 }

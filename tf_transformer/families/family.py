@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tf_transformer.config import TransformerConfig
 from tf_transformer.model import Transformer
+from tf_transformer.text.text_model import TextModel
 from tf_transformer.text.tokenizer import Tokenizer
 
 
@@ -17,6 +20,13 @@ class Pretrained(NamedTuple):
     tokenizer: Tokenizer
     options: Mapping[str, Any]  # of a `Translator`, as the checkpoint sets them
     max_length: int | None = None  # the most symbols of an output, the end symbol included
+
+
+class Contents(NamedTuple):
+    """What the files of a checkpoint hold that `transformers` reads."""
+
+    tensors: Mapping[str, np.ndarray]  # float32, by PyTorch's names
+    files: Mapping[str, Any]  # by name: of .json the values, of others the bytes
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Family:
         tokenizer: the class of its tokenizers.
         recognizes: whether a folder holds one of its checkpoints.
         load: reads such a folder; `None` if there are no pretrained models.
+        write: what such a folder holds of a translator of this family, whose parts compute what the family's do.
         owner: on the Hugging Face hub, of models that a name without an owner means.
     """
 
@@ -39,4 +50,5 @@ class Family:
     tokenizer: type[Tokenizer]
     recognizes: Callable[[Path], bool] = field(default=lambda folder: False)
     load: Callable[[Path], Pretrained] | None = None
+    write: Callable[[TextModel], Contents] | None = None
     owner: str = ""

@@ -16,7 +16,7 @@ from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
 from tf_transformer.text.tokenizer import Tokenizer
 
-PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer)
+PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer, write=marian.FAMILY.write)
 # A tokenizer of MarianMT takes any archive, and the paper's any file, so these come last.
 FAMILIES = (m2m100.FAMILY, marian.FAMILY, PAPER)
 
@@ -53,12 +53,16 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
     return made_of(min(fitting, key=lambda config: len(fields[config])), dict(values))
 
 
+def family_of_config(config: TransformerConfig) -> Family:
+    """The family of models with this configuration."""
+    families = {family.config: family for family in FAMILIES}
+    return next(families[parent] for parent in type(config).__mro__ if parent in families)
+
+
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
     """A built model with random weights. `dtype` is a dtype, "int8" included, or a policy of Keras; `None` means the
     current policy."""
-    models = {family.config: family.model for family in FAMILIES}
-    kind = next(models[parent] for parent in type(config).__mro__ if parent in models)
-    model = kind(config, dtype=policy_of(dtype))
+    model = family_of_config(config).model(config, dtype=policy_of(dtype))
     model.build()
     return model
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from tf_transformer.base.type_names import Shape
 from tf_transformer.base.values import Natural
 from tf_transformer.config import BadInput
 from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
@@ -49,6 +50,10 @@ class M2M100Transformer(MarianTransformer):
 
     config: M2M100Config
     config_class = M2M100Config
+
+    def build(self, input_shape: Shape = None) -> None:
+        super().build(input_shape)
+        self.embedding.logits_bias.trainable = False  # of our own symbols alone: the family's logits have none
 
     def embedding_options(self) -> dict[str, Any]:
         return super().embedding_options() | {"positions": "fairseq", "first_position": self.config.first_position}

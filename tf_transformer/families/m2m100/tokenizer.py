@@ -57,7 +57,12 @@ class M2M100Tokenizer(PieceTokenizer):
 
     @functools.cached_property
     def model(self) -> bytes:  # type: ignore[override]  # of a tokenizer that `for_languages` made
-        return archive_of(self.contents | {IDS: {"ids": self._ids, "silent": self._silent, **self._spoken}})
+        return archive_of(self.contents | {IDS: self.said})
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What languages.json says: ids by language, the ids without a text, and the languages of texts or `None`."""
+        return {"ids": self._ids, "silent": self._silent, **self._spoken}
 
     @staticmethod
     def recognizes(model: bytes) -> bool:

@@ -9,6 +9,7 @@ from tf_transformer.families.marian.files import MarianCheckpoint
 from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.families.marian.native import DECODER, NativeCheckpoint
 from tf_transformer.families.marian.tokenizer import SOURCE, MarianTokenizer
+from tf_transformer.families.marian.writing import write
 
 
 def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
@@ -31,5 +32,6 @@ FAMILY = Family(
     MarianTokenizer,
     recognizes=lambda folder: (folder / SOURCE).is_file(),
     load=lambda folder: checkpoint_in(folder).load(),
+    write=write,
     owner="Helsinki-NLP",  # of OPUS-MT's models
 )

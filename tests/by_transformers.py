@@ -1,0 +1,80 @@
+"""What Hugging Face's `transformers` makes of a checkpoint, in a process without this package and TensorFlow.
+
+    python tests/by_transformers.py FOLDER < question.json > answer.json
+
+The question has texts, beams, extra (the most symbols of an output beyond its source's) and, of a model of several
+languages, the names of source and target and the target's symbol.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+
+def asked(folder, texts, beams, extra, languages=None):
+    """The pieces of each text with its end symbol, and the texts and log-probabilities of the best outputs."""
+    question = {"texts": texts, "beams": beams, "extra": extra, "languages": languages}
+    command = [sys.executable, __file__, str(folder)]
+    environment = os.environ | {"TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK": "true"}  # of TensorFlow's protobuf
+    done = subprocess.run(command, input=json.dumps(question).encode(), capture_output=True, env=environment)
+    assert not done.returncode, done.stderr.decode()
+    answer = json.loads(done.stdout)
+    return answer["pieces"], answer["texts"], answer["log_probs"]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    folder, question = Path(sys.argv[1]), json.load(sys.stdin)
+    tokenizer_options, search, codes = {"split_special_tokens": True}, {}, 0
+    if question["languages"]:
+        source, target, symbol = question["languages"]
+        tokenizer_options |= {"src_lang": source, "tgt_lang": target}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **tokenizer_options)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if question["languages"]:
+        search, codes = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(symbol)}, 1
+    names = {}
+    if getattr(tokenizer, "separate_vocabs", False):  # its own function has names of targets alone
+        names = {id: piece for piece, id in tokenizer.encoder.items()}
+    answer = {"pieces": [], "texts": [], "log_probs": []}
+    for text in question["texts"]:
+        batch = tokenizer([text], return_tensors="pt", split_special_tokens=True)
+        ids = batch["input_ids"][0].tolist()
+        answer["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
+        length = batch["input_ids"].shape[1] - 1 - codes + question["extra"]
+        with torch.inference_mode():
+            found = model.generate(
+                **batch,
+                **search,
+                num_beams=question["beams"],
+                do_sample=False,
+                length_penalty=0.0,
+                early_stopping="never" if question["beams"] > 1 else False,
+                max_length=None,
+                max_new_tokens=length + codes,
+                forced_eos_token_id=None,
+                renormalize_logits=True,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        if question["beams"] > 1:
+            log_prob = found.sequences_scores[0].item()
+        else:
+            chosen = zip(found.scores, found.sequences[0, 1:], strict=True)
+            log_prob = sum(scores[0, id].item() for scores, id in chosen)
+        answer["log_probs"].append(log_prob)
+        answer["texts"].append(tokenizer.decode(found.sequences[0], skip_special_tokens=True))
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

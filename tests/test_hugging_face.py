@@ -1,0 +1,274 @@
+"""Checkpoints for `transformers`: those that it wrote are written alike, read again, and it translates by them."""
+
+import importlib.util
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from by_transformers import asked
+from checkpoints import M2M100, MAKERS, MARIAN
+from conftest import array, draw_weights, random_model
+from test_ctranslate2 import Doubling, OtherParts
+
+import tf_transformer as tt
+from tf_transformer.exports import hugging_face
+from tf_transformer.exports.hugging_face import save
+from tf_transformer.families.marian.model import MarianConfig
+from tf_transformer.families.registry import build_model
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+from trainers import export
+
+numpy = pytest.importorskip("safetensors.numpy")
+CHECKPOINTS = {"marian": MARIAN, "m2m100": M2M100}  # that `transformers` wrote
+SIZES = {"dropout": 0.0, "vocab_size": 350}
+LANGUAGES = {"m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
+
+
+def said(folder, name):
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(translator):
+    return translator.tokenizer
+
+
+@pytest.fixture(scope="module")
+def own(tokenizer):
+    return tt.Translator(random_model(350, 3, 2.0, {}), tokenizer, beam_size=3)
+
+
+@pytest.fixture(scope="module")
+def read():
+    return {name: tt.Translator.from_pretrained(folder) for name, folder in CHECKPOINTS.items()}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_checkpoint_is_written_as_it_was(kind, read, tmp_path):
+    """Tensors and vocabulary, and each setting that both say; 16 bits become 32."""
+    save(read[kind], path := tmp_path / "again")
+    found, expected = (numpy.load_file(folder / "model.safetensors") for folder in (path, CHECKPOINTS[kind]))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if name == "final_logits_bias":  # the padding's is ours
+            assert found[name][0, -1] == -30
+            found[name][0, -1] = tensor[0, -1]
+        np.testing.assert_array_equal(found[name], tensor.astype("float32"), name)
+    assert said(path, "vocab.json") == said(CHECKPOINTS[kind], "vocab.json")
+    ours = {"dtype", "max_position_embeddings", "model_max_length", "added_tokens_decoder"}
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        before, after = said(CHECKPOINTS[kind], name), said(path, name)
+        shared = before.keys() & after.keys() - ours
+        assert len(shared) > 3 and {key: after[key] for key in shared} == {key: before[key] for key in shared}
+    before, after = (said(folder, "tokenizer_config.json") for folder in (CHECKPOINTS[kind], path))
+    if kind == "m2m100":
+        assert before["added_tokens_decoder"].items() <= after["added_tokens_decoder"].items()
+
+
+KINDS = [*CHECKPOINTS, *(pytest.param(kind, marks=pytest.mark.program) for kind in ("separate", "release", "nllb"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_read_again(kind, read, tmp_path):
+    """Weights bit for bit, ids and pieces, and what else a translator has."""
+    if kind not in read:
+        MAKERS[kind](tmp_path / "source")
+    before = read.get(kind) or tt.Translator.from_pretrained(tmp_path / "source")
+    before.save(tmp_path / "again", format="transformers", checked=kind not in read, license="mit")
+    after = tt.Translator.from_pretrained(tmp_path / "again")
+    assert after.model.config == before.model.config and after.options == before.options
+    assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
+    for weight, other in zip(after.model.weights, before.model.weights, strict=True):
+        np.testing.assert_array_equal(array(weight), array(other), weight.path)
+    assert after.export_options["license"] == "mit"
+    assert after.export_options["max_length"] == before.export_options.get("max_length", 306)
+
+
+def logits(model, *ids):
+    return array(model(ids))[ids[1] > 0]
+
+
+OTHERS = [pytest.param(kind, marks=pytest.mark.program) for kind in ("narrow heads", "Marian's layers")]
+
+
+@pytest.mark.parametrize("kind", ["the paper's", *OTHERS])
+def test_a_model_with_a_vocabulary_of_ones_own_becomes_marians(kind, own, translator, tmp_path):
+    ours = {"the paper's": own, "narrow heads": translator}.get(kind)
+    if ours is None:
+        sizes = {"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2, "num_decoder_layers": 2}
+        sizes |= {"num_decoder_heads": 7, "decoder_d_ff": 29, "dropout": 0.0, "scale_embedding": False}
+        ours = tt.Translator(build_model(MarianConfig(**sizes, vocab_size=350)), own.tokenizer)
+        draw_weights(ours.model)
+    save(ours, tmp_path / "1", checked=True)
+    read = tt.Translator.from_pretrained(tmp_path / "1")
+    assert read.beam_size == ours.beam_size and type(read.model.config).__name__ == "MarianConfig"
+    sources, targets = ["Two doors.", "The old woman opens the red door. 東"], ["Eine Tür.", "Die alte Frau"]
+    assert read.tokenizer.encode(sources) == ours.tokenizer.encode(sources)
+    source = ours.read(sources, ours.tokenizer)[0]
+    target = np.pad(ours.read(targets, ours.tokenizer)[0], [(0, 0), (1, 0)], constant_values=BOS_ID)[:, :-1]
+    found, expected = (logits(model, source, target) for model in (read.model, ours.model))
+    np.testing.assert_allclose(found[:, EOS_ID:], expected[:, EOS_ID:], atol=1e-3)  # epsilon may be another
+    assert found[:, :EOS_ID].max() < expected[:, EOS_ID:].min()  # padding and start have no share, nor there
+    assert numpy.load_file(tmp_path / "1/model.safetensors")["final_logits_bias"][0, -1] == -30
+
+
+def test_a_start_symbol_that_has_learned(read, tmp_path):
+    """M2M100 starts with the end symbol, whose row learns something else."""
+    translator = read["m2m100"].replace(model=read["m2m100"].model.astype("float32"), target_language="de")
+    embedding = translator.model.embedding
+    assert not embedding.logits_bias.trainable
+    table = array(embedding.embeddings).copy()
+    table[BOS_ID] *= 1.5
+    embedding.embeddings.assign(table)
+    save(translator, tmp_path / "tuned")
+    again = tt.Translator.from_pretrained(tmp_path / "tuned")
+    assert again.tokenizer.shares_vocabulary(translator.tokenizer) and again.tokenizer.vocab_size == len(table)
+    np.testing.assert_array_equal(array(again.model.embedding.embeddings), table)
+    settings, start = said(tmp_path / "tuned", "generation_config.json"), len(table) - 2
+    assert settings["decoder_start_token_id"] == start and settings["suppress_tokens"] == [start]
+    symbols = said(tmp_path / "tuned", "tokenizer_config.json")["added_tokens_decoder"]
+    assert symbols[str(settings["forced_bos_token_id"])]["content"] == "__de__"
+    embedding.logits_bias.assign(embedding.logits_bias + 1)
+    with pytest.raises(
+        tt.BadInput, match="logits_bias: expected zeros, since M2M100's logits have no bias, got others"
+    ):
+        save(translator, tmp_path / "biased")
+
+
+def config(**changes):
+    """Of a small model."""
+    return tt.TransformerConfig(**({"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2} | SIZES | changes))
+
+
+REFUSED = {  # the model
+    "positions: expected sinusoidal, as MarianMT's models have it, got learned": config(positions="learned"),
+    "norm_first: expected False, as MarianMT's models have it, got True": config(norm_first=True),
+    "expected heads of at most d_model / num_heads=7 numbers .* got num_heads=2, d_k=9, d_v=7": config(d_k=9),
+    "expected heads of at most .* got num_heads=4, d_k=3, d_v=3": config(num_heads=4, d_k=3, d_v=3),
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose att": config(attention_window=5),
+    "activation: expected the same value in all layers, .* got gelu and relu and silu": config(d_k=3, d_v=5),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_transformers_has_not_is_one_line(message, tokenizer, tmp_path):
+    model = (OtherParts if "activation" in message else tt.Transformer)(REFUSED[message])
+    with pytest.raises(tt.BadInput, match=message) as error:
+        save(tt.Translator(model, tokenizer), tmp_path / "checkpoint")
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+def test_other_translators_are_refused(own, read, tmp_path, monkeypatch):
+    both = tt.Translator(tt.Ensemble([own.model, own.model]), own.tokenizer)
+    mixed = tt.Translator(tt.Transformer(config(vocab_size=371)), read["m2m100"].tokenizer)
+    for translator, dtype, message in (
+        (both, None, "expected one model, as a checkpoint has it, got an ensemble of 2"),
+        (mixed, None, "languages: expected 0, as MarianMT's models have it, got 100"),
+        (own, "int8", "dtype: expected 'float32', 'bfloat16', 'float16' or None, got 'int8'"),
+    ):
+        with pytest.raises(tt.BadInput, match=message):
+            save(translator, tmp_path / "checkpoint", dtype)
+    monkeypatch.setattr(own.model.encoder_layers[0].feed_forward, "__class__", Doubling)
+    with pytest.raises(tt.BadInput, match="feed_forward: expected .* what FeedForward does, .* got Doubling"):
+        save(own, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.program
+def test_a_check_compares_ids_and_logits(own, tokenizer, tmp_path, monkeypatch):
+    """Of a checkpoint that is another model, and of a tag that `transformers` takes for a code of a language."""
+    tagged = tt.Tokenizer.learn_from(["a red door", "two doors"] * 60, 270, symbols=[">>de<<"])
+    other = tt.Translator(tt.Transformer(config(vocab_size=270)), tagged)
+    with pytest.raises(tt.BadInput, match="'>>de<<.*: expected the ids .*, got a checkpoint that gives"):
+        save(other, tmp_path / "tagged", checked=True)
+    monkeypatch.setattr(hugging_face, "_as", lambda tensor, dtype: tensor * 1.1)
+    with pytest.raises(tt.BadInput, match="logits: expected those of the model, got a checkpoint whose logits differ"):
+        save(own, tmp_path / "scaled", checked=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits(dtype, own, tmp_path):
+    """As asked for, or as the model has them."""
+    save(own, tmp_path / "asked", dtype, checked=True)
+    save(own.astype(dtype), tmp_path / "own")
+    found, same = (numpy.load_file(tmp_path / name / "model.safetensors") for name in ("asked", "own"))
+    for name, tensor in found.items():
+        assert tensor.dtype.name == dtype == said(tmp_path / "asked", "config.json")["dtype"]
+        np.testing.assert_array_equal(tensor, same[name], name)
+
+
+def test_the_card_says_what_is_known(own, read, tmp_path):
+    facts = {"license": "mit", "origin": "somebody/small", "source_language": "en", "target_language": "de"}
+    save(own.replace(export_options=facts), tmp_path / "name/7", step=29, bleu=39.2, bleu_signature="nrefs:1|tok:13a")
+    text = (tmp_path / "name/7/README.md").read_text(encoding="utf-8")
+    head, body = text.removeprefix("---\n").split("---\n", 1)
+    assert 'language: ["de", "en"]\nlicense: "mit"\nbase_model: "somebody/small"\n' in head
+    assert "# name\n" in body and "translates from en to de: 2 + 2 layers, d_model=14, vocab_size=350." in body
+    for row in (
+        "| origin | somebody/small |",
+        "| step | 29 |",
+        "| bleu | 39.2 |",
+        r"| bleu_signature | nrefs:1\|tok:13a |",
+    ):
+        assert row in body
+    again = tt.Translator.from_pretrained(tmp_path / "name/7").export_options
+    assert {**again, "origin": ""} == {**facts, "origin": "", "languages": "de, en", "max_length": 306}
+    save(read["m2m100"], tmp_path / "many", source_language="de", target_language="en")
+    text = (tmp_path / "many/README.md").read_text(encoding="utf-8")
+    assert "between 100 languages" in text and 'src_lang="de")' in text and 'convert_tokens_to_ids("__en__")' in text
+    assert tt.Translator.from_pretrained(tmp_path / "many").tokenizer.spoken() == ("de", "en")
+
+
+@pytest.mark.program
+def test_the_program(tmp_path, capsys):
+    argv = ["--pretrained", f"{M2M100}/", "--base", str(tmp_path), "--format", "transformers", "--dtype", "float16"]
+    export.main([*argv, "--languages", "en", "de"])
+    assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
+    assert tt.load(tmp_path / "trained/1").tokenizer.spoken() == ("en", "de")
+
+
+needs_transformers = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
+    reason="transformers and torch are not installed",
+)
+
+
+@pytest.mark.slow
+@needs_transformers
+@pytest.mark.parametrize("kind", ["own", "narrow", "marian", "separate", "m2m100", "nllb", "tuned"])
+def test_transformers_translates_alike(kind, own, translator, tmp_path):
+    """200 sentences, greedily and with beams: ids, texts and log-probabilities, where both search to the end."""
+    ours, name = {"own": own, "narrow": translator}.get(kind), {"tuned": "m2m100"}.get(kind, kind)
+    if ours is None:
+        MAKERS[name](tmp_path / "source")
+        spoken = dict(zip(("source_language", "target_language"), LANGUAGES.get(name, ()), strict=False))
+        ours = tt.Translator.from_pretrained(tmp_path / "source", **spoken)
+    if kind == "tuned":
+        table = array(ours.model.embedding.embeddings).copy()
+        table[BOS_ID] *= 1.5
+        ours.model.embedding.embeddings.assign(table)
+    ours = ours.replace(length_penalty=0.0, patience=math.inf, extra_length=23, max_source_length=99)
+    save(ours, tmp_path / "again", checked=True)
+    if kind in ("own", "narrow"):  # with Marian's epsilon, and no share for padding and start
+        ours = tt.Translator.from_pretrained(tmp_path / "again", **ours.options)
+    pairs = tt.toy_corpus.corpus(train=0, dev=100, test=100)
+    texts, languages = [source for part in ("dev", "test") for source, _ in pairs[part]], None
+    if name in LANGUAGES:
+        languages = [*LANGUAGES[name], *ours.tokenizer.tokens(ours.tokenizer.start_ids()[1:])]
+    pieces = [ours.tokenizer.source_tokens([*row, EOS_ID]) for row in ours.tokenizer.encode(texts)]
+    for beams in (1, 4):
+        found, outputs, log_probs = asked(tmp_path / "again", texts, beams, 23, languages)
+        assert found == pieces
+        expected = [best for (best,) in ours.replace(beam_size=beams).n_best(texts)]
+        np.testing.assert_allclose(log_probs, [best.log_prob for best in expected], atol=2e-3)
+        agree = [plain(best.text) == plain(output) for best, output in zip(expected, outputs, strict=True)]
+        assert np.mean(agree) > 0.99 and len({*outputs}) > 100  # a tie may be decided otherwise
+
+
+def plain(text):
+    """Without what stands for bytes that are no text: one for each byte there, here one for several."""
+    return re.sub("\ufffd+", "", text)
