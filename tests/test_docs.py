@@ -148,12 +148,13 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "tutorials/serve": {},
     "guides/search": {},
     "guides/ctranslate2": {},
+    "guides/transformers": {},
     "guides/litert": {"max_source_length=64": "max_source_length=16"},
     "guides/onnx": {},
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
-ALONE += ["guides/other-backends", "guides/back-translation"]
+ALONE += ["guides/other-backends", "guides/back-translation", "guides/coming-from"]
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
@@ -245,6 +246,13 @@ def test_the_page_of_fine_tuning(folder):
     assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
     sentences = ["The women do not sing.", "He is tired."]
     assert names["adapted"](sentences) == names["start"](sentences)
+
+
+@pytest.mark.slow
+def test_the_page_for_those_who_come_from_elsewhere(folder):
+    quicker = {'start.save("savedmodels/tuned/1")': "start.export()"}  # as the README's
+    names = pages.run_blocks("docs/guides/coming-from.md", quicker)
+    assert tt.load("tuned")(["He is tired."]) == names["start"](["He is tired."])
 
 
 @pytest.mark.slow
