@@ -17,7 +17,7 @@ PROGRAMS = {
     "translate": "translate or parse a text, or many files, with an export, a run or a checkpoint",
     "serve": "answer LibreTranslate's API, which many apps know, with any of these",
     "attention": "draw a model's attention weights",
-    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, ONNX or CTranslate2",
+    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, ONNX, CTranslate2 or transformers",
     "check": "check that a SavedModel can be served, or that a LiteRT or an ONNX export answers",
 }
 
