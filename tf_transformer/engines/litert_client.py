@@ -378,11 +378,10 @@ class _Pieces:
     UNKNOWN = 3  # the first id of a piece; those before are control symbols
 
     def __init__(self, folder: Path) -> None:
-        one = folder / "sentencepiece.bpe.model"
-        self._has_codes = not one.is_file()  # of languages at the start of a text
-        self._engine, target = (
-            _engine(folder / name if self._has_codes else one) for name in ("source.spm", "target.spm")
-        )
+        both = folder / "sentencepiece.bpe.model"
+        self._has_codes = not both.is_file()  # of languages at the start of a text
+        self._engine = _engine(folder / "source.spm" if self._has_codes else both)
+        target = _engine(folder / "target.spm") if self._has_codes else self._engine
         pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
         own = folder / "source_vocabulary.json"
         sources = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else pieces

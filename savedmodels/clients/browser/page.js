@@ -19,6 +19,7 @@ function ask() {
   if (isWaiting) return
   isRunning = true
   const options = Object.fromEntries(LANGUAGES.filter(name => by(name).value).map(name => [name, by(name).value]))
+  if (options.target_language) by("best").lang = options.target_language.replace("_", "-")
   worker.postMessage({text: by("text").value, n: +by("n").value, options})
 }
 
