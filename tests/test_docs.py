@@ -257,7 +257,7 @@ def test_the_page_for_those_who_come_from_elsewhere(folder):
 
 @pytest.mark.slow
 def test_the_page_of_languages(folder):
-    names = pages.run_blocks("docs/guides/languages.md")
+    names = pages.run_blocks("docs/guides/languages.md", {"max_source_length=64": "max_source_length=16"})
     assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")
 
 

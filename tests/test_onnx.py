@@ -22,6 +22,7 @@ pytest.importorskip("tf2onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+from tf_transformer.exports import onnx as exports  # noqa: E402
 from tf_transformer.exports.onnx import fuse_norms, graphs_in, store_integers, take_from_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
@@ -137,6 +138,18 @@ def test_what_no_engine_reads_is_one_line(folder, tmp_path):
     with pytest.raises(ValueError, match="1: expected an ONNX export, got something else: .") as error:
         opened(tmp_path / "1")
     assert "\n" not in str(error.value)
+
+
+def test_what_is_too_large_is_one_line(translator, tmp_path, monkeypatch):
+    """Before hours of work and of memory."""
+    size = 4 * translator.model.count_params()
+    monkeypatch.setattr(exports, "MOST", size)
+    with pytest.raises(tt.BadInput, match=r"expected weights of less than .* GiB in float32 for ONNX, got .* GiB$"):
+        translator.save(tmp_path / "1", format="onnx")
+    monkeypatch.setattr(exports, "MOST", size + 1)
+    with pytest.raises(tt.BadInput, match="got 'int4'"):
+        translator.save(tmp_path / "1", format="onnx", dtype="int4")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_it_cannot_write(translator, tmp_path, monkeypatch):

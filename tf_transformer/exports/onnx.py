@@ -9,6 +9,7 @@ about as long as its nodes are many, so `fuse_norms` and `share_constants` make 
 """
 
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import numpy as np
 
 from tf_transformer.base import values
 from tf_transformer.base.extras import import_extra
+from tf_transformer.config import BadInput
 from tf_transformer.exports import one_sentence
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import TextModel
@@ -32,6 +34,7 @@ NORMS: tuple[Any, ...] = (  # as `LayerNormalization` computes them, and as Tens
 )
 OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")  # of tf2onnx
 OPSET = 17  # of ONNX's operations: onnxruntime from 1.12 on
+MOST = 2**31  # bytes of a graph on the way, which has the weights in float32: protobuf writes no more
 
 
 @values.checked
@@ -53,11 +56,16 @@ def save(
         translator, path, dtype, max_length, checked, facts: as in `litert.save`.
 
     Raises:
-        BadInput: as in `litert.save`, or tf2onnx or onnxruntime is not installed; nothing is left behind.
+        BadInput: as in `litert.save`, or the weights take 2 GiB in float32, or tf2onnx or onnxruntime is not installed;
+            nothing is left behind.
         FileExistsError: path exists.
     """
     for module in ("tf2onnx", "onnxruntime"):
         import_extra(module, "onnx", "an export to ONNX")
+    size = 4 * sum(math.prod(weight.shape) for weight in translator.model.weights)
+    if size >= MOST:
+        limit, got = (f"{number / 2**30:.2f} GiB" for number in (MOST, size))
+        raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
     made = translator, path, dtype, max_length, checked, facts
     one_sentence.save(*made, engine="ONNX", package="onnxruntime", file="model.onnx", converted=_converted)
 
