@@ -63,13 +63,10 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.base.reading import read_json
     from tf_transformer.corpora.corpus import languages_of
-    from tf_transformer.engines.rebuild import checkpoint_of
     from tf_transformer.exports.versions import next_version, publish, size_of
-    from tf_transformer.families.registry import load_tokenizer
     from tf_transformer.loading import trained
     from tf_transformer.runs.run import Run
     from tf_transformer.text.languages import LANGUAGES
-    from tf_transformer.text.tokenizer import Tokenizer
 
     from .publishing import language_facts, measured, read_dev, say_dtypes, scores_of, search_of
 
@@ -83,13 +80,6 @@ def main(argv: list[str] | None = None) -> None:
     parses = settings["kind"] == "parsing"
     if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):
         raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
-    tokenizer: Any = Tokenizer
-    if args.pretrained:
-        tokenizer = checkpoint_of(args.pretrained, revision=args.revision)[1].tokenizer
-    elif (file := args.run[0] / "tokenizer.model").is_file():  # a run without one is refused below
-        tokenizer = load_tokenizer(file)
-    if wrong := format.problem(args.dtype, {"several languages": tokenizer.codes}):
-        raise tt.BadInput(wrong)
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32: Any

@@ -48,7 +48,7 @@ class Format:
         title: its name in a sentence.
         base: the folder in which programs keep the models of this format.
         dtypes: that its weights can have.
-        takes: what else it can hold: "parser", "ensemble", "several languages", "facts" (such as the step), "scores"
+        takes: what else it can hold: "parser", "ensemble", "facts" (such as the step), "scores"
             (its weights compute here what they compute there, so a score here is a fact), "check" (a new export can be
             checked), and options that an export fixes, by their names.
         save: writes a model.
@@ -116,7 +116,7 @@ FORMATS = {
             DTYPES,
             frozenset(
                 {
-                    *("parser", "ensemble", "several languages", "facts", "scores", "check"),
+                    *("parser", "ensemble", "facts", "scores", "check"),
                     *("n_best", "max_length", "max_beam_size", "completions"),
                 }
             ),
@@ -127,7 +127,7 @@ FORMATS = {
             "a folder for LiteRT",
             "litert",
             ("float32", "int8"),
-            frozenset({"ensemble", "several languages", "facts", "check", "max_length"}),
+            frozenset({"ensemble", "facts", "check", "max_length"}),
             _saving(litert),
         ),
         Format(
@@ -135,7 +135,7 @@ FORMATS = {
             "a folder for ONNX",
             "onnx",
             ("float32", "int8"),
-            frozenset({"ensemble", "several languages", "facts", "check", "max_length"}),
+            frozenset({"ensemble", "facts", "check", "max_length"}),
             _saving(onnx),
         ),
         Format(
@@ -143,7 +143,7 @@ FORMATS = {
             "a folder for CTranslate2",
             "ctranslate2",
             ("float32", "int8", "int16", "float16", "bfloat16"),
-            frozenset({"several languages"}),
+            frozenset(),
             _save_ctranslate2,
         ),
         Format(
@@ -151,7 +151,7 @@ FORMATS = {
             "a checkpoint for `transformers`",
             "transformers",
             ("float32", "bfloat16", "float16"),
-            frozenset({"several languages", "facts", "scores", "check"}),
+            frozenset({"facts", "scores", "check"}),
             lambda *args, **options: hugging_face.save(*args, **options),
         ),
     )
