@@ -266,7 +266,7 @@ def test_transformers_translates_alike(kind, own, translator, tmp_path):
         expected = [best for (best,) in ours.replace(beam_size=beams).n_best(texts)]
         np.testing.assert_allclose(log_probs, [best.log_prob for best in expected], atol=2e-3)
         agree = [plain(best.text) == plain(output) for best, output in zip(expected, outputs, strict=True)]
-        assert np.mean(agree) > 0.99 and len({*outputs}) > 100  # a tie may be decided otherwise
+        assert np.mean(agree) > 0.99 and len({*outputs}) > 40  # a tie may be decided otherwise
 
 
 def plain(text):
