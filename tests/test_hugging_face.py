@@ -142,7 +142,7 @@ def config(**changes):
     return tt.TransformerConfig(**({"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2} | SIZES | changes))
 
 
-REFUSED = {  # the model
+REFUSED = {  # the configuration
     "positions: expected sinusoidal, as MarianMT's models have it, got learned": config(positions="learned"),
     "norm_first: expected False, as MarianMT's models have it, got True": config(norm_first=True),
     "expected heads of at most d_model / num_heads=7 numbers .* got num_heads=2, d_k=9, d_v=7": config(d_k=9),
@@ -152,7 +152,10 @@ REFUSED = {  # the model
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+SLOWER = [pytest.param(message, marks=[pytest.mark.program] * (place > 2)) for place, message in enumerate(REFUSED)]
+
+
+@pytest.mark.parametrize("message", SLOWER)
 def test_what_transformers_has_not_is_one_line(message, tokenizer, tmp_path):
     model = (OtherParts if "activation" in message else tt.Transformer)(REFUSED[message])
     with pytest.raises(tt.BadInput, match=message) as error:
@@ -201,7 +204,7 @@ def test_weights_of_16_bits(dtype, own, tmp_path):
         np.testing.assert_array_equal(tensor, same[name], name)
 
 
-def test_the_card_says_what_is_known(own, read, tmp_path):
+def test_the_card_says_what_is_known(own, tmp_path):
     facts = {"license": "mit", "origin": "somebody/small", "source_language": "en", "target_language": "de"}
     save(own.replace(export_options=facts), tmp_path / "name/7", step=29, bleu=39.2, bleu_signature="nrefs:1|tok:13a")
     text = (tmp_path / "name/7/README.md").read_text(encoding="utf-8")
@@ -217,6 +220,10 @@ def test_the_card_says_what_is_known(own, read, tmp_path):
         assert row in body
     again = tt.Translator.from_pretrained(tmp_path / "name/7").export_options
     assert {**again, "origin": ""} == {**facts, "origin": "", "languages": "de, en", "max_length": 306}
+
+
+@pytest.mark.program
+def test_the_card_of_a_model_of_several_languages(read, tmp_path):
     save(read["m2m100"], tmp_path / "many", source_language="de", target_language="en")
     text = (tmp_path / "many/README.md").read_text(encoding="utf-8")
     assert "between 100 languages" in text and 'src_lang="de")' in text and 'convert_tokens_to_ids("__en__")' in text
