@@ -130,6 +130,7 @@ def test_a_start_symbol_that_has_learned(read, tmp_path):
     assert settings["decoder_start_token_id"] == start and settings["suppress_tokens"] == [start]
     symbols = said(tmp_path / "tuned", "tokenizer_config.json")["added_tokens_decoder"]
     assert symbols[str(settings["forced_bos_token_id"])]["content"] == "__de__"
+    assert symbols[str(start)]["content"] == "<start>" and symbols[str(start)]["special"]
     embedding.logits_bias.assign(embedding.logits_bias + 1)
     with pytest.raises(
         tt.BadInput, match="logits_bias: expected zeros, since M2M100's logits have no bias, got others"

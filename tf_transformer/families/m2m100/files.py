@@ -52,7 +52,7 @@ class M2M100Checkpoint(Checkpoint):
         rows, names = self._rows(file, ids, more, first, size, own=2), ids | more
         by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
         start = self.settings["decoder_start_token_id"]
-        if start not in by_id:  # it does nothing else, and is our start symbol
+        if start not in {*ids.values(), *(names[symbol] for symbol in symbols.values())}:  # ours, and nothing else
             rows = [id for place, id in enumerate(rows) if place < len(SYMBOLS) or id != start]
         pieces = [unused(name, names) for name in SYMBOLS[:2]]
         pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]  # fairseq's names

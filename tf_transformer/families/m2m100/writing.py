@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.families.checkpoint import TABLES
+from tf_transformer.families.checkpoint import TABLES, unused
 from tf_transformer.families.family import Contents
 from tf_transformer.families.m2m100.files import CONTROL_IDS, SPECIAL
 from tf_transformer.families.m2m100.languages import BY_NAME
@@ -25,7 +25,7 @@ def write(translator: TextModel) -> Contents:
     """What a checkpoint of a translator holds.
 
     A checkpoint's targets start with its end symbol. If training has moved our start symbol's row away from the end
-    symbol's, the row is a further symbol without a name, which no output may contain.
+    symbol's, the row is a further symbol, which no output may contain.
 
     Raises:
         BadInput: the tokenizer is of another family, or numbers its symbols as no published checkpoint does; or logits
@@ -52,6 +52,7 @@ def write(translator: TextModel) -> Contents:
     if not np.array_equal(*weights.tensors[table][[BOS_ID, EOS_ID]]):
         symbols["decoder_start_token_id"] = len(rows)
         search |= {"suppress_tokens": [len(rows)], "renormalize_logits": True}
+        places[BOS_ID] = len(rows)
         rows.append(BOS_ID)
     weights.tensors[table] = weights.tensors[table][rows]
     languages = {code: places[id] for code, id in tokenizer.said["ids"].items()}
@@ -83,10 +84,14 @@ def _numbered(
     said, silent = tokenizer.said, {*tokenizer.said["silent"]}
     ids = {pieces[id]: place for id, place in places.items() if id not in silent or pieces[id] in SPECIAL}
     added = {place: pieces[id] for id, place in places.items() if id in silent and not MADE_UP.fullmatch(pieces[id])}
+    special = [pieces[id] for id in said["ids"].values()]
+    if BOS_ID in places:
+        added[places[BOS_ID]] = unused("<start>", dict.fromkeys(pieces))
+        special.append(added[places[BOS_ID]])
     config = {
         "src_lang": said["source_language"],
         "tgt_lang": said["target_language"],
-        "additional_special_tokens": [pieces[id] for id in said["ids"].values()],  # of which no text is made
+        "additional_special_tokens": special,  # of which no text is made
         "added_tokens_decoder": {
             str(place): {"content": symbol, "special": True} | dict.fromkeys(PLAIN, False)
             for place, symbol in added.items()
