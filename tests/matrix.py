@@ -414,7 +414,7 @@ DOORS = {
     "translate": Door(translate, LOADED),
     "evaluate": Door(evaluate, LOADED),
     "check": Door(check, OPENED),
-    "serve": Door(serve, OPENED),
+    "serve": Door(serve, LOADED),
     "REST": Door(rest, OPENED),
     "gRPC": Door(grpc, OPENED),
     "client alone": Door(client_alone, ("litert", "onnx")),
