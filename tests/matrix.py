@@ -287,7 +287,8 @@ def serve(path, texts):
         with pytest.raises(tt.BadInput, match="serve: expected a translator, got a parser"):
             app(model)
         return None
-    answer = app(model).test_client().post("/translate", json={"q": texts})
+    pair = {name: model.facts.get(name, code) for name, code in (("source_language", "en"), ("target_language", "de"))}
+    answer = app(model, pair).test_client().post("/translate", json={"q": texts})
     return [text if text.strip() else "" for text in answer.get_json()["translatedText"]]
 
 

@@ -86,7 +86,9 @@ def test_forms_lists_html_and_alternatives(one_pair, several):
         "translatedText": "fr:en:A",
         "alternatives": ["fr:en:A!", "fr:en:A!!"],
     }
-    assert post(f"{several}/translate", {"q": ["a"], "alternatives": 1})[1]["alternatives"] == [["en:de:A!"]]
+    asked = {"q": ["a", "Go on. Stop."], "alternatives": 1}
+    assert post(f"{several}/translate", asked)[1]["alternatives"] == [["en:de:A!"], []]
+    assert post(f"{several}/translate", asked | {"format": "html"})[1]["alternatives"] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,11 @@ def test_a_bad_request_is_one_line(several, body, message):
     assert post(f"{several}/translate", body) == (400, {"error": message})
 
 
+def test_nobody_says_the_languages():
+    with pytest.raises(BadInput, match="^expected --source-language and --target-language, .*; got en$"):
+        serve.app(Words())
+
+
 def test_other_addresses_are_json_too(one_pair):
     assert post(f"{one_pair}/detect", {"q": "a"})[0] == 400
     assert post(f"{one_pair}/nothing", {})[0] == 404
@@ -120,7 +127,7 @@ def test_an_error_of_the_engine_is_said_without_its_inside():
         def _replies(self, texts, request):
             raise RuntimeError("secret")
 
-    server, address = served(Failing())
+    server, address = served(Failing(), target_language="de")
     assert post(f"{address}/translate", {"q": "a"}) == (500, {"error": "internal error"})
     server.shutdown()
 

@@ -18,6 +18,7 @@ from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.values import Natural, convert
 from tf_transformer.config import BadInput
 from tf_transformer.documents.document import FORMATS
+from tf_transformer.documents.marked import Marked, sentences_in
 from tf_transformer.engines.engine import Engine
 from tf_transformer.text.languages import LANGUAGES
 
@@ -56,10 +57,17 @@ def main(argv: list[str] | None = None) -> None:
             server.serve_forever()
 
 
-def pair_of(model: Engine, given: Mapping[str, Any]) -> tuple[str, str]:
-    """The source and the target language of an engine's calls; those of a model that says none are "xx"."""
-    source, target = (str(given.get(name) or model.facts.get(name) or "xx") for name in LANGUAGES)
-    return source, target
+def pair_of(model: Engine, given: Mapping[str, Any]) -> list[str]:
+    """The source and the target language of an engine's calls.
+
+    Raises:
+        BadInput: neither the model nor `given` says them.
+    """
+    pair = [str(given.get(name) or model.facts.get(name) or "") for name in LANGUAGES]
+    if not all(pair):
+        told = " and ".join(filter(None, pair)) or "none"
+        raise BadInput(f"expected --source-language and --target-language, which this model does not say; got {told}")
+    return pair
 
 
 def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
@@ -70,7 +78,7 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
         given: options of its calls, and the languages of a request that says none.
 
     Raises:
-        BadInput: the model is a parser.
+        BadInput: the model is a parser, or nobody says its languages.
     """
     if not model.translates:
         raise BadInput("serve: expected a translator, got a parser")
@@ -131,7 +139,7 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
             reply: dict[str, Any] = {"translatedText": outputs}
             if count:
                 pairs = zip(texts, outputs, strict=True) if several else [(texts, outputs)]
-                others = [others_than(*pair, count, options) for pair in pairs]
+                others = [others_than(*pair, count, options) if kind == "text" else [] for pair in pairs]
                 reply["alternatives"] = others if several else others[0]
         return answer(reply)
 
@@ -148,7 +156,9 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
         return languages if model.languages else {}
 
     def others_than(text: str, output: str, count: int, options: Mapping[str, Any]) -> list[str]:
-        """Further translations of a text of one sentence, other than the best."""
+        """Further translations of a text of one sentence, other than the best; none of others."""
+        if len(Marked(text).sentences(sentences_in(sources[0]))) != 1:
+            return []
         beams, most = options.get("beam_size", model.options.get("beam_size", 1)), model.highest
         if "beam_size" in model.changeable:
             beams = min(max(beams, count + 1), most.get("beam_size", MOST_ALTERNATIVES))
