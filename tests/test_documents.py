@@ -166,6 +166,23 @@ def test_placeholders_and_addresses_come_out_once_each(words, loses, seed):
     )
 
 
+def test_a_placeholder_that_comes_twice_comes_once():
+    class Twice(Words):
+        def _replies(self, texts, request):
+            for reply in super()._replies(texts, request):
+                yield reply._replace(answers=(Answer(f"{reply.text} {reply.text}", 0.0),))
+
+    assert Twice().document("go {x}") == "go go {x}"
+
+
+def test_a_text_without_tokens_stays():
+    class Nothing(Words):
+        def _made(self, text):
+            return [], [], []
+
+    assert Nothing().document("\u200b \u200d") == "\u200b \u200d"
+
+
 def test_a_percent_sign_is_no_placeholder():
     engine = Words(loses=["%"])
     assert engine.document("100 % sure, 5%, {a b}") == "100 sure, 5%, {a b}"
@@ -243,6 +260,13 @@ def test_elements_are_around_the_words_that_belong_to_theirs():
     assert to([0, 2, 1])("a<br/> <b>b</b> <i>c</i>".replace("<br/>", "")) == "A <i>C</i> <b>B</b>"
     assert to([1, 0, 2])("a <b>b</b> <img src=x> c") == "<b>B</b> A <img src=x>C"
     assert to([0, 0, 1])("a <b>b</b>") == "A A <b>B</b>"
+
+    class Marked(Words):
+        def _aligned(self, texts, request):
+            yield Aligned(texts[0], "Los jetzt.", ["▁Go", "▁now", "."], ["▁Los", "▁jetzt", "."], [0, 1, 1], False, 3)
+
+    assert Marked().document("Go <b>now</b>.", "html") == "Los <b>jetzt</b>."  # the stop is not its
+    assert Words(str.upper).document("<b><i>Go on. Stop</i> it</b> now.", "html") == "<b><i>GO ON. STOP</i> IT</b> NOW."
     assert to([0, 0, 0])("a <b>b</b> c") == "A <b>A</b> A"  # a word that none attended to: by its place
 
 
@@ -256,6 +280,7 @@ def test_what_is_not_for_translation_stays():
     assert engine.document("<pre>a\nb</pre><title>c</title><!DOCTYPE html>", "html") == (
         "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
     )
+    assert engine.document("<p>Go on.&nbsp; Stop.</p>", "html") == "<p>GO ON.&nbsp; STOP.</p>"
     assert engine.document("a&nbsp;b &copy; &unknown; &amp;amp; 1 &lt; 2 AT&T", "html") == (
         "A B © &unknown; &amp;AMP; 1 &lt; 2 AT&amp;T"
     )
@@ -274,7 +299,8 @@ def test_words_are_linked_by_most_of_their_tokens():
     tokens = ["▁Er", "▁kommt", "▁heu", "te", "."]
     one = Aligned("He comes today.", "Er kommt heute.", ["▁He", "▁comes", "▁to", "day", "."], tokens, [0, 1, 3, 2, 5])
     assert one.words == (["He", "comes", "today", "."], ["Er", "kommt", "heute", "."], [(0, 0), (1, 1), (2, 2)])
-    assert [one.source[slice(*span)] for span in words_of("don't stop-gap, 日本 “x”")[:0]] == []
+    one = Aligned("a b c", "abcdef x", ["▁a", "▁b", "▁c"], ["▁ab", "cd", "ef", "▁x"], [0, 2, 2, 1])
+    assert one.words[2] == [(2, 0), (1, 1)]
     text = "don't stop-gap, 日本 “x”"
     assert [text[start:end] for start, end in words_of(text)] == ["don't", "stop-gap", ",", "日", "本", "“", "x", "”"]
 
@@ -309,7 +335,8 @@ def test_hostile_texts_are_documents():
 @pytest.mark.parametrize("format", ["text", "html", "xml"])
 def test_no_document_takes_for_ever(format):
     """Of what a stranger may send: thousands of tags in each other, unclosed or crossed, and long words."""
-    parts = [("<p>", "</q>"), ("<b>", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
+    assert Words(most=99).document("a" * 99_999, format) and Words(most=99).document("%" + "0" * 99_999, format)
+    parts = [("<p>", "</q>"), ("<b>x ", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
     parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
     for before, after in parts:
         assert Words(most=99).document(before * 2_000 + after * 2_000, format)

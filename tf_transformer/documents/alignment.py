@@ -112,7 +112,7 @@ def _tree(sentence: Marked) -> _Node:
         path[-1].parts.append(node)
         path.append(node)
 
-    for mark in reversed(sentence.marks):  # elements that begin before the sentence: the outermost closes last
+    for mark in sentence.marks:  # elements that begin before the sentence
         if mark.kind == "close" and mark.element not in opened:
             node = _Node(0)
             node.opens = False
