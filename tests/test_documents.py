@@ -336,6 +336,7 @@ def test_hostile_texts_are_documents():
 def test_no_document_takes_for_ever(format):
     """Of what a stranger may send: thousands of tags in each other, unclosed or crossed, and long words."""
     assert Words(most=99).document("a" * 99_999, format) and Words(most=99).document("%" + "0" * 99_999, format)
+    assert Words(most=99).document("a " + "<b>" * 2_000 + "x" + "</b>" * 2_000 + " c", format)
     parts = [("<p>", "</q>"), ("<b>x ", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
     parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
     for before, after in parts:
