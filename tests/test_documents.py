@@ -144,6 +144,10 @@ def test_a_space_comes_and_goes_with_the_writing():
 def test_splitters_that_lose_text_and_unknown_formats_are_refused():
     with pytest.raises(BadInput, match="joined are the text, got"):
         Words().document("a b", sentences=str.split)
+    with pytest.raises(BadInput, match="joined are the text, got"):
+        Words().document("a b", sentences=lambda line: [line, 3])
+    with pytest.raises(BadInput, match="^sentences: expected a function from a line to its sentences, got 'x'$"):
+        Words().document("a b", sentences="x")
     with pytest.raises(BadInput, match="format: expected one of text, html, xml, got 'md'"):
         Words().document("a b", "md")
     with pytest.raises(BadInput, match="expected an engine that aligns"):

@@ -54,6 +54,8 @@ def translated(
     """
     if format not in FORMATS:
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
+    if not callable(sentences or str):
+        raise BadInput(f"sentences: expected a function from a line to its sentences, got {shown(sentences)}")
     language = options.get("source_language", engine.facts.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
     read = [[Marked(text)] if format == "text" else parts_of(text, format == "xml") for text in documents]

@@ -129,7 +129,7 @@ class Marked:
         for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
             body, place = line.strip(), start + len(line) - len(line.lstrip())
             pieces = list(splitter(body)) if body else []
-            if "".join(pieces) != body:
+            if not all(isinstance(piece, str) for piece in pieces) or "".join(pieces) != body:
                 raise BadInput(f"sentences: expected parts of the text, which joined are the text, got {shown(pieces)}")
             for piece in pieces:
                 first, end = place + len(piece) - len(piece.lstrip()), place + len(piece.rstrip())

@@ -1,7 +1,5 @@
 """A LiteRT export as an engine. It loads no TensorFlow."""
 
-import contextlib
-
 from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.engines.one_sentence import OneSentence
@@ -25,5 +23,8 @@ class LiteRT(OneSentence):
     translator = LiteRTTranslator
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception), quiet_stderr():  # the engine lists the accelerators that it unloads
-            del self._client
+        try:
+            with quiet_stderr():  # the engine lists the accelerators that it unloads
+                del self._client
+        except Exception:
+            pass

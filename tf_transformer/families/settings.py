@@ -4,7 +4,7 @@ from typing import Any
 
 from tf_transformer.text.text_model import TextModel
 
-POSITIONS = 1024  # at least; `transformers` makes a table of so many, and reads no more
+POSITIONS = 1024  # the least size of the table of positions; `transformers` reads no longer text than its table
 
 
 def settings_of(translator: TextModel) -> dict[str, Any]:
