@@ -27,6 +27,20 @@ hypothesis.settings.register_profile("few", max_examples=EXAMPLES, deadline=None
 hypothesis.settings.load_profile("few")
 
 
+def _without_tuning():
+    """The thread that tunes a dataset's iterator sleeps, and whoever drops the iterator waits until it wakes: seconds, in
+    which nothing is computed. The package's own datasets have none."""
+    import tensorflow as tf
+
+    iterate, options = tf.data.Dataset.__iter__, tf.data.Options()
+    options.autotune.enabled = False
+    tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
+
+
+if BACKEND == "tensorflow":
+    _without_tuning()
+
+
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:You are using a softmax over axis")  # sequences of one token
 

@@ -294,3 +294,11 @@ def test_pairs_with_an_empty_side_are_skipped(corpus):
     pairs = zip(["a door", "", "two doors"], ["eine Tür", "nichts", " "], strict=True)
     batches = data.token_batches(pairs, tokenizer, 512, shuffle=False)
     assert [row[0] for row in rows(batches)] == [(*tokenizer.tokenize(["a door"]).to_list()[0], EOS_ID)]
+
+
+def test_whoever_drops_an_iterator_does_not_wait_for_a_thread_that_sleeps(corpus):
+    """TensorFlow's tuning of an iterator looks up from time to time, and its end waits for that: up to a minute."""
+    batches = data.token_batches([("a door", "eine Tür")], corpus[2], 512)
+    made = Batches([Block.of(ids_of(corpus[1][:3], corpus[2]), data.MAX_LENGTH)], 512, 1)
+    for each in (batches, data.fed(made, 1), data.fed(made, 2)):
+        assert each.options().autotune.enabled is False

@@ -127,9 +127,10 @@ def dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
     """Batches as a `tf.data.Dataset` of ((source, target_in), target_out)."""
     import tensorflow as tf
 
-    ids = tf.TensorSpec((None, None), tf.int32)
+    ids, options = tf.TensorSpec((None, None), tf.int32), tf.data.Options()
+    options.autotune.enabled = False  # nothing here needs it, and whoever drops an iterator waits up to a minute for it
     pairs = tf.data.Dataset.from_generator(lambda: map(Batch.pair, batches()), output_signature=((ids, ids), ids))
-    return pairs.prefetch(16)
+    return pairs.prefetch(16).with_options(options)
 
 
 @checked
