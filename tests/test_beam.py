@@ -51,7 +51,7 @@ def plain(saved):
 def model(saved, plain):
     """The SavedModel of `saved`, loaded once for this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf.saved_model, "load", lambda path: plain._model)
+        patch.setattr(tf.saved_model, "load", lambda path: plain.loaded)
         return Model(tt.beam.TranslationSettings(str(saved)))
 
 

@@ -4,11 +4,14 @@ import base64
 import json
 import re
 import socket
+import threading
 
+import chromium
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from browser import needs_browser, shown
+from checkpoints import M2M100
 from conftest import TEXTS
 from hypothesis import given, settings
 from playing import asking, page
@@ -17,6 +20,8 @@ from programs import fails
 import tf_transformer as tt
 
 pytest.importorskip("flask")
+
+from werkzeug.serving import make_server
 
 from savedmodels.playground import __main__ as playground
 from savedmodels.playground import rest
@@ -272,6 +277,9 @@ def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
         assert [float(value) for value in (*values, default)] == [option.lowest, option.highest, option.default]
         assert step == {"int32": "1", "float32": "any"}[option.dtype]
     assert json.dumps(list(REQUEST)) in page(client)
+    assert "const aligned = true, completes = false" in page(client)
+    monkeypatch.setitem(model.signatures, "complete", model.signatures["translate"])
+    assert "const aligned = true, completes = true" in page(client)
     monkeypatch.delitem(model.signatures, "translate")
     assert not re.findall(r'<input id="(\w+)"', page(client))
 
@@ -293,21 +301,138 @@ def test_a_long_alignment_fits_the_page(client, tmp_path, width):
     assert drawn.count('<g class="source"') == drawn.count('<g class="target"') == drawn.count("<path ") == 43
 
 
+CODES = {"ArrowDown": 40, "ArrowLeft": 37, "End": 35, "Enter": 13, "Tab": 9}
+WAITING = "document.body.classList.contains('waiting')"
+LISTED = "[...by('best').querySelectorAll('.text')].map(one => one.textContent.replace(' … not finished', ''))"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["completions", "none"])
+def browsed(request, translator, saved, tmp_path_factory):
+    """The page in a browser as wide as a phone, the translator of its export, and whether words can be clicked."""
+    folder = saved
+    if request.param:
+        translator = tt.Translator.from_pretrained(M2M100, target_language="de", max_source_length=41)
+        folder = tmp_path_factory.mktemp("completing") / "name" / "1"
+        translator.save(folder, completions=True)
+    server = make_server("127.0.0.1", 0, rest.app(ServedModel(folder)), threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    made = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
+    made.until("document.readyState == 'complete' && by('facts').textContent")
+    yield made, translator, request.param
+    made.close()
+    server.shutdown()
+
+
+def translated(page, text):
+    page.value(f"by('text').value = {json.dumps(text)}; by('form').requestSubmit()")
+    page.until(f"!{WAITING}")
+    assert page.value("by('error').hidden && by('status').textContent == ''")
+    return page.value("by('whole').textContent")
+
+
+def press(page, *keys):
+    for key in keys:
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=CODES[key], **text)
+    page.until(f"!{WAITING}")
+
+
 @pytest.mark.slow
 @needs_browser
-def test_the_page_says_when_a_text_looks_like_several_sentences(client, tmp_path):
-    texts = {"Two doors. The dog sleeps.": True, "He said “No.” Er ging.": True, "Wer? Ähm …": True, "a.\nB": True}
-    texts |= {"Two doors.": False, "It costs 3.50 euros.": False, "Mr.Smith sleeps. he dreams": False}
-    found = {"translations": ["a"], "scores": [-1.5], "log_probs": [-2.5], "lengths": [1], "finished": [True]}
-    found |= {"source_length": 3, "truncated": False}
-    details = {"source_tokens": "▁a", "tokens": ["▁a"], "alignments": ["0-0"], "token_scores": [[-0.1]]}
-    script = f"""document.body.dataset.said = {json.dumps(list(texts))}.map(text => {{
-            show({json.dumps(found)}, {json.dumps(details)}, {{instances: [{{text}}]}})
-            return by("note").textContent.startsWith("This looks like several sentences.") && !by("note").hidden
-        }}).join()"""
-    assert f'data-said="{",".join(str(value).lower() for value in texts.values())}"' in shown(
-        page(client), tmp_path, script
-    )
+def test_the_page_translates_a_text_whole_and_lists_other_translations(browsed):
+    page, translator, completing = browsed
+    text = "The old woman opens the red door.  Two dogs.\n\n\tThe child sleeps in the house."
+    sources = ["The old woman opens the red door.", "Two dogs.", "The child sleeps in the house."]
+    assert translated(page, text) == translator.document(text)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    best = translator.n_best(sources, 3)
+    assert page.value(LISTED) == [one.text for one in best[0]]
+    if completing:
+        words = page.value("[...document.querySelectorAll('.pick')].map(one => one.textContent)")
+        press(page, *["Tab"] * (1 + page.value("by('go').focus() ?? 0")), "End", "ArrowLeft")
+        word = page.value("document.activeElement.textContent")
+        assert word == words[-2]
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        buttons = [node["name"]["value"] for node in nodes if node["role"]["value"] == "button"]
+        assert buttons == ["Translate", *words]
+        last = best[2][0].text
+        prefix = last[: last.rindex(word, 0, last.rindex(words[-1]))].rstrip()
+        assert len(prefix.split()) > 1
+    else:
+        assert "tf-transformer export --completions" in page.value("by('how').textContent")
+        assert page.value("document.querySelectorAll('.pick').length") == 3
+        page.value("document.querySelectorAll('.pick')[2].focus()")
+        prefix = ""
+    press(page, "Enter")
+    (others,) = translator.n_best(sources[2:], 3, prefixes=[prefix])
+    expected = [one.text for one in others]
+    assert page.value(LISTED) == (list(dict.fromkeys(expected)) if prefix else expected)
+    title = "Best translations of sentence 3 of 3" + (f" that begin with “{prefix}”" if prefix else "")
+    assert page.value("by('best-title').textContent") == title
+    assert page.value("by('source').textContent") == sources[2]
+    assert page.value("by('alignment').hidden") == completing
+    assert page.value("document.activeElement.name") == "choice"
+    press(page, "ArrowDown")
+    taken = page.value("[...by('best').querySelectorAll('input')].find(one => one.checked).value")
+    now = f"{best[0][0].text}  {best[1][0].text}\n\n\t{expected[int(taken)]}"
+    assert page.value("by('whole').textContent") == now != translator.document(text)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.filterwarnings("ignore:more tokens than the model reads")
+def test_the_page_has_one_sentence_none_and_long_ones(browsed):
+    page, translator, completing = browsed
+    assert translated(page, "Two doors.") == translator("Two doors.")
+    assert page.value("document.querySelectorAll('.pick').length > 0") == completing
+    assert page.value("by('best-title').textContent + by('source').textContent") == "Best translations"
+    long = "The door, " * 30 + "the end."
+    assert translated(page, long) == translator.document(long) != translator(long)
+    assert page.value(LISTED) == [] and page.value("by('alignment').hidden")
+    assert page.value("by('note').textContent").endswith("more than this model reads: it was translated in parts.")
+    page.value("by('text').value = ' '; by('form').requestSubmit()")
+    page.until(f"!{WAITING}")
+    assert page.value("by('results').hidden && by('status').textContent").startswith("Nothing to translate")
+
+
+def test_a_text_of_several_sentences_is_translated_whole(ask, served):
+    sources = ["The old woman opens the red door.", "Two dogs.", "The child sleeps."]
+    outputs = [text.decode() for text in served({"text": sources})["translation"]]
+    between = ["\n ", "  ", "\r\n\n\t", "\n"]
+    text = "".join(part for pair in zip(between, [*sources, ""], strict=True) for part in pair)
+    found = {"sources": sources, "translations": outputs, "between": between}
+    assert ask({"text": text}, "/document") == (200, found)
+    status, greedy = ask({"text": text, "beam_size": 1, "length_penalty": 2}, "/document")
+    rows = {**OPTIONS, "max_length": 256, "beam_size": 1, "length_penalty": 2.0}
+    rows = [{"text": source, **rows} for source in sources]
+    expected = ask({"signature_name": "translate", "instances": rows})[1]["predictions"]
+    assert (status, greedy["translations"]) == (200, [row["translations"][0] for row in expected])
+    assert ask({"text": " \n"}, "/document")[1] == {"sources": [], "translations": [], "between": [" \n"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"x", "expected JSON, got something else: "),
+        (["a"], 'expected an object with a text and options, got ["a"]'),
+        ({"text": 3}, 'expected an object with a text and options, got {"text":3}'),
+        ({"text": "a", "beam_size": 17}, "beam_size: expected 1 to 16, got 17"),
+        ({"text": "a", "beam": 2}, "options of a call: expected beam_size, "),
+        ({"text": "a", "target_language": "de"}, "target_language: expected none, since this model has one pair"),
+        (b"[" * 100_000, "expected JSON of few lists within each other, got too many"),
+    ],
+)
+def test_what_a_document_is_refused_for(ask, body, message):
+    status, answer = ask(body, "/document")
+    assert status == 400 and answer["error"].startswith(message), answer
+
+
+def test_another_model_has_no_documents(ask, model, monkeypatch):
+    monkeypatch.setattr(model._export, "engine", None)
+    message = "document: expected a translator's export, got another model"
+    assert ask({"text": "a"}, "/document") == (400, {"error": message})
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])
@@ -324,9 +449,13 @@ def test_it_warms_up_what_takes_texts(model, monkeypatch):
     """Each signature with the inputs that the export has no defaults for, since a first answer takes seconds."""
     asked = {}
     monkeypatch.setattr(model, "_export", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
-    monkeypatch.setattr(model, "signatures", {n: s for n, s in model.signatures.items() if n != "translate_details"})
+    signatures = {name: each for name, each in model.signatures.items() if name != "translate_details"}
+    signatures["complete"] = type(signatures["translate"]).FromString(signatures["translate"].SerializeToString())
+    signatures["complete"].inputs["prefix"].CopyFrom(signatures["translate"].inputs["text"])
+    monkeypatch.setattr(model, "signatures", signatures)
     model.warm_up()
-    assert set(asked) == {"serving_default", "translate", "tokenize"}
+    assert set(asked) == {"serving_default", "translate", "tokenize", "complete"}
+    assert set(asked["complete"]) == {"text", "prefix", *REQUEST}
     assert set(asked["translate"]) == {"text", *REQUEST} and asked["tokenize"]["text"].numpy().tolist() == [b"a"]
 
 

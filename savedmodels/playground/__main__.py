@@ -1,5 +1,5 @@
-"""Try a SavedModel in the browser: a sentence, its n best translations with scores, and their alignment. A LiteRT
-export works as well, without alignment.
+"""Try a SavedModel in the browser: a text of any length, and of each sentence the n best translations with scores, and
+their alignment. A LiteRT or an ONNX export works as well, without alignment.
 
 The same port serves TensorFlow Serving's REST API, and --grpc-port its gRPC API, so you can try clients without the
 server. Only programs on this machine can reach it. For trials, not for production.
@@ -33,9 +33,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, port in (("--port", args.port), ("--grpc-port", args.grpc_port)):
         if port is not None and not 0 <= port < 65536:
             parser.error(f"{name}: expected 0 to 65535, got {port}")
-    needed = {"flask": "flask", "tensorflow_serving": "tensorflow-serving-api"}
+    needed = {"flask": "flask", "sentencex": "sentencex"}
+    if args.grpc_port is not None:
+        needed["tensorflow_serving"] = "tensorflow-serving-api"
     missing = [package for module, package in needed.items() if not importlib.util.find_spec(module)]
-    if "flask" in missing or (missing and args.grpc_port is not None):
+    if missing:
         parser.error(f'{" and ".join(missing)} not installed; pip install "tf-transformer[playground]" brings it')
 
     load_tensorflow()

@@ -47,20 +47,22 @@ class EngineExport:
 
     Attributes:
         signatures: by name, as a SavedModel describes them.
+        engine: what answers.
+        alone: a lock that calls of the engine hold.
 
     Raises:
         BadInput: as of `tt.load`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._engine = load(folder)
-        self._alone = threading.Lock()
-        self._facts = {**self._engine.facts, "name": folder.parent.name, "version": folder.name}
-        languages = LANGUAGES if self._engine.languages else ()
+        self.engine = load(folder)
+        self.alone = threading.Lock()
+        self._facts = {**self.engine.facts, "name": folder.parent.name, "version": folder.name}
+        languages = LANGUAGES if self.engine.languages else ()
         if languages:
-            self._facts["languages"] = ", ".join(self._engine.languages)
-        self._beams = self._engine.options["beam_size"]
-        kinds = {name: SEARCH_OPTIONS[name] for name in self._engine.changeable}
+            self._facts["languages"] = ", ".join(self.engine.languages)
+        self._beams = self.engine.options["beam_size"]
+        kinds = {name: SEARCH_OPTIONS[name] for name in self.engine.changeable}
         options = {name: NUMBER if option.dtype == "float32" else COUNT for name, option in kinds.items()}
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
@@ -73,7 +75,7 @@ class EngineExport:
         }
         self.signatures = {name: function.described() for name, function in self._functions.items()}
         for name in options:
-            default = tf.make_tensor_proto([self._engine.options[name]], options[name].dtype)
+            default = tf.make_tensor_proto([self.engine.options[name]], options[name].dtype)
             self.signatures["translate"].defaults[name].CopyFrom(default)
         for name in languages:
             self.signatures["translate"].defaults[name].CopyFrom(tf.make_tensor_proto([self._facts[name]]))
@@ -116,10 +118,10 @@ class EngineExport:
         """Options out of range are clipped, NaN means the default, and nothing is read in an unknown language, as in a
         SavedModel."""
         languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
-        if not set(languages.values()) <= set(self._engine.languages):
+        if not set(languages.values()) <= set(self.engine.languages):
             return Reply(text, (Answer("", 0.0, 0.0, False, 0),), 0, True)
-        with self._alone:
-            (reply,) = self._engine.replies([text], n, **self._engine.clipped(options), **languages)
+        with self.alone:
+            (reply,) = self.engine.replies([text], n, **self.engine.clipped(options), **languages)
         return reply
 
     def _info(self, key: bytes) -> dict[str, Any]:

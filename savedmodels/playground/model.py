@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,8 @@ from savedmodels.playground.engine import EngineExport
 from tf_transformer.base.folders import is_version, model_folder, needs_no_tensorflow
 from tf_transformer.config import BadInput
 from tf_transformer.conformance.check import plainly_named
+from tf_transformer.documents.marked import Marked, sentences_in
+from tf_transformer.engines import savedmodel
 
 DEFAULT_SIGNATURE = "serving_default"
 # Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.
@@ -53,17 +55,32 @@ class SavedModel:
 
     Attributes:
         signatures: by name, as it describes them.
+        engine: of a translator's export; `None` of another's SavedModel, which may be anything.
+        alone: what calls of the engine hold.
     """
 
     def __init__(self, folder: Path) -> None:
         saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
         self.signatures = dict(saved.meta_graphs[0].signature_def)
-        with plainly_named(folder) as plain:
-            self._loaded = tf.saved_model.load(str(plain))
+        self.engine, self.alone = None, contextlib.nullcontext()
+        if {"translate", "model_info"} <= self.signatures.keys():
+            self.engine = savedmodel.SavedModel(folder)
+            self._loaded = self.engine.loaded
+        else:
+            with plainly_named(folder) as plain:
+                self._loaded = tf.saved_model.load(str(plain))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         """Run a signature."""
         return {key: value.numpy() for key, value in self._loaded.signatures[name](**inputs).items()}
+
+
+class Document(NamedTuple):
+    """A text and its translation, sentence by sentence."""
+
+    sources: list[str]
+    translations: list[str]
+    between: list[str]  # in the translation: what is before each sentence, and after the last
 
 
 class ServedModel:
@@ -84,9 +101,10 @@ class ServedModel:
     def warm_up(self) -> None:
         """Answer a text by each signature that takes texts, since a signature's first answer takes seconds."""
         for name, signature in self.signatures.items():
-            if signature.inputs.keys() - signature.defaults.keys() == {"text"}:
+            needed = signature.inputs.keys() - signature.defaults.keys()
+            if {"text"} <= needed <= {"text", "prefix"}:
                 with contextlib.suppress(ServingError):  # another package's model may mean something else by it
-                    self.predict(name, {"text": tf.constant(["a"])})
+                    self.predict(name, dict.fromkeys(needed, tf.constant(["a"])))
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
         """Raise NOT_FOUND unless a request names this model."""
@@ -136,3 +154,25 @@ class ServedModel:
         except (TypeError, ValueError) as error:  # Python sees a wrong rank or dtype before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
         return {key: outputs[key] for key in output_filter or sorted(outputs)}
+
+    def document(self, text: str, options: Mapping[str, Any]) -> Document:
+        """Translate a text of any length, as the engine's `document` does.
+
+        Args:
+            text: plain text.
+            options: of the search, and languages.
+
+        Raises:
+            BadInput: this is no translator, or an option has another value than it may have.
+            TypeError: there is no such option.
+        """
+        engine = self._export.engine
+        if engine is None:
+            raise BadInput("document: expected a translator's export, got another model")
+        language = options.get("source_language", engine.facts.get("source_language", ""))
+        marked = Marked(text).with_placeholders()
+        spans = marked.sentences(sentences_in(str(language)))
+        sources = [text[start:end] for start, end in spans]
+        with self._export.alone:
+            translations = engine.document(sources, sentences=lambda line: [line], **options)
+        return Document(sources, translations, marked.between(spans, translations))

@@ -7,6 +7,7 @@ is an error of one line here, in words of our own: what was expected, and what a
 import base64
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from werkzeug.exceptions import HTTPException
 
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.config import BadInput
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
@@ -27,7 +29,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def app(model: ServedModel) -> Flask:
-    """The page at /, the API under /v1/."""
+    """The page at /, what it asks besides at /document, the API under /v1/."""
     flask = Flask(__name__, template_folder=".")
     flask.config["TRUSTED_HOSTS"] = LOCAL  # under other names, a foreign page could make a browser send requests here
 
@@ -37,16 +39,23 @@ def app(model: ServedModel) -> Flask:
         known = [option for option in SEARCH_OPTIONS.values() if option.request and inputs]
         options = [option for option in known if option.name in inputs]
         fixed = [option.name for option in known if option.name not in inputs]
-        aligned = "translate_details" in model.signatures
+        aligned, completes = (name in model.signatures for name in ("translate_details", "complete"))
         shown = {"name": model.name, "version": model.version}
         shown["languages"] = [name for name in ("source_language", "target_language") if name in inputs]
-        html = render_template("page.html", **shown, options=options, fixed=fixed, aligned=aligned)
+        html = render_template("page.html", **shown, options=options, fixed=fixed, aligned=aligned, completes=completes)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])
     def api(_: str) -> Response:
+        return answered(lambda body: _answer(model, request.method, request.path, body))
+
+    @flask.post("/document")
+    def document() -> Response:
+        return answered(lambda body: _document(model, body))
+
+    def answered(answer_to: Callable[[bytes], dict[str, Any]]) -> Response:
         try:
-            answer, status = _answer(model, request.method, request.path, request.get_data()), 200
+            answer, status = answer_to(request.get_data()), 200
         except ServingError as error:
             answer, status = {"error": error.message}, HTTP.get(error.code, 500)
         except RecursionError:
@@ -82,6 +91,17 @@ def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict[str
     return rows(outputs) if by_row else columns(outputs)
 
 
+def _document(model: ServedModel, body: bytes) -> dict[str, Any]:
+    """A text of any length, translated sentence by sentence: {"sources", "translations", "between"}."""
+    asked = _parsed(body)
+    if not isinstance(asked, dict) or not isinstance(asked.get("text"), str):
+        _invalid(f"expected an object with a text and options, got {_shown(asked)}")
+    try:
+        return model.document(asked.pop("text"), asked)._asdict()
+    except (BadInput, TypeError) as error:
+        _invalid(str(error))
+
+
 def metadata(model: ServedModel) -> dict[str, Any]:
     """The answer of GetModelMetadata; like the server, it leaves out the defaults of inputs."""
     signatures = {}
@@ -105,11 +125,7 @@ def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Ten
     Returns:
         the signature's name; tensors by name; whether request and answer are row by row.
     """
-    try:
-        # Bytes that are not UTF-8 pass through, as they do in the server.
-        asked = json.loads(body.decode("utf-8", "surrogateescape"))
-    except ValueError as error:
-        _invalid(f"expected JSON, got something else: {error}")
+    asked = _parsed(body)
     if not isinstance(asked, dict) or len(asked.keys() & {"instances", "inputs"}) != 1:
         _invalid(f"expected an object with either instances or inputs, got {_shown(asked)}")
     name = asked.get("signature_name", "")
@@ -124,6 +140,14 @@ def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Ten
         _invalid(f"inputs: expected values for {', '.join(dtypes)}, got none for {', '.join(sorted(missing))}")
     read = {key: _read(key, given[key], dtype) for key, dtype in dtypes.items()}
     return name, {key: tf.constant(values, dtypes[key], shape) for key, (shape, values) in read.items()}, by_row
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        # Bytes that are not UTF-8 pass through, as they do in the server.
+        return json.loads(body.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        _invalid(f"expected JSON, got something else: {error}")
 
 
 def _columns_of(instances: Any, names: list[str]) -> dict[str, list[Any]]:

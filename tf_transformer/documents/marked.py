@@ -103,21 +103,26 @@ class Marked:
         return " " * (before != "" and not before[-1].isspace()) + mark.raw + " " * after[:1].isalnum()
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
-        """The whole as the document has it, with outputs instead of the spans.
+        """The whole as the document has it, with outputs instead of the spans."""
+        parts = zip(self.between(spans, outputs), [*outputs, ""], strict=True)
+        return "".join(between + output for between, output in parts)
+
+    def between(self, spans: Sequence[Span], outputs: Sequence[str]) -> list[str]:
+        """What stands before each of the outputs that come instead of the spans, and after the last.
 
         A space between two sentences goes where the output's writing has none there, as Chinese has none, and comes
         where the source's has none.
         """
-        parts, last, seen = list[str](), 0, 0
+        found, last, seen, before = list[str](), 0, 0, ""
         for (start, end), output in zip(spans, outputs, strict=True):
             first, after = self._inside(start, end)
             between = self._written(last, start, self.marks[seen:first])
-            if parts and parts[-1] and between in ("", " ") and first == seen:
-                wide = is_wide(self.text[last - 1]), is_wide(parts[-1][-1])
+            if before and between in ("", " ") and first == seen:
+                wide = is_wide(self.text[last - 1]), is_wide(before[-1])
                 between = {(True, False): " ", (False, True): ""}.get(wide, between)
-            parts += [between, output]
-            last, seen = end, after
-        return "".join([*parts, self._written(last, len(self.text), self.marks[seen:])])
+            found.append(between)
+            last, seen, before = end, after, output
+        return [*found, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
         """The places of the sentences. What is between them is white space and marks.

@@ -47,6 +47,9 @@ class SavedModel(Engine):
             nothing before.
         options: defaults of the calls, for options that a request may give, and languages.
 
+    Attributes:
+        loaded: as `tf.saved_model.load` gives it; it owns what the signatures read.
+
     Raises:
         BadInput: the folder holds something else, or an option has another value than it may have.
     """
@@ -66,13 +69,13 @@ class SavedModel(Engine):
         address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
         with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
             try:
-                self._model = tf.saved_model.load(str(plain))  # owns what the signatures read
+                self.loaded = tf.saved_model.load(str(plain))
             except (ValueError, OSError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [""])[0]
                 message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
                 raise BadInput(message) from error
         self.batch_size = batch_size
-        signatures = self._model.signatures
+        signatures = self.loaded.signatures
         default = signatures.get("serving_default")
         takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
         gives = [spec.dtype for spec in default.structured_outputs.values()] if default else []
@@ -112,11 +115,11 @@ class SavedModel(Engine):
 
     def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[Reply]:
         """By serving_default, which makes sure of the best output alone."""
-        outputs = self._model.signatures["serving_default"](text=batch)
+        outputs = self.loaded.signatures["serving_default"](text=batch)
         (best,) = (output for output in outputs.values() if output.dtype == tf.string)
         scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
         truncated = outputs["truncated"].numpy().tolist() if "truncated" in outputs else [False] * len(texts)
-        tokenize, lengths = self._model.signatures.get("tokenize"), [None] * len(texts)
+        tokenize, lengths = self.loaded.signatures.get("tokenize"), [None] * len(texts)
         if tokenize is not None:
             lengths = tokenize(text=batch)["length"].numpy().tolist()
         columns = (texts, best.numpy().tolist(), scores, lengths, truncated)
@@ -124,8 +127,8 @@ class SavedModel(Engine):
             yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        batch, signatures = tf.constant([encoded(text) for text in texts]), self._model.signatures
-        found = self._model.translate_details(batch, **self._given(request))
+        batch, signatures = tf.constant([encoded(text) for text in texts]), self.loaded.signatures
+        found = self.loaded.translate_details(batch, **self._given(request))
         tokens = found["tokens"][:, 0]
         outputs = signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
         lengths = signatures["tokenize"](text=batch)["length"].numpy().tolist()
@@ -143,7 +146,7 @@ class SavedModel(Engine):
         return given | {name: tf.constant([language]) for name, language in request.languages.items()}
 
     def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
-        found = self._model.translate(batch, **self._given(request))
+        found = self.loaded.translate(batch, **self._given(request))
         outputs = {name: value.numpy().tolist() for name, value in found.items()}
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         for i, source in enumerate(texts):
