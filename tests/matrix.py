@@ -171,6 +171,12 @@ def saved_model_load(path, texts):
     languages = {name: value for name, value in options.items() if name.endswith("_language")}
     scored = loaded.signatures["score"](source=asked, target=tf.constant(answers), **languages)
     assert np.isfinite(scored["log_prob"]).all()
+    if "complete" in loaded.signatures:
+        begin = [answer.partition(" ")[0] for answer in answers]
+        found["complete"] = loaded.signatures["complete"](text=asked, prefix=tf.constant(begin), **options)
+        completed = first_of(found["complete"]["translations"])
+        assert [answer[: len(first)] for answer, first in zip(completed, begin, strict=True)] == begin
+        assert first_of(loaded.complete(asked, tf.constant([""]))["translations"]) == answers
     lengths = loaded.signatures["tokenize"](text=asked)["length"]
     assert (lengths.numpy() == found["translate"]["source_length"].numpy()).all()
     return answers

@@ -70,8 +70,10 @@ class Row:
             # Their length penalties are others; and a checkpoint does not say how long an output of a source may be.
             defaults = ("max_source_length", "extra_length") if format == "transformers" else ()
             self.model = self.model.replace(beam_size=1, **{name: SEARCH_OPTIONS[name].default for name in defaults})
+        slow = (family, dtype) not in ROWS[format]
+        options = {"completions": True} if format == "savedmodel" and slow and family != "transformer_parser" else {}
         try:
-            FORMATS[format].save(self.model, self.path, None if dtype == "float32" else dtype)
+            FORMATS[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
         except tt.BadInput as error:
             self.refused = str(error)
 
