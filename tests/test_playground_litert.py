@@ -87,7 +87,7 @@ def test_an_export_takes_requests_of_any_form(small):
         texts = ["Two doors.", "The dog sleeps."] * 7
         answers = list(threads.map(lambda text: ask({"instances": [text]})[1]["predictions"][0], texts))
     assert answers == answers[:2] * 7 and answers == ask({"instances": texts})[1]["predictions"]
-    document = {"text": " Two doors.\n\nThe dog sleeps.\n", "max_length": 97}
+    document = {"text": " Two doors.\n\nThe dog sleeps.\n", "length_penalty": 0.6}
     found = ask(document, "/document")[1]
     assert found["sources"] == texts[:2] and found["between"] == [" ", "\n\n", "\n"]
     assert found["translations"] == [answer["translation"] for answer in answers[:2]]

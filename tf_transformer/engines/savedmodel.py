@@ -83,7 +83,7 @@ class SavedModel(Engine):
             got = f"{', '.join(takes) or 'nothing'} for {gives.count(tf.string)} texts"
             raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
-        self.changeable = tuple(name for name in inputs if name in SEARCH_OPTIONS)
+        self.changeable = tuple(name for name in SEARCH_OPTIONS if name in inputs)
         self.translates = "parse" not in signatures
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
