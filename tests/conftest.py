@@ -28,8 +28,8 @@ hypothesis.settings.load_profile("few")
 
 
 def _without_tuning():
-    """The thread that tunes a dataset's iterator sleeps, and whoever drops the iterator waits until it wakes: seconds, in
-    which nothing is computed. The package's own datasets have none."""
+    """The thread that tunes an iterator of data sleeps, and whoever drops the iterator waits for it: seconds.
+    The package's own datasets have none."""
     import tensorflow as tf
 
     iterate, options = tf.data.Dataset.__iter__, tf.data.Options()

@@ -83,6 +83,7 @@ class Row(NamedTuple):
     text: bytes
 
 
+@pytest.mark.program
 def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     """Each key keeps its text, over several chunks, and the metrics count what went by."""
     monkeypatch.setattr(translation, "CHUNK", 7)
@@ -230,7 +231,7 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 7 were there")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_litert_export(tmp_path, lite, strange, capsys):
     """Its workers load no TensorFlow, and give what its client gives."""
     source = write(tmp_path, "a", [*LINES, *strange])
@@ -340,7 +341,7 @@ def test_options_of_beam(monkeypatch):
 tree_parser = test_parsing.parser  # a fixture
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_parser(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
     texts = ["The cat slept .", "", "A dog saw ( the ) man ."]

@@ -144,6 +144,7 @@ def test_a_process_that_dies_is_a_failure(saved, monkeypatch):
     assert check(saved)[-1] == Finding("FAIL", "the process that called it did not end within 0.01 seconds")
 
 
+@pytest.mark.program
 def test_the_program(tmp_path, capsys):
     root = tf.Module()
     root.f = tf.function(lambda text: {"n": tf.zeros([])}, input_signature=[TEXT], autograph=False)

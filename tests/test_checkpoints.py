@@ -216,6 +216,7 @@ def compiled(optimizer=None, loss=None, **options):
     return model
 
 
+@pytest.mark.program
 def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
     """Weights and optimizer of the new model go, and perhaps there is nothing to train."""
     folder, said = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()

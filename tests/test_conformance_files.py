@@ -53,6 +53,7 @@ def test_load_model(case, files):
     assert_close(loaded(case.arrays()), case.answer())
 
 
+@pytest.mark.program
 @every_case
 def test_load_model_in_a_fresh_process(case, answered_files):
     answered_files, _ = answered_files
@@ -113,6 +114,7 @@ def exported(answered_files):
     return answered_files[1]
 
 
+@pytest.mark.program
 @tensorflow_only
 @every_case
 def test_saved_model_needs_tensorflow_alone(case, exported):

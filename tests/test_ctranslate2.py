@@ -179,6 +179,7 @@ def test_a_shallow_decoder_that_normalizes_first(tokenizer, corpus, tmp_path):
     test_scores_of_given_targets_agree(Both(draw_weights(model), tokenizer, tmp_path / "model"), corpus)
 
 
+@pytest.mark.program
 def test_outputs_of_a_least_length_agree(both, corpus):
     """Greedily: theirs does not count the end symbol, and gives its share of the probability to the others."""
     source, length, _ = both.ours.source(tf.constant(corpus[0]))

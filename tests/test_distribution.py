@@ -90,6 +90,7 @@ def test_two_workers_are_one(alone, tmp_path, chief):
         same(path, alone)
 
 
+@pytest.mark.program
 def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
     """Of unequal numbers of rows and tokens, and some without rows."""
     replicas.save(tmp_path / "parts.npz", *replicas.train(parts=3))
@@ -113,6 +114,7 @@ def test_a_step_is_that_of_keras(alone, monkeypatch):
     np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("kind", "jit_compile"),
     [

@@ -51,6 +51,7 @@ def test_they_give_the_same_answers(engines):
         assert engine([]) == [] == engine.n_best([], 3)
 
 
+@pytest.mark.program
 def test_the_options_of_a_call_are_those_of_another_translator(engines):
     options = {"beam_size": 2, "length_penalty": 0.3, "min_length": 5, "no_repeat_ngram_size": 3}
     other = engines["translator"].replace(**options)

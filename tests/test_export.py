@@ -366,6 +366,7 @@ def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.program
 def test_an_export_has_what_lora_has_learned(translator):
     """In the weights that it has without LoRA, which is how it is read."""
     model = translator.model.astype("float32")

@@ -119,6 +119,7 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     assert again(TEXTS) == tt.load(tmp_path / "1")(TEXTS) == expected
 
 
+@pytest.mark.program
 @needs_int8
 def test_every_kind_of_model(translator):
     """An ensemble; learned positions; a decoder of fewer layers, with norms first."""

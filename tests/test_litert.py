@@ -301,7 +301,7 @@ def test_another_model(translator, tmp_path):
     agree(other, tmp_path / "1", sentences(19), 1)
 
 
-@pytest.mark.program
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "patience, beam_size, min_length",
     [

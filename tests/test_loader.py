@@ -122,6 +122,7 @@ print(after - before)
 """
 
 
+@pytest.mark.program
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow(saved):
     """1,000 requests from two threads, whose texts are 70 MB in all going in, and 5 MB coming out as many tensors."""

@@ -56,6 +56,7 @@ def pieces_of(sentence):
     return [code] * (code != "") + engine.encode(text, out_type=str)
 
 
+@pytest.mark.program
 def test_the_head_that_was_trained_to_align_aligns(tmp_path):
     """The first of the last layer, where README.md says transformer-align, as OPUS-MT's does."""
     shutil.copytree(MARIAN, tmp_path / "opus")

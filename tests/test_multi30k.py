@@ -294,6 +294,7 @@ def test_what_is_scored_and_exported(runs, tmp_path, monkeypatch, together):
     assert seen == [tmp_path / "run", *[tmp_path / "one", tmp_path / "two"] * together]
 
 
+@pytest.mark.program
 def test_a_plan_counts_the_teachers(argv, capsys):
     for more, said in ((["--ensemble"], "and as much for each of 2 teachers"), ([], "and 5 steps for each of 2 teach")):
         train.main([*argv, "--dry-run", "--teachers", "one", "two", *more])
@@ -362,7 +363,7 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
         assert teacher.extra_length == (longest or lengths[1] - lengths[0])
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_run_has_its_own_configuration_in_every_stage(unscored, text, tmp_path):
     pairs, tokenizer = text
     config = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=tokenizer.vocab_size)

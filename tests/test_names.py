@@ -27,6 +27,7 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     assert run_python(program).strip() == "[]"
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     "program", [pytest.param("tt.Transformer", marks=pytest.mark.slow), "tt.load('tests/marian/trained')"]
 )
@@ -48,6 +49,7 @@ assert callable(tt.load)
 """
 
 
+@pytest.mark.program
 def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
     """Importing a module sets its name in the package, where `load` is a function."""
     paths = sorted(PACKAGE.rglob("*.py"))

@@ -44,6 +44,7 @@ def graph_of(folder):
     return onnx.load(folder / "model.onnx").graph
 
 
+@pytest.mark.program
 def test_the_search_is_ours(translator, folder):
     agree(translator, folder, [*sentences(17), *LONG], 3, length_penalty=2.0)
 
@@ -254,7 +255,7 @@ def test_a_table_of_integers_has_a_scale_by_row():
     assert (error <= np.abs(table[places]).max(axis=2, keepdims=True) / 253).all()
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_another_model(translator, tmp_path):
     """Not the paper's order, activation, positions and depths; a search with rules, and of two models."""
     sizes = {"num_decoder_layers": 1, "norm_first": True, "activation": "gelu", "positions": "learned"}

@@ -242,6 +242,7 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected the same number of lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
+@pytest.mark.program
 def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
     argv = ["--model", saved, "--html", tmp_path / "page.html"]
     for more, message in [

@@ -219,6 +219,7 @@ def says(path):
     return described, answer
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_version_that_somebody_else_takes_meanwhile(light, tmp_path, monkeypatch, empty):
     root, save, taken = tmp_path / "name", tf.saved_model.save, ["3", "4"]

@@ -55,11 +55,14 @@ SCOPES = {
 CASES = [
     (of_layers, "full", {}, 1),
     (of_layers, "full", {"run_eagerly": True}, 3),
-    (of_layers, "full", {"jit_compile": True}, 1),
     (of_transformer, "some layers", {}, 1),
+]
+SLOW = [
+    (of_layers, "full", {"jit_compile": True}, 1),
+    (of_transformer, "full", {}, 1),
+    (of_transformer, "full", {"jit_compile": True}, 1),
     (of_transformer, "not this layer", {}, 0),
 ]
-SLOW = [(of_transformer, "full", {}, 1), (of_transformer, "full", {"jit_compile": True}, 1)]
 
 
 @pytest.mark.parametrize(

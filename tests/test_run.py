@@ -108,6 +108,7 @@ def restored(run):
     return model
 
 
+@pytest.mark.program
 def test_keeps_the_last_checkpoints(tmp_path):
     run = Run(tmp_path / "run", keep=2)
     train(run, 4, make_model=begun_anew)
@@ -257,6 +258,7 @@ with locked(Path(sys.argv[1]), "{owner} is training it"):
 """  # as `Run.lock` does, without the seconds that Keras takes to be imported
 
 
+@pytest.mark.program
 def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     path = tmp_path / "run"
     command, pipe = [sys.executable, "-c", LOCKED, str(path)], subprocess.PIPE

@@ -191,6 +191,7 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
     assert seen == [100_000, 800]
 
 
+@pytest.mark.program
 def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
     """It counts checkpoints in a row; a stop in between changes nothing."""
     recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
@@ -245,6 +246,7 @@ def test_a_compiled_step_sees_the_shapes_that_were_counted(unscored, corpus, tmp
     np.testing.assert_allclose(losses["on"], losses["off"], rtol=1e-5)
 
 
+@pytest.mark.program
 def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
     trainer.fit(until=2)

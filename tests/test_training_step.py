@@ -92,8 +92,8 @@ def float32_losses(kind):
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [
-        ("float64", "keras"),
-        pytest.param(None, "tt", marks=pytest.mark.program),
+        pytest.param("float64", "keras", marks=pytest.mark.program),
+        pytest.param(None, "tt", marks=pytest.mark.slow),
         pytest.param("float64", "tt", marks=pytest.mark.slow),
         pytest.param(None, "keras", marks=pytest.mark.slow),
     ],

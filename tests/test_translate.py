@@ -21,6 +21,7 @@ def source(tmp_path):
     return tmp_path / "source"
 
 
+@pytest.mark.program
 def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
     engine, output = tt.load(saved), tmp_path / "output"
     options = {"beam_size": 2, "length_penalty": 1.5, "min_length": 3, "no_repeat_ngram_size": 2, "max_length": 9}
@@ -60,6 +61,7 @@ def test_what_an_export_fixes_is_one_line(saved, source, capsys):
     assert message in fails(translate, [saved, source, "--patience", "3"], capsys)
 
 
+@pytest.mark.program
 def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
     """Whatever ended it. The next attempt that ends removes them."""
     output, partial = tmp_path / "output", tmp_path / "output.partial"
@@ -80,6 +82,7 @@ def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
     assert partial_text and not partial.exists()
 
 
+@pytest.mark.program
 def test_a_pipe_gets_lines_as_they_come(saved):
     """Before the end of what it reads."""
     program = "from trainers.command import run_program; from trainers.translate import main; run_program(main)"
