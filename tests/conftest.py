@@ -51,16 +51,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -long[item.path])
 
 
+AS_A_USER = {"test_docs.py", "test_matrix.py", "test_programs.py", "test_readme.py"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """TensorFlow rewrites a graph before its first run, which was a sixth of the fast tests' time: they run graphs as
-    they were traced. The others have what a user has."""
+    """TensorFlow rewrites a graph before its first run, which was a sixth of the fast tests' time: tests run graphs as
+    they were traced. Those of whole programs and pages, and the slow ones, have what a user has."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        fast = not (item.get_closest_marker("program") or item.get_closest_marker("slow"))
-        if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != fast:
-            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": fast})
+        traced = item.path.name not in AS_A_USER and not item.get_closest_marker("slow")
+        if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != traced:
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": traced})
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,6 +32,7 @@ def close(found, expected):
             np.testing.assert_allclose(*([getattr(a, field) for a in row] for row in (one, other)), rtol=1e-4)
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore:more tokens")
 def test_they_give_the_same_answers(engines):
     options = {"length_penalty": 1.7, "max_length": 7}

@@ -140,6 +140,7 @@ def test_options_out_of_range_are_clipped(served):
     same(nothing, served(text, "translate"))  # what is no number is the default
 
 
+@pytest.mark.program
 def test_defaults_are_the_translators(served, translator, saved):
     found = served({"text": TEXTS}, "translate")
     same(served({"text": TEXTS} | options([3], [0.6], [256]), "translate"), found)
@@ -281,6 +282,7 @@ def test_an_empty_batch(served, name):
     }
 
 
+@pytest.mark.program
 def test_completions_begin_with_their_prefix(served_ending, ending):
     texts = ["The old dog.", "", "Two doors.", "A red house."]
     prefixes = [ending(texts[0])[:3], "abc", "", ending(texts[3])]

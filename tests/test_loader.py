@@ -131,6 +131,7 @@ def test_memory_does_not_grow(saved):
     assert float(process.stdout) < 3  # measured: 0.4; 68 with the inputs kept, 6 with the outputs kept
 
 
+@pytest.mark.program
 def test_from_the_command_line(saved, served, tmp_path):
     command = [sys.executable, str(Path(loader.__file__)), str(saved), TEXTS[0], TEXTS[8]]
     process = subprocess.run(command, capture_output=True, text=True, env=without_the_package(tmp_path))

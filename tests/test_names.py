@@ -62,6 +62,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
         _ = tt.nothing
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     "first",
     [

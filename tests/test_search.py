@@ -349,6 +349,7 @@ def test_scores_are_float32_whatever_the_logits(dtype):
     agree(found, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))
 
 
+@pytest.mark.program
 @on_tensorflow
 def test_a_graph_computes_what_eager_does():
     models, options = random_models(8, 6, 5), {"beam_size": 3, "n_best": 2, "patience": math.inf}

@@ -123,6 +123,7 @@ def test_tagged_sources_are_one_source(text, tmp_path):
     assert both.describe() != tt.sources.TaggedSource(dict(reversed(tagged.items()))).describe()
 
 
+@pytest.mark.program
 def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     _, pairs, _ = text
     sides = [[*side, "Hallo"] for side in zip(*pairs, strict=True)]

@@ -353,6 +353,7 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.program
 def test_class_weights_are_those_of_tokens():
     """Of any data, as Keras's own loss with the weights of tokens; validation has none. A sample weight multiplies."""
     data = pytest.importorskip("tensorflow").data.Dataset

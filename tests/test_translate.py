@@ -39,6 +39,7 @@ def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
     assert [float(score) for score in scores] == pytest.approx([reply.score for reply in expected], abs=1e-4)
 
 
+@pytest.mark.program
 def test_a_document(saved, tmp_path, capsysbinary):
     page, output = tmp_path / "page.html", tmp_path / "output"
     page.write_bytes("<p>The <b>red</b> door. Two doors {x}.\r\n</p>é".encode())

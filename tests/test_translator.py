@@ -116,6 +116,7 @@ def test_samples(translator, one_by_one):
         translator.sample(texts, temperature=0)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_weights_in_another_dtype(translator, dtype):
     cast = translator.astype(dtype)
@@ -172,6 +173,7 @@ def test_another_setting_is_another_translator(translator):
     assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
 
 
+@pytest.mark.program
 def test_no_option_of_a_call_is_traced_anew(one_by_one):
     one = one_by_one
     best = [one.n_best(["Two doors."], n)[0] for n in (1, 2, 3, 7)]
@@ -182,6 +184,7 @@ def test_no_option_of_a_call_is_traced_anew(one_by_one):
     assert len(functions) == 3 and all(each.experimental_get_tracing_count() == 1 for each in functions)
 
 
+@pytest.mark.program
 def test_a_model_that_gets_adapters_is_traced_anew(translator):
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
@@ -275,6 +278,7 @@ HALF = "Two \ud83d doors"  # half an emoji: a surrogate without its other half, 
 HALF_BYTES = b"Two \xed\xa0\xbd doors"
 
 
+@pytest.mark.program
 def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded):
     """White space, wherever a text goes in; and it ends no list."""
     whole = translator(["Two doors", "The old woman"])
