@@ -28,12 +28,15 @@ def hostile_texts(count):
 
 
 def agree(translator, folder, texts, n, fresh=0, **options):
-    """Both give the same n best translations, with the same scores; so do new clients for the last `fresh` texts."""
+    """Both give the same n best translations, with the same scores, one by one and in batches of several sizes; so do
+    new clients for the last `fresh` texts."""
     client, expected = opened(folder), translator.replace(**options).n_best(texts, n)
-    pairs = [(text, client, best) for text, best in zip(texts, expected, strict=True)]
-    pairs += [(text, opened(folder), best) for text, _, best in pairs[len(pairs) - fresh :]]
-    for text, client, ours in pairs:
-        theirs = client.n_best(text, n, **options)
+    answers = [(text, client.n_best(text, n, **options), best) for text, best in zip(texts, expected, strict=True)]
+    answers += [(text, opened(folder).n_best(text, n, **options), ours) for text, _, ours in answers[-fresh:] if fresh]
+    for size in (2, 5, 32) if client.batch_size > 1 else ():
+        client.batch_size = size
+        answers += zip(texts, client.n_best(texts, n, **options), expected, strict=True)
+    for text, theirs, ours in answers:
         assert [one.text for one in theirs] == [one.text for one in ours], text
         assert [one.finished for one in theirs] == [one.finished for one in ours], text
         for name in ("score", "log_prob"):

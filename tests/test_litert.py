@@ -11,6 +11,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_folder_has_what_a_client_needs(translator, folder):
     assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
     signatures = LiteRTTranslator(folder)._signatures
     assert [(one.tokens, one.steps) for one in signatures] == [(16, 24), (32, 48), (41, 48)]
-    shapes = {name: list(part.shape) for name, part in signatures[1]([5, 2], facts | {"n_best": 2}).items()}
+    shapes = {name: list(part.shape) for name, part in signatures[1]([[5, 2]], facts | {"n_best": 2})[0].items()}
     assert shapes == {"ids": [3, 48], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
 
 
@@ -276,8 +277,16 @@ def test_the_file_takes_its_default_for_what_is_not_a_number(folder):
     """Whatever calls it: the client itself asks for the default."""
     client = LiteRTTranslator(folder)
     source, options = [*client.source_ids("Two doors."), client.facts["ids"]["end"]], client.options | {"n_best": 3}
-    found = [client._signatures[0](source, options | more) for more in ({}, {"length_penalty": math.nan})]
+    found = [client._signatures[0]([source], options | more)[0] for more in ({}, {"length_penalty": math.nan})]
     assert found[0]["scores"].tolist() == found[1]["scores"].tolist() and found[0]["scores"][0] > -1e8
+
+
+def test_lines_are_read_as_they_come():
+    """As many as there are, so that a person who types has an answer after each."""
+    pieces = iter([b"a\n", b"b", b"c\r\nd\n\n", b"e\n", b"f"])
+    lines = litert_client._lines(SimpleNamespace(read1=lambda most: next(pieces, b"")))
+    assert next(lines) == [b"a"] and next(pieces) == b"b"
+    assert list(lines) == [[b"c\r", b"d", b""], [b"e"], [b"f"]]
 
 
 def test_the_client_refuses_no_translations(folder, capsys):

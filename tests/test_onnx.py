@@ -1,5 +1,6 @@
 """The model and its search in onnxruntime, an engine that we did not write."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -14,7 +15,7 @@ from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentenc
 from programs import ROOT, without_the_package
 
 import tf_transformer as tt
-from tf_transformer.engines.litert_client import ONNXTranslator, opened
+from tf_transformer.engines.litert_client import ONNXTranslator, _Graph, opened
 from tf_transformer.engines.onnx_export import ONNX
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -49,6 +50,44 @@ def test_the_search_is_ours(translator, folder):
     agree(translator, folder, [*sentences(17), *LONG], 3, length_penalty=2.0)
 
 
+def test_a_call_takes_sources_of_any_lengths(folder):
+    """In any order. None changes the outputs of another."""
+    client, texts = ONNXTranslator(folder), ["", LONG[0], "Two doors.", "", LONG[2]]
+    (graph,), values = client._signatures, client.options | {"n_best": 2}
+    sources = [[*client.source_ids(text), 2] for text in texts]
+    for source, found in zip(sources, graph(sources, values), strict=True):
+        (alone,) = graph([source], values)
+        assert found["lengths"].tolist() == alone["lengths"].tolist()
+        assert [ids[ids > 0].tolist() for ids in found["ids"]] == [ids[ids > 0].tolist() for ids in alone["ids"]]
+        np.testing.assert_allclose(found["scores"], alone["scores"], rtol=1e-5)
+
+
+def test_an_engine_makes_batches(folder, monkeypatch):
+    """Of texts of similar length, as large as it is told."""
+    texts = [*sentences(7), *LONG]
+    expected = [*map(ONNXTranslator(folder), texts)]
+    call, rows = _Graph.__call__, []
+    monkeypatch.setattr(_Graph, "__call__", lambda graph, *given: rows.append(len(given[0])) or call(graph, *given))
+    assert tt.load(folder, batch_size=7)(texts) == expected
+    assert rows == [1, 7, 7, len(texts) - 14]  # the first when it was opened
+
+
+@pytest.mark.parametrize("kind", ["int8", "earlier"])
+def test_some_files_take_one_text(kind, folder, tmp_path):
+    """In int8 the texts of a call would change each other's outputs. Files of earlier versions have one row."""
+    shutil.copytree(folder, tmp_path / "1")
+    facts, file = json.loads((tmp_path / "1/model.json").read_text()), tmp_path / "1/model.onnx"
+    if kind == "earlier":
+        model = onnx.load(file)
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+        onnx.save(model, file)
+        facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "1/model.json").write_text(json.dumps(facts | ({"dtype": kind} if kind == "int8" else {})))
+    one, five = (tt.load(path, batch_size=5) for path in (tmp_path / "1", folder))
+    assert (one.batch_size, five.batch_size) == (1, 5)
+    assert one(sentences(5)) == five(sentences(5))
+
+
 def test_a_folder_has_what_a_client_needs(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.onnx", "tokenizer.model"]
     facts = json.loads((folder / "model.json").read_text())
@@ -62,16 +101,16 @@ def test_a_folder_has_what_a_client_needs(folder):
         return {one.name: (kinds[one.type.tensor_type.elem_type], *shapes[one.name]) for one in ports}
 
     assert described(graph.input) == {
-        "source": ("int32", 1, None),
+        "source": ("int32", None, None),
         "n_best": ("int32", 1),
         "length_penalty": ("float", 1),
         "max_length": ("int32", 1),
     }
-    numbers = {name: ("float", 3) for name in ("scores", "log_probs")}
+    numbers = {name: ("float", None) for name in ("scores", "log_probs")}
     assert described(graph.output) == numbers | {
-        "ids": ("int32", 3, None),
-        "lengths": ("int32", 3),
-        "finished": ("bool", 3),
+        "ids": ("int32", None, None),
+        "lengths": ("int32", None),
+        "finished": ("bool", None),
     }
 
 
@@ -107,7 +146,7 @@ def test_outputs_keep_their_limits(folder):
     assert client("Two doors.", length_penalty=10**400) == client("Two doors.", length_penalty=5)
     assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
     source, options = [*client.source_ids("Two doors."), 2], client.options | {"n_best": 3}
-    found = [client._signatures[0](source, options | more) for more in ({}, {"length_penalty": math.nan})]
+    found = [client._signatures[0]([source], options | more)[0] for more in ({}, {"length_penalty": math.nan})]
     assert found[0]["scores"].tolist() == found[1]["scores"].tolist() and found[0]["scores"][0] > -1e8
 
 
@@ -209,6 +248,43 @@ def test_what_no_step_changes_leaves_the_state(state, kept):
     assert (
         run(model, given=np.array(11, np.float32)) == [before] == [3 + 5 * (7 + 11) + (11 if state == "used" else 93)]
     )
+
+
+def test_what_all_steps_compute_alike_is_computed_before_them():
+    """But for what goes into the state. The model computes the same."""
+    model = loop_of("unused")
+    take_from_state(model.graph)
+    (body,) = (attribute.g for attribute in model.graph.node[0].attribute if attribute.name == "body")
+    body.initializer.append(numpy_helper.from_array(np.array(13, np.float32), "factor"))
+    body.node[1].input[1] = "product"  # instead of what is given
+    body.node.insert(0, helper.make_node("Mul", ["given", "factor"], ["product"]))
+    (before,) = run(model, given=np.array(11, np.float32))
+    assert before == 2 * (3 + 5 * (7 + 11 * 13))
+    exports.take_from_steps(model.graph)
+    onnx.checker.check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Mul", "Loop", "Add"]
+    assert [node.op_type for node in model.graph.node[1].attribute[0].g.node] == ["Add", "Add", "Identity"]
+    assert run(model, given=np.array(11, np.float32)) == [before]
+
+
+@pytest.mark.parametrize("sizes", [2, 1])
+def test_a_size_that_is_computed_is_left_to_the_engine(sizes):
+    """If it is the only one. The model computes the same."""
+    numbers = [numpy_helper.from_array(np.array([one], np.int64), f"at_{one}") for one in range(4)]
+    nodes = [helper.make_node("Shape", ["x"], ["sizes"])]
+    for i in range(sizes):
+        nodes.append(helper.make_node("Slice", ["sizes", f"at_{i}", f"at_{i + 1}"], [f"some_{i}"]))
+        nodes.append(helper.make_node("Squeeze", [f"some_{i}"], [f"one_{i}"]))
+        nodes.append(helper.make_node("Unsqueeze", [f"one_{i}", "at_0"], [f"size_{i}"]))
+    new = ["size_0", "at_2", "at_3"] if sizes == 1 else ["size_0", "size_1", "at_1"]
+    nodes += [helper.make_node("Concat", new, ["shape"], axis=0), helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    ports = [helper.make_tensor_value_info(*port) for port in (("x", 1, [None, 6]), ("y", 1, [None] * 3))]
+    graph = helper.make_graph(nodes, "main", ports[:1], ports[1:], numbers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.arange(30, dtype="float32").reshape(5, 6)
+    exports.infer_sizes(model.graph)
+    assert len(model.graph.node) == (1 if sizes == 1 else 9)
+    assert run(model, x=x)[0].tolist() == x.reshape([5, 2, 3] if sizes == 1 else [5, 6, 1]).tolist()
 
 
 @pytest.mark.parametrize("is_norm", [True, False])

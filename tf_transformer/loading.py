@@ -36,7 +36,8 @@ def load(
         path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX
             export, or of its versions, which means the newest; of a pretrained checkpoint, or its name on the Hugging
             Face hub.
-        batch_size: texts a batch; `None` means the engine's default. LiteRT and ONNX take one text at a time.
+        batch_size: texts a batch; `None` means the engine's default. LiteRT takes one text at a time, and so
+            does ONNX in int8.
         threads: of an export's engine for one operation; `None` means its default.
         family: of a checkpoint, as in `Translator.from_pretrained`.
         revision: of a checkpoint on the hub, as in `Translator.from_pretrained`.
@@ -64,7 +65,7 @@ def load(
         if export and (export / ONNX).is_file():
             from tf_transformer.engines.onnx_export import ONNX as OnnxEngine
 
-            return OnnxEngine(export, threads or 1, **options)
+            return OnnxEngine(export, threads or 1, **rows, **options)
         is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", where)  # on the hub, with its owner
         if export or not (user_path(path).is_dir() or is_name):
             raise BadInput(f"expected a run, a SavedModel, a LiteRT or ONNX export, or a checkpoint, {found_in(path)}")

@@ -11,6 +11,7 @@ class LiteRT(OneSentence):
     Args:
         path: the folder of the export, or that of its versions, which means the newest.
         threads: of the engine.
+        batch_size: of no effect: the engine takes one text.
         options: defaults of the calls, for options that the file takes.
 
     Raises:

@@ -33,6 +33,7 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # in 
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+BATCH_SIZE = 16  # texts, where a call of the engine takes several
 STANDARD_ERROR = threading.Lock()  # which the whole process shares
 
 
@@ -54,12 +55,13 @@ class _Translator(abc.ABC):
         MODEL: the name of the model's file.
         facts, options: as of `LiteRTTranslator`.
         languages: the ids of those that the model knows, by code; {} if it has one pair.
+        batch_size: texts in a call of the engine.
     """
 
     KIND: str
     MODEL: str
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1, batch_size: int = BATCH_SIZE) -> None:
         path = _newest(Path(os.path.expanduser(path)), self.MODEL)
         for name in (self.MODEL, "model.json"):
             if not (path / name).is_file():
@@ -75,13 +77,14 @@ class _Translator(abc.ABC):
         with _quiet(), _reading(path, self.KIND):
             signatures = self._opened(str(path / self.MODEL), threads)
         self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
+        self.batch_size = batch_size if self._signatures[-1].takes_several else 1
         with _reading(path, self.KIND):
             dtypes = self._signatures[-1].dtypes
             self.languages = {str(code): int(id) for code, id in dict(self.facts.get("language_ids", {})).items()}
             names = [*(name for name in dtypes if name not in NO_OPTIONS), *(LANGUAGES if self.languages else ())]
             self.options = {name: self.facts[name] for name in names}
             self._end, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
-            self._search("", 1, {})
+            self._search([""], 1, {})
 
     @abc.abstractmethod
     def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Graph"]:
@@ -102,16 +105,30 @@ class _Translator(abc.ABC):
         """
         if isinstance(texts, str | bytes):
             return self.n_best(texts, 1, **options)[0].text
-        return [self.n_best(text, 1, **options)[0].text for text in texts]
+        return [best.text for best, *_ in self.n_best(texts, 1, **options)]
 
-    def n_best(self, text: str | bytes, n: int, **options: Any) -> list[Translation]:
-        """The n best translations of a text, best first; at most beam_size, and at least one.
+    @overload
+    def n_best(self, texts: str | bytes, n: int, **options: Any) -> list[Translation]: ...
+
+    @overload
+    def n_best(self, texts: Iterable[str | bytes], n: int, **options: Any) -> list[list[Translation]]: ...
+
+    def n_best(
+        self, texts: str | bytes | Iterable[str | bytes], n: int, **options: Any
+    ) -> list[Translation] | list[list[Translation]]:
+        """The n best translations of each text, best first; at most beam_size, and at least one. One text gives a list
+        of them, an iterable a list of such lists.
 
         Raises:
-            TypeError: there is no such option, a value is no number, or the text no string.
+            TypeError: there is no such option, a value is no number, or a text no string.
             ValueError: the model does not know a language.
         """
-        found = self._search(text, n, options)
+        if isinstance(texts, str | bytes):
+            return self._translations(self._search([texts], n, options)[0], n)
+        return [self._translations(found, n) for found in self._search([*texts], n, options)]
+
+    def _translations(self, found: dict[str, np.ndarray], n: int) -> list[Translation]:
+        """The n best of the outputs for a text."""
         used = max(1, min(n, int(np.count_nonzero(found["lengths"]))))
         columns = [found[name][:used].tolist() for name in ("scores", "log_probs", "finished")]
         return [
@@ -121,7 +138,7 @@ class _Translator(abc.ABC):
 
     def ids(self, text: str | bytes, n: int, **options: Any) -> list[list[int]]:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
-        return _outputs(self._search(text, n, options))[: max(n, 1)]
+        return _outputs(self._search([text], n, options)[0])[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
         """The ids of a text, without its language and its end symbol; more than max_source_length are not read. Of a
@@ -137,27 +154,39 @@ class _Translator(abc.ABC):
         """The text of an output's ids."""
         return self._tokenizer.decode(ids)
 
-    def _search(self, text: str | bytes, n: int, options: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The outputs of the shortest signature that has room."""
+    def _search(self, texts: Sequence[str | bytes], n: int, options: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+        """The outputs for each text. Those in a call of the engine have about the same length."""
         if unknown := options.keys() - self.options.keys():
             names = ", ".join(self.options)
             raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
-        ids, most = self.source_ids(text), self._signatures[-1].tokens
-        if len(ids) > most:
-            warnings.warn(f"more tokens than the model reads; only the beginning is read: {text[:40]!r}", stacklevel=3)
+        sources, most = [self.source_ids(text) for text in texts], self._signatures[-1].tokens
+        for text, ids in zip(texts, sources, strict=True):
+            if len(ids) > most:
+                what = "more tokens than the model reads; only the beginning is read"
+                warnings.warn(f"{what}: {text[:40]!r}", stacklevel=3)
         for name, value in options.items():
             if name not in LANGUAGES and not isinstance(value, numbers.Real):
                 raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
         given = {name: value for name, value in options.items() if value == value}  # NaN means the default
         values = self.options | given | {"n_best": max(n, 1)}
         codes = {name: self._code(name, values.pop(name)) for name in LANGUAGES if self.languages}
-        ids, values = ids[:most], values | codes
-        read = [*(codes[name] for name in LANGUAGES[:1] if codes), *ids, self._end]
-        fitting = [signature for signature in self._signatures if len(ids) <= signature.tokens]
+        values, before = values | codes, [*(codes[name] for name in LANGUAGES[:1] if codes)]
+        order, found = sorted(range(len(texts)), key=lambda i: len(sources[i])), dict[int, dict[str, np.ndarray]]()
+        for start in range(0, len(order), self.batch_size):
+            places = order[start : start + self.batch_size]
+            found.update(zip(places, self._batch([sources[i][:most] for i in places], before, values), strict=True))
+        return [found[i] for i in range(len(texts))]
+
+    def _batch(
+        self, sources: list[list[int]], before: list[int], values: Mapping[str, float]
+    ) -> list[dict[str, np.ndarray]]:
+        """The outputs of the shortest signature that has room, for the ids of sources with others before them."""
+        longest, read = max(map(len, sources)), [[*before, *ids, self._end] for ids in sources]
+        fitting = [signature for signature in self._signatures if longest <= signature.tokens]
         with self._alone:
             found = fitting[0](read, values)
-            if ids and not found["lengths"][0]:  # the search takes more steps than this signature has
-                limit = min(len(ids) + self._extra_length, values["max_length"])
+            if longest and not found[-1]["lengths"][0]:  # the search takes more steps than this signature has
+                limit = min(longest + self._extra_length, values["max_length"])
                 found = next((one for one in fitting if one.steps >= limit), fitting[-1])(read, values)
         return found
 
@@ -179,6 +208,7 @@ class LiteRTTranslator(_Translator):
     Args:
         path: the folder, or that of its versions, which means the newest.
         threads: of the engine.
+        batch_size: texts in a call of the engine, which here takes one.
 
     Attributes:
         facts: the contents of model.json.
@@ -202,7 +232,8 @@ class LiteRTTranslator(_Translator):
 class ONNXTranslator(_Translator):
     """Calls the model of a folder that `Translator.save(path, format="onnx")` wrote.
 
-    As `LiteRTTranslator`, but threads that share an object need not wait.
+    As `LiteRTTranslator`, but threads that share an object need not wait. A call of the engine takes `batch_size` texts
+    in float32; in int8 it takes one, since the texts of a call would change each other's translations.
     """
 
     KIND, MODEL = "an ONNX export", "model.onnx"
@@ -234,7 +265,10 @@ class _Signature:
         tokens: of the longest source, without its language and its end symbol.
         steps: symbols of the longest output, its end symbol included; an output that needs more is empty.
         dtypes: of the inputs, by name.
+        takes_several: whether a call may have several sources, whose outputs do not depend on each other.
     """
+
+    takes_several = False
 
     def __init__(self, model: Any, name: str) -> None:
         inputs, outputs = model.get_input_tensor_details(name), model.get_output_tensor_details(name)
@@ -257,14 +291,14 @@ class _Signature:
             dtype = self.dtypes[name]
             buffer.write(np.array(padded if name == "source" else [_within(values[name], dtype)], dtype))
 
-    def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
-        """The outputs for a source with its language, if there are several, and its end symbol, and the values of the
-        other inputs."""
+    def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:
+        """The outputs for each source, of which there is one; it has its language, if there are several, and its end
+        symbol. `values` are those of the other inputs."""
+        (source,) = sources
         self._write(source, values)
         self._run()
-        return {
-            name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in self._results
-        }
+        results = self._results
+        return [{name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in results}]
 
 
 class _Graph:
@@ -280,15 +314,20 @@ class _Graph:
         self.tokens, self.steps = int(facts["max_source_length"]), int(facts["max_length"])
         kinds = {"tensor(int32)": np.dtype(np.int32), "tensor(float)": np.dtype(np.float32)}
         self.dtypes = {one.name: kinds[one.type] for one in self._session.get_inputs()}
+        shapes = {one.name: one.shape for one in self._session.get_inputs()}
+        self.takes_several = shapes["source"][0] != 1 and facts["dtype"] != "int8"  # earlier files take one
         self._outputs = [one.name for one in self._session.get_outputs()]
 
-    def __call__(self, source: list[int], values: Mapping[str, float]) -> dict[str, np.ndarray]:
-        """As of `_Signature`."""
+    def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:
+        """As of `_Signature`, but for any number of sources."""
+        width = max(map(len, sources))
+        padded = [source + [0] * (width - len(source)) for source in sources]
         inputs = {
-            name: np.array([source if name == "source" else _within(values[name], dtype)], dtype)
+            name: np.array(padded if name == "source" else [_within(values[name], dtype)], dtype)
             for name, dtype in self.dtypes.items()
         }
-        return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
+        found = [np.split(output, len(sources)) for output in self._session.run(self._outputs, inputs)]
+        return [dict(zip(self._outputs, one, strict=True)) for one in zip(*found, strict=True)]
 
 
 def _within(value: float, dtype: np.dtype) -> float:
@@ -446,14 +485,33 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
     translator, options = opened(args.folder, args.threads), dict(args.option)
-    for i, line in enumerate(sys.stdin.buffer):
-        text = (line if i else line.removeprefix(codecs.BOM_UTF8)).rstrip(b"\r\n")
-        for one in translator.n_best(text, args.n_best or 1, **options):
-            place = f"{i}\t{one.score:.4f}\t" if args.n_best else ""
-            sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
-        sys.stdout.buffer.flush()
+    some, first = translator.batch_size**2, 0  # lines, which are sorted by length together
+    for lines in _lines(sys.stdin.buffer):
+        for start in range(0, len(lines), some):
+            texts = [line.removesuffix(b"\r") for line in lines[start : start + some]]
+            if not first:
+                texts[0] = texts[0].removeprefix(codecs.BOM_UTF8)
+            for i, best in enumerate(translator.n_best(texts, args.n_best or 1, **options), first):
+                for one in best:
+                    place = f"{i}\t{one.score:.4f}\t" if args.n_best else ""
+                    sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
+            sys.stdout.buffer.flush()
+            first += len(texts)
     with _quiet():  # the engine lists the accelerators that it unloads
         del translator
+
+
+def _lines(file: Any) -> Iterator[list[bytes]]:
+    """The lines of a file, as many as there are at a time: a person who types gets an answer after each."""
+    begun: list[bytes] = []
+    while chunk := file.read1(2**16):
+        end, *lines = chunk.split(b"\n")
+        begun.append(end)
+        if lines:
+            yield [b"".join(begun), *lines[:-1]]
+            begun = lines[-1:]
+    if any(begun):
+        yield [b"".join(begun)]
 
 
 def _end_quietly() -> None:

@@ -1,4 +1,4 @@
-"""What the engines of exports for one sentence share. They load no TensorFlow."""
+"""What the engines of exports to LiteRT and ONNX share. They load no TensorFlow."""
 
 import os
 import warnings
@@ -7,32 +7,37 @@ from typing import Annotated, Any, ClassVar
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
-from tf_transformer.base.values import BadInput, between, checked
+from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request
+from tf_transformer.engines.litert_client import BATCH_SIZE
 from tf_transformer.text.languages import LANGUAGES
 
 
 class OneSentence(Engine):
-    """Calls an export that translates one text after the other.
+    """Calls an export whose texts become ids outside of it.
 
     Attributes:
         package: what runs it, and the name of the extra that brings it.
         translator: the class of `litert_client` that calls it.
     """
 
-    batch_size = 1
     package: ClassVar[tuple[str, str]]
     translator: Any
 
     @checked
     def __init__(
-        self, path: str | os.PathLike[str], threads: Annotated[int, between(1, 1_024)] = 1, **options: Any
+        self,
+        path: str | os.PathLike[str],
+        threads: Annotated[int, between(1, 1_024)] = 1,
+        batch_size: Count = BATCH_SIZE,
+        **options: Any,
     ) -> None:
         import_extra(*self.package, self.translator.KIND)
         try:
-            self._client = self.translator(user_path(path), threads)
+            self._client = self.translator(user_path(path), threads, batch_size)
         except ValueError as error:
             raise BadInput(str(error)) from error
+        self.batch_size = self._client.batch_size
         self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
         self.languages = list(self._client.languages)
@@ -45,10 +50,10 @@ class OneSentence(Engine):
         return self._client.facts
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
-        for text in texts:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of long texts: the reply says so
+            found = self._client.n_best(texts, request.n or 1, **request.options, **request.languages)
+        for text, best in zip(texts, found, strict=True):
             length = len(self._client.source_ids(text))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of long texts: the reply says so
-                best = self._client.n_best(text, request.n or 1, **request.options, **request.languages)
             answers = tuple(Answer(*one) for one in best)
             yield Reply(text, answers, length, length > self.facts["max_source_length"])

@@ -5,11 +5,13 @@ from tf_transformer.engines.one_sentence import OneSentence
 
 
 class ONNX(OneSentence):
-    """Calls an ONNX export, which translates one text after the other.
+    """Calls an ONNX export, in batches of texts.
 
     Args:
         path: the folder of the export, or that of its versions, which means the newest.
         threads: of the engine.
+        batch_size: texts a batch, in float32; they are sorted by length first. In int8, and of a folder that an earlier
+            version wrote, a batch is one text.
         options: defaults of the calls, for options that the file takes.
 
     Raises:

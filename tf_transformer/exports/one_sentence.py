@@ -1,4 +1,4 @@
-"""A graph for one sentence, ids in and ids of the best outputs out, and what its folder says of it.
+"""A graph of the whole search, ids in and ids of the best outputs out, and what its folder says of it.
 
 Engines that run without TensorFlow take it, LiteRT and ONNX. SentencePiece's own library makes ids of a text and texts
 of ids, as `engines.litert_client` does in Python.
@@ -25,7 +25,7 @@ from tf_transformer.model import check_finite
 from tf_transformer.text.decoding import decoder_after, decoder_of
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.logits import RULES
-from tf_transformer.text.primitives import require_tensorflow
+from tf_transformer.text.primitives import require_tensorflow, size
 from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.text.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.text.text_model import TextModel
@@ -113,13 +113,14 @@ def save(
 def function(
     translator: TextModel, max_length: int, tokens: int | None = None, steps: int | None = None, weights: Tensor = None
 ) -> Any:
-    """The graph of a source's ids, n_best, `INPUTS` and, of a model of several languages, the id of the target's, each
-    [1], to the outputs' `Hypotheses`. The id of the source's language is the first one of its ids.
+    """The graph of the ids of B sources, and of n_best, `INPUTS` and, of a model of several languages, the id of the
+    target's, each [1], to the outputs' `Hypotheses`, those of a source after those of the one before it. The id of the
+    source's language is the first one of its ids.
 
     Args:
         translator: its model computes; its options are the defaults.
         max_length: the greatest number of symbols in an output.
-        tokens: of a source, without its language and its end symbol; `None` leaves the number free.
+        tokens: of a source, without its language and its end symbol; B is 1. `None` leaves both numbers free.
         steps: most steps of the search, for which the cache has room from the start; `None` lets the cache grow.
         weights: as in `decoder_of`.
     """
@@ -135,19 +136,22 @@ def function(
         limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
         memory, mask, _ = model.encode(source)
         fixed = Fixed(beams, steps) if steps else Fixed(beams, tf.reduce_max(limit), grows=True)
-        decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.constant([BOS_ID])
+        decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.fill(tf.shape(length), BOS_ID)
         for language in values[len(INPUTS) :]:
-            decoder, start = decoder_after(decoder, start), language
+            decoder, start = decoder_after(decoder, start), tf.broadcast_to(language, tf.shape(length))
         found = beam_search(
             SearchProblem(decoder, start, limit, EOS_ID),
             n_best=beams,
             exact_n=n_best[0],
             **{name: translator.options[name] for name in OPTIONS} | options,
         )
-        return {name: part[0] for name, part in found._asdict().items()}
+        ids = tf.pad(found.ids, [[0, 0], [0, 0], [0, 1]])  # beside a size of 0, ONNX infers no other one
+        ids = tf.reshape(ids, [-1, size(ids, 2)])[:, :-1]
+        return {name: tf.reshape(part, [-1]) for name, part in found._asdict().items()} | {"ids": ids}
 
     width = None if tokens is None else codes + tokens + 1
-    inputs = [tf.TensorSpec([1, width], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]
+    rows = None if tokens is None else 1
+    inputs = [tf.TensorSpec([rows, width], tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]
     inputs += [tf.TensorSpec([1], option.dtype, name) for name, option in INPUTS.items()]
     inputs += [tf.TensorSpec([1], tf.int32, LANGUAGES[1])] * codes
     return tf.function(translate, input_signature=inputs, autograph=False)

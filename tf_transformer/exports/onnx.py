@@ -1,11 +1,11 @@
 """Export to ONNX (https://onnx.ai), which onnxruntime runs on servers, in browsers, and from C#, Java and JavaScript.
 
-The file holds `one_sentence.function`, the encoder and the search of `text.search` for one sentence. The source may
-have any length, and the cache of the search grows with the output.
+The file holds `one_sentence.function`, the encoder and the search of `text.search`. Sources may have any length and be
+any number, and the cache of the search grows with the outputs.
 
 tf2onnx, which converts the graph, makes every weight of the decoder a part of the loop's state, and onnxruntime then
 packs it for its products at every step. `take_from_state` takes out what does not change. A step of a small model takes
-about as long as its nodes are many, so `fuse_norms` and `share_constants` make them fewer.
+about as long as its nodes are many, so `infer_sizes`, `fuse_norms` and `share_constants` make them fewer.
 """
 
 import logging
@@ -74,6 +74,8 @@ def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
     """The file's contents; the arguments are as in `one_sentence.save`."""
     model = _model_of(one_sentence.function(translator, max_length))
     take_from_state(model.graph)
+    infer_sizes(model.graph)
+    take_from_steps(model.graph)
     fuse_norms(model.graph)
     share_constants(model.graph)
     tables = _tables(model.graph)
@@ -167,6 +169,51 @@ def take_from_state(graph: Any) -> None:
             for node in part.node:
                 _replace(node.input, [origins.get(name, name) for name in node.input])
     _remove_unused(graph)
+
+
+def infer_sizes(graph: Any) -> None:
+    """Write -1 for the one size of a reshape that is computed, as the number of rows is, by eight nodes."""
+    from onnx import numpy_helper
+
+    constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
+    for part in graphs_in(graph):
+        made = {name: node for node in part.node for name in node.output}
+        for node in [node for node in part.node if node.op_type == "Reshape"]:
+            shape = made.get(node.input[1])
+            if shape is not None and shape.op_type == "Cast":
+                shape = made.get(shape.input[0])
+            if shape is None or shape.op_type != "Concat":
+                continue
+            computed = [made.get(name) for name in shape.input if name not in constants]
+            if any(one is None or one.op_type != "Unsqueeze" for one in computed):  # else it is one number
+                continue
+            sizes = [numpy_helper.to_array(constants[name]) if name in constants else [-1] for name in shape.input]
+            contents = np.concatenate(sizes).astype(np.int64)
+            if np.count_nonzero(contents == -1) == 1:
+                node.input[1] = f"{node.output[0]}_shape"
+                part.initializer.append(numpy_helper.from_array(contents, node.input[1]))
+    _remove_unused(graph)
+
+
+def take_from_steps(graph: Any) -> None:
+    """Compute before a graph's loops what their steps would all compute alike."""
+    for loop in [node for node in graph.node if node.op_type == "Loop"]:
+        (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
+        changing, ends = {port.name for port in body.input}, {port.name for port in body.output}
+        kept, taken = [], []
+        for node in body.node:
+            is_whole = any(attribute.HasField("g") for attribute in node.attribute)  # a branch, not always computed
+            if is_whole or not changing.isdisjoint(node.input) or not ends.isdisjoint(node.output):
+                changing.update(node.output)
+                kept.append(node)
+            else:
+                taken.append(node)
+        place = [*graph.node].index(loop)
+        for node in reversed(taken):
+            graph.node.insert(place, node)
+        graph.initializer.extend(body.initializer)
+        _replace(body.node, kept)
+        del body.initializer[:]
 
 
 def fuse_norms(graph: Any) -> None:
