@@ -186,7 +186,8 @@ def test_the_client_prints_translations(folder, capsys, monkeypatch):
     found = said("--n-best", "2", "--option", "length_penalty=1")
     assert found == "".join(f"{i}\t{one.score:.4f}\t{one.text}\n" for i, one in expected)
     seen, two_lines = [], [litert_client.Translation("a\nb", 0.0, 0.0, True, 1)]
-    monkeypatch.setattr(LiteRTTranslator, "n_best", lambda _, text, *more: seen.append(text.decode()) or two_lines)
+    one_by_one = lambda _, texts, *more: [seen.append(text.decode()) or two_lines for text in texts]  # noqa: E731
+    monkeypatch.setattr(LiteRTTranslator, "n_best", one_by_one)
     assert said() == "a b\n" * 3 and seen == lines
 
 

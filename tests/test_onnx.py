@@ -257,7 +257,9 @@ def test_what_all_steps_compute_alike_is_computed_before_them():
     (body,) = (attribute.g for attribute in model.graph.node[0].attribute if attribute.name == "body")
     body.initializer.append(numpy_helper.from_array(np.array(13, np.float32), "factor"))
     body.node[1].input[1] = "product"  # instead of what is given
+    body.node[2].input[0] = "always"  # as the loop's condition
     body.node.insert(0, helper.make_node("Mul", ["given", "factor"], ["product"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
     (before,) = run(model, given=np.array(11, np.float32))
     assert before == 2 * (3 + 5 * (7 + 11 * 13))
     exports.take_from_steps(model.graph)

@@ -33,7 +33,7 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # in 
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
-BATCH_SIZE = 16  # texts, where a call of the engine takes several
+BATCH_SIZE = 32  # texts, where a call of the engine takes several
 STANDARD_ERROR = threading.Lock()  # which the whole process shares
 
 
@@ -488,7 +488,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     some, first = translator.batch_size**2, 0  # lines, which are sorted by length together
     for lines in _lines(sys.stdin.buffer):
         for start in range(0, len(lines), some):
-            texts = [line.removesuffix(b"\r") for line in lines[start : start + some]]
+            texts = [line.rstrip(b"\r") for line in lines[start : start + some]]
             if not first:
                 texts[0] = texts[0].removeprefix(codecs.BOM_UTF8)
             for i, best in enumerate(translator.n_best(texts, args.n_best or 1, **options), first):
