@@ -256,16 +256,17 @@ def test_what_all_steps_compute_alike_is_computed_before_them():
     take_from_state(model.graph)
     (body,) = (attribute.g for attribute in model.graph.node[0].attribute if attribute.name == "body")
     body.initializer.append(numpy_helper.from_array(np.array(13, np.float32), "factor"))
-    body.node[1].input[1] = "product"  # instead of what is given
-    body.node[2].input[0] = "always"  # as the loop's condition
+    body.node[1].output[0] = "sum_of_three"
+    body.node.insert(2, helper.make_node("Add", ["sum_of_three", "product"], ["x_after"]))
+    body.node[-1].input[0] = "always"  # as the loop's condition
     body.node.insert(0, helper.make_node("Mul", ["given", "factor"], ["product"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
     (before,) = run(model, given=np.array(11, np.float32))
-    assert before == 2 * (3 + 5 * (7 + 11 * 13))
+    assert before == 2 * (3 + 5 * (7 + 11 + 11 * 13))
     exports.take_from_steps(model.graph)
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == ["Mul", "Loop", "Add"]
-    assert [node.op_type for node in model.graph.node[1].attribute[0].g.node] == ["Add", "Add", "Identity"]
+    assert [node.op_type for node in model.graph.node[1].attribute[0].g.node] == ["Add"] * 3 + ["Identity"]
     assert run(model, given=np.array(11, np.float32)) == [before]
 
 
