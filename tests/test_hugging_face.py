@@ -234,9 +234,10 @@ def test_the_card_of_a_model_of_several_languages(read, tmp_path):
 @pytest.mark.program
 def test_the_program(tmp_path, capsys):
     argv = ["--pretrained", f"{M2M100}/", "--base", str(tmp_path), "--format", "transformers", "--dtype", "float16"]
-    export.main([*argv, "--languages", "en", "de"])
+    export.main([*argv, "--languages", "en", "de", "--license", "cc-by-4.0"])
     assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
     assert tt.load(tmp_path / "trained/1").tokenizer.spoken() == ("en", "de")
+    assert '\nlicense: "cc-by-4.0"\n' in (tmp_path / "trained/1/README.md").read_text(encoding="utf-8")
 
 
 needs_transformers = pytest.mark.skipif(

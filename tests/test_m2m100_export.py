@@ -139,7 +139,7 @@ FORMATS = ("litert", "onnx")
 
 @pytest.fixture(scope="module", params=FORMATS)
 def alone(request, translator, tmp_path_factory):
-    """The folder of an export that translates one text after the other; from German to English by default."""
+    """The folder of an export to LiteRT or ONNX; from German to English by default."""
     pytest.importorskip({"litert": "ai_edge_litert", "onnx": "tf2onnx"}[request.param])
     path = tmp_path_factory.mktemp(request.param) / "many" / "1"
     facts = {"source_language": "de", "target_language": "en"}

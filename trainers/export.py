@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
     suffixes = "source and target language (the training files' suffixes; of a model of several, its own)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
+    add("--license", metavar="NAME", help="of the weights, for whoever gets them, e.g. cc-by-4.0 (the checkpoint's)")
     args = parser.parse_args(argv)
     if args.pretrained and args.average_last:
         parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.no_check and "check" not in format.takes:
         parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
-    needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages, "scores": args.dev}
+    needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages or args.license, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)
     if wrong := format.problem(args.dtype, needs):
         parser.error(wrong)
@@ -106,6 +107,7 @@ def main(argv: list[str] | None = None) -> None:
         if not parses:
             given = dict(zip(LANGUAGES, args.languages or (), strict=False))
             facts |= given or language_facts(float32, languages_of(settings["corpus"].get("train")))
+        facts |= {"license": args.license} if args.license else {}
     print("writing ...", flush=True)
     began = time.monotonic()
 
