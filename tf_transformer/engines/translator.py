@@ -195,15 +195,15 @@ class Translator(TextModel, Engine):
         return [list(reply.answers) for reply in warned(found)]
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        options, tokenizer = dict(request.options), self._speaking(request.languages)
+        (asked, places, longest), tokenizer = self._options_of(request), self._speaking(request.languages)
 
         def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor]) -> Any:
             source, length = columns
-            found, symbols = self.detailed_search(source, length, start, **given)
+            fixed = self.fixed(source, places, longest)
+            found, symbols = self.detailed_search(source, length, start, fixed, **given)
             return found.ids, found.ids, found.lengths, found.finished, symbols.attended
 
-        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
-        name = f"aligned, {', '.join(options)}"
+        name = f"aligned, {places if asked else ''}, {longest}"
         rows = self._outputs(name, search, texts, 1, tokenizer, lambda *_: [], asked)
         sources, *_ = self.read(texts, tokenizer)
         for source, read, (length, cut, *parts) in zip(texts, sources, rows, strict=True):
@@ -216,24 +216,19 @@ class Translator(TextModel, Engine):
     def _replies(
         self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None
     ) -> Iterator[Reply]:
-        options, places = dict[str, Any](), self.beam_size
-        if request.options:
-            options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
-            places = 1 << (options["beam_size"] - 1).bit_length()  # few functions for all sizes
+        asked, places, longest = self._options_of(request)
         n = min(request.n or 1, places)
-        longest = rounded(options["max_length"], 4) if options and not ON_TENSORFLOW else None  # of fixed shapes
 
         def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
-            asked = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
-            return self.search(source, length, start=start, fixed=self.fixed(source, places, longest), **asked, **given)
+            own = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
+            return self.search(source, length, start=start, fixed=self.fixed(source, places, longest), **own, **given)
 
-        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if options else ''}, {longest}"
+        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if asked else ''}, {longest}"
         tokenizer, columns = self._speaking(request.languages), list[Any]()
         if prefixes is not None:
             begin = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
             columns = [padded(begin, width_of(begin, NO_LIMIT))]
-        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
         rows = self._outputs(name, search, texts, n, tokenizer, lambda *_: columns, asked, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
@@ -242,6 +237,15 @@ class Translator(TextModel, Engine):
                 if k == 0 or symbols
             ]
             yield Reply(source, tuple(answers), length, truncated)
+
+    def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
+        """All options of a call that changes some, and the beams and the longest output that there is room for."""
+        if not request.options:
+            return {}, self.beam_size, None
+        options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
+        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
+        places = 1 << (options["beam_size"] - 1).bit_length()  # few functions for all sizes
+        return asked, places, None if ON_TENSORFLOW else rounded(options["max_length"], 4)  # of fixed shapes
 
     def _speaking(self, languages: Mapping[str, str]) -> Tokenizer:
         return self.tokenizer.for_languages(**languages) if languages else self.tokenizer

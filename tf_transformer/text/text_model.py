@@ -189,11 +189,11 @@ class TextModel(SetOnce):
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def detailed_search(
-        self, source: Tensor, source_length: Tensor, start: Tensor = None, **options: Any
+        self, source: Tensor, source_length: Tensor, start: Tensor = None, fixed: Fixed | None = None, **options: Any
     ) -> tuple[Hypotheses, Symbols]:
         """As `search`, without `prefix`; also each symbol's log-probability, and the source token of greatest attention
         in the last layer, a mean over the heads that align."""
-        problem, options = self._asked(source, source_length, options, start)
+        problem, options = self._asked(source, source_length, options, start, fixed)
         return detailed_search(problem, **options)
 
     def _asked(
