@@ -51,17 +51,18 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -long[item.path])
 
 
-AS_A_USER = {"test_docs.py", "test_matrix.py", "test_programs.py", "test_readme.py"}
+AS_A_USER = {"test_docs.py", "test_matrix.py", "test_playground.py", "test_programs.py", "test_readme.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """TensorFlow rewrites a graph before its first run, which was a sixth of the fast tests' time: tests run graphs as
-    they were traced. Those of whole programs and pages, and the slow ones, have what a user has."""
+    they were traced. Slow ones, and the program tests of these files, have what a user has."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        traced = item.path.name not in AS_A_USER and not item.get_closest_marker("slow")
+        program = item.get_closest_marker("program") and item.path.name in AS_A_USER
+        traced = not (program or item.get_closest_marker("slow"))
         if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != traced:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": traced})
 
