@@ -24,6 +24,7 @@ from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
+from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.engines import litert_client
 from tf_transformer.engines.litert import LiteRT
 from tf_transformer.engines.litert_client import LiteRTTranslator
@@ -98,16 +99,18 @@ def test_threads_that_share_a_translator_wait(folder, monkeypatch):
     assert max(most) == 1
 
 
-def test_threads_that_load_a_model_keep_standard_error():
+@pytest.mark.parametrize("first", [litert_client._quiet, quiet_stderr])
+@pytest.mark.parametrize("second", [litert_client._quiet, quiet_stderr])
+def test_threads_that_load_a_model_keep_standard_error(first, second):
     before, entered, go_on = os.fstat(2), threading.Event(), threading.Event()
 
     def quiet():
-        with litert_client._quiet():
+        with second():
             entered.set()
             go_on.wait()
 
     thread = threading.Thread(target=quiet)
-    with litert_client._quiet():
+    with first():
         thread.start()
         entered.wait(0.1)
     go_on.set()
@@ -219,6 +222,12 @@ def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
         with pytest.raises(kind, match="1: expected a LiteRT export, got something else: .") as error:
             load(tmp_path / "1")
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["threads", "batch_size"])
+def test_the_client_takes_positive_numbers(name, folder):
+    with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got 0$"):
+        LiteRTTranslator(folder, **{name: 0})
 
 
 def test_a_process_without_standard_error(folder, monkeypatch):

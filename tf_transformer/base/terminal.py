@@ -4,10 +4,12 @@ told to stop."""
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+STANDARD_ERROR = threading.RLock()  # which all threads share
 _SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
 
@@ -112,16 +114,17 @@ def quiet_stderr() -> Iterator[None]:
     if sys.__stderr__ is None and sys.stderr is None:  # there is none: its number may be that of another file
         yield
         return
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with STANDARD_ERROR:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        kept = os.dup(2)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def quiet_import() -> contextlib.AbstractContextManager[None]:

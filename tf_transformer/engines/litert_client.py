@@ -34,7 +34,7 @@ CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model o
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 BATCH_SIZE = 32  # texts, where a call of the engine takes several
-STANDARD_ERROR = threading.Lock()  # which the whole process shares
+STANDARD_ERROR = threading.RLock()  # which all threads share
 
 
 class Translation(NamedTuple):
@@ -62,6 +62,9 @@ class _Translator(abc.ABC):
     MODEL: str
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 1, batch_size: int = BATCH_SIZE) -> None:
+        for name, number in (("threads", threads), ("batch_size", batch_size)):
+            if number < 1:
+                raise ValueError(f"{name}: expected a positive number, got {number}")
         path = _newest(Path(os.path.expanduser(path)), self.MODEL)
         for name in (self.MODEL, "model.json"):
             if not (path / name).is_file():
@@ -208,7 +211,7 @@ class LiteRTTranslator(_Translator):
     Args:
         path: the folder, or that of its versions, which means the newest.
         threads: of the engine.
-        batch_size: texts in a call of the engine, which here takes one.
+        batch_size: texts in a call of the engine; LiteRT takes one.
 
     Attributes:
         facts: the contents of model.json.
@@ -216,7 +219,7 @@ class LiteRTTranslator(_Translator):
 
     Raises:
         FileNotFoundError: the folder lacks a file.
-        ValueError: a file holds something else.
+        ValueError: a file holds something else, or a number is not positive.
     """
 
     KIND, MODEL = "a LiteRT export", "model.tflite"

@@ -7,10 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
+from tf_transformer.base.terminal import STANDARD_ERROR
 from tf_transformer.base.values import BadInput, Count, between, checked
+from tf_transformer.engines import litert_client
 from tf_transformer.engines.engine import Answer, Engine, Reply, Request
-from tf_transformer.engines.litert_client import BATCH_SIZE
 from tf_transformer.text.languages import LANGUAGES
+
+litert_client.STANDARD_ERROR = STANDARD_ERROR  # the lock of the package's other doors
 
 
 class OneSentence(Engine):
@@ -29,7 +32,7 @@ class OneSentence(Engine):
         self,
         path: str | os.PathLike[str],
         threads: Annotated[int, between(1, 1_024)] = 1,
-        batch_size: Count = BATCH_SIZE,
+        batch_size: Count = litert_client.BATCH_SIZE,
         **options: Any,
     ) -> None:
         import_extra(*self.package, self.translator.KIND)

@@ -11,6 +11,7 @@ from tf_transformer.base.files import encoded
 from tf_transformer.base.folders import saved_model_of
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_kinds, read_json, reading
+from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
@@ -69,7 +70,8 @@ class SavedModel(Engine):
         address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
         with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
             try:
-                self.loaded = tf.saved_model.load(str(plain))
+                with quiet_stderr():  # SentencePiece tells of models that do not change texts
+                    self.loaded = tf.saved_model.load(str(plain))
             except (ValueError, OSError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [""])[0]
                 message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"

@@ -19,6 +19,7 @@ import sentencepiece
 from tf_transformer.base.files import encoded, lines_of, new_file, user_path
 from tf_transformer.base.lazy import Once, lazily
 from tf_transformer.base.reading import read_bytes
+from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.type_names import Tensor, VocabularyKind
 from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
 from tf_transformer.config import BadInput
@@ -414,14 +415,15 @@ def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
     # The op itself, for the `shared_name` that the public class does not pass on.
     from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
-    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create() -> Any:
         return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
 
-    tokenizer._model_resource._create_resource = create
-    tokenizer._model_resource._resource_handle = create()
+    with quiet_stderr():  # it tells of models that do not change texts
+        tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
+        tokenizer._model_resource._create_resource = create
+        tokenizer._model_resource._resource_handle = create()
     return tokenizer
 
 
