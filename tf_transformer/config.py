@@ -34,7 +34,7 @@ class TransformerConfig:
         attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
             away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
         vocab_size: V, symbols that source and target share, control symbols included.
-        num_decoder_layers: layers in the decoder, if not N; a shallow one translates faster.
+        num_decoder_layers: layers in the decoder, if not as in the encoder; with few it translates faster.
         norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
             paper it comes after each sub-layer.
         activation: in feed-forward networks: "relu" as in the paper, "gelu", or "swish", whose other name is "silu".

@@ -24,7 +24,7 @@ from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
 
 HERE = "here"  # --dry-run's device: this machine's
-CONFIG_OPTIONS = ("vocab_size", "dropout")
+CONFIG_OPTIONS = ("vocab_size", "dropout", "num_decoder_layers")
 EXPORTS = ("extra_length", "max_source_length")  # options of a search for `tf-transformer export`, not for a training
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
