@@ -1,5 +1,5 @@
-"""Sentences/s and BLEU on real text, strings in and strings out: our SavedModel, our export to LiteRT, and CTranslate2,
-with the same weights. LiteRT takes one sentence after the other, whatever the batch.
+"""Sentences/s and BLEU on real text, strings in and strings out: our SavedModel, our exports to LiteRT and ONNX, and
+CTranslate2, with the same weights. LiteRT, and ONNX in int8, take one sentence after the other, whatever the batch.
 
 Exports a run once for each engine, starts a process for each, and lets them translate the whole text in turn, so that
 what else the machine does meets all of them. Prints a line of JSON for each. A process whose turn it is not is stopped:
@@ -22,8 +22,9 @@ from pathlib import Path
 from benchmarks import common
 
 PACKAGES = {
-    "tf_transformer": ("tf-transformer", "tensorflow", "tensorflow-text"),
+    "savedmodel": ("tf-transformer", "tensorflow", "tensorflow-text"),
     "litert": ("ai-edge-litert",),
+    "onnx": ("onnxruntime",),
     "ctranslate2": ("ctranslate2",),
 }
 ENGINES = [f"{engine} {dtype}" for engine in PACKAGES for dtype in ("float32", "int8")]
@@ -99,19 +100,13 @@ def main(argv=None) -> list[dict]:
 def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
-    from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
+    from tf_transformer.exports.formats import FORMATS
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
     for name in ENGINES:
-        path = folder_of(folder, name)
         engine, dtype = name.split()
-        if engine == "tf_transformer":
-            (translator if dtype == "float32" else translator.astype(dtype)).save(path)
-        elif engine == "litert":
-            translator.save(path, format="litert", dtype=dtype)
-        else:
-            save_ctranslate2(translator, path, None if dtype == "float32" else dtype)
+        FORMATS[engine].save(translator, folder_of(folder, name), None if dtype == "float32" else dtype)
 
 
 def folder_of(folder: Path, name: str) -> Path:
@@ -147,8 +142,8 @@ class Engine:
 
 def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
     """The process of an engine."""
-    load = {"tf_transformer": load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}
-    translate = load[name.split()[0]](path, args)
+    load = {"savedmodel": load_tensorflow, "ctranslate2": load_ctranslate2}
+    translate = load.get(name.split()[0], load_client)(path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     pipe.send("loaded")
     while pipe.recv():
@@ -176,10 +171,10 @@ def load_tensorflow(path: Path, args):
     return translate
 
 
-def load_litert(path: Path, args):
-    from tf_transformer.engines.litert_client import LiteRTTranslator
+def load_client(path: Path, args):
+    from tf_transformer.engines.litert_client import opened
 
-    return LiteRTTranslator(path, args.threads)
+    return opened(path, args.threads)
 
 
 def load_ctranslate2(path: Path, args):
