@@ -17,8 +17,8 @@ from tf_transformer.base.values import BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
 from tf_transformer.documents.alignment import Aligned
 from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request
+from tf_transformer.text.piece_engine import check_tensorflow_text
 from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.tokenizer import check_tensorflow_text
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -22,9 +22,10 @@ from tf_transformer.text.beams import Hypotheses, penalty
 from tf_transformer.text.languages import LANGUAGES
 from tf_transformer.text.primitives import require_tensorflow
 from tf_transformer.text.search_options import SEARCH_OPTIONS, Beams, Length, of_request
+from tf_transformer.text.strings import beginnings
 from tf_transformer.text.text_decoder import TextDecoder
 from tf_transformer.text.text_model import TextModel
-from tf_transformer.text.tokenizer import EOS_ID, Tokenizer, beginnings
+from tf_transformer.text.tokenizer import EOS_ID, Tokenizer
 
 CONTRACT = "1"
 

@@ -25,8 +25,9 @@ from tf_transformer.families.registry import family_of_config, family_of_folder
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.model import check_finite
 from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.text.strings import valid
 from tf_transformer.text.text_model import TextModel, padded
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, FIRST_ID, valid
+from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, FIRST_ID
 
 DTYPES = ("float32", "bfloat16", "float16")
 EPSILON = 1e-5  # of layer normalization there

@@ -17,8 +17,9 @@ from tf_transformer.families.hub import WEIGHTS
 from tf_transformer.families.pieces import PieceTokenizer, archive_of
 from tf_transformer.families.weights import NO_SHARE, Assignment, Readers, check_rows, read_weights
 from tf_transformer.model import Transformer
+from tf_transformer.text.piece_engine import engine_of
 from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.tokenizer import EOS_ID, engine_of
+from tf_transformer.text.tokenizer import EOS_ID
 
 MOST_SYMBOLS = 2**24  # of a vocabulary without weights
 SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")  # which a vocabulary has itself

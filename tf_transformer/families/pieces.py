@@ -10,16 +10,9 @@ from tf_transformer.base.lazy import Once, lazily
 from tf_transformer.base.reading import check_archive, reading
 from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
-from tf_transformer.text.tokenizer import (
-    FIRST_ID,
-    UNKNOWN_ID,
-    Tokenizer,
-    durable_tokenizer,
-    encoded_by,
-    engine_of,
-    text_tensor,
-    utf8,
-)
+from tf_transformer.text.piece_engine import durable_tokenizer, encoded_by, engine_of
+from tf_transformer.text.strings import text_tensor, utf8
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
 
 if TYPE_CHECKING:
     import tensorflow as tf

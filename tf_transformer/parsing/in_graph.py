@@ -9,7 +9,8 @@ from tf_transformer.masks import PAD_ID
 from tf_transformer.parsing.constraint import LEAF, Grammar
 from tf_transformer.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT
 from tf_transformer.parsing.words import Source
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, valid_text
+from tf_transformer.text.strings import valid_text
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 
 
 def read(text: Tensor, tokenizer: Tokenizer, most: int) -> Source:

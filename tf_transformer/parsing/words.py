@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from tf_transformer.corpora.pairs import Encode
 from tf_transformer.parsing.treebank import with_brackets
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer, utf8
+from tf_transformer.text.strings import utf8
+from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
 
 MAX_LENGTH = 512  # tokens a side to train on, EOS included
 SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, as where trees are read

@@ -22,8 +22,9 @@ from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.sampling import sample
 from tf_transformer.text.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
 from tf_transformer.text.search_options import Beams, translator_options
+from tf_transformer.text.strings import beginnings, begun
 from tf_transformer.text.text_decoder import TextDecoder
-from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer, beginnings, begun
+from tf_transformer.text.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -4,7 +4,6 @@ Methods that take lists and give lists, such as `encode`, need SentencePiece alo
 `tokenize`, need TensorFlow and tensorflow-text, too, which are loaded when the first of them is called.
 """
 
-import codecs
 import hashlib
 import io
 import itertools
@@ -13,17 +12,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import sentencepiece
 
 from tf_transformer.base.files import encoded, lines_of, new_file, user_path
 from tf_transformer.base.lazy import Once, lazily
 from tf_transformer.base.reading import read_bytes
-from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.type_names import Tensor, VocabularyKind
-from tf_transformer.base.values import MOST, Count, Natural, between, checked, shown
+from tf_transformer.base.values import MOST, Count, between, checked, shown
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
+from tf_transformer.text.piece_engine import durable_tokenizer, encoded_by, engine_of, threads_for
+from tf_transformer.text.strings import valid, valid_text
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -35,13 +34,7 @@ EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
-BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
-CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
-SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
-MANY = 1_000  # texts that are worth several threads
-
-codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
 
 class Tokenizer:
@@ -301,145 +294,6 @@ class Tokenizer:
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
-
-
-def text_tensor(texts: Tensor) -> "tf.Tensor":
-    """A string or a list of strings as a tensor, whatever they contain (`encoded`); tensors stay as they are."""
-    if isinstance(texts, np.ndarray):
-        texts = texts.tolist()
-    if not isinstance(texts, str | bytes | list | tuple):
-        return texts
-    return tf.constant(tf.nest.map_structure(encoded, texts), tf.string)
-
-
-def utf8(text: str | bytes) -> str:
-    """A text in which each part that is not UTF-8 is a space."""
-    return encoded(text).decode("utf-8", "as_space")
-
-
-def valid(text: str | bytes) -> str:
-    """A text in which each part that is not UTF-8, and each control character, is a space."""
-    text = text if isinstance(text, str) and text.isprintable() else utf8(text)
-    return text if text.isprintable() else text.translate(CONTROLS)
-
-
-def valid_text(texts: Tensor) -> "tf.Tensor":
-    """As `valid`, for texts [B]."""
-    texts = text_tensor(texts)
-    return tf.strings.unicode_transcode(
-        texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "), replace_control_characters=True
-    )
-
-
-@checked
-def beginnings(texts: Tensor, tokens: Natural) -> "tuple[tf.Tensor, tf.Tensor]":
-    """Texts without what cannot be among their first N = `tokens` tokens. Tokenizing 4 MB takes 900 MiB and seconds.
-
-    A text of at most 64 * (N + 1) bytes stays as it is. In a longer one, white space and control characters in a row
-    become one space, and what is then behind these bytes is left out. A normalization could make less than N tokens of
-    them, if it joins or drops most characters.
-
-    Returns:
-        texts [B]; whether something was left out, bool [B].
-    """
-    texts = text_tensor(texts)
-    most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
-    is_long = tf.strings.length(texts) > most
-
-    def cut() -> "tuple[tf.Tensor, tf.Tensor]":
-        plain = tf.strings.regex_replace(valid_text(texts), r"[\s\p{Z}]+", " ")
-        begin = valid_text(tf.strings.substr(plain, 0, most))  # without half a character at its end
-        return tf.where(is_long, begin, texts), is_long & (tf.strings.length(plain) > most)
-
-    return tf.cond(tf.reduce_any(is_long), cut, lambda: (texts, is_long))
-
-
-@checked
-def begun(texts: Sequence[str | bytes], tokens: Natural) -> list[tuple[str | bytes, bool]]:
-    """As `beginnings`, in Python: of each text its beginning, and whether something was left out."""
-    most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
-    return [_begun(text, most) for text in texts]
-
-
-def _begun(text: str | bytes, most: int) -> tuple[str | bytes, bool]:
-    if len(text) <= most // 4 or len(encoded(text)) <= most:  # a character has at most 4 bytes
-        return text, False
-    plain = SEPARATORS.sub(" ", valid(text)).encode()
-    return utf8(plain[:most]), len(plain) > most  # without half a character at its end
-
-
-def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
-    """The ids of each text, or its pieces if `kind` is str."""
-    return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
-
-
-def threads_for(texts: Sequence[Any]) -> int:
-    """Of SentencePiece: all cores for many texts, since starting threads takes longer than a few texts."""
-    return -1 if len(texts) >= MANY else 1
-
-
-def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """SentencePiece's own tokenizer with a serialized model.
-
-    Raises:
-        BadInput: the bytes are not a SentencePiece model, or a piece is not UTF-8.
-    """
-    if hasattr(sentencepiece, "set_min_log_level"):
-        sentencepiece.set_min_log_level(1)  # it tells of models that do not change texts
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        if not processor.id_to_piece(list(range(processor.vocab_size()))):  # of nothing
-            raise ValueError("no pieces")
-    except (RuntimeError, ValueError) as error:
-        raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
-    return processor
-
-
-@checked
-def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
-    """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
-
-    Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
-    (tensorflow/text issues 570 and 802).
-
-    Args:
-        model: a serialized SentencePiece model.
-        pieces: whether it makes pieces of texts, and no ids.
-
-    Raises:
-        BadInput: tensorflow-text cannot be imported.
-    """
-    check_tensorflow_text()
-    import tensorflow_text
-
-    # The op itself, for the `shared_name` that the public class does not pass on.
-    from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
-
-    name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
-
-    def create() -> Any:
-        return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
-
-    with quiet_stderr():  # it tells of models that do not change texts
-        tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
-        tokenizer._model_resource._create_resource = create
-        tokenizer._model_resource._resource_handle = create()
-    return tokenizer
-
-
-def check_tensorflow_text() -> None:
-    """Check that tensorflow-text can be imported. It brings operations that the SavedModels of this package need.
-
-    Raises:
-        BadInput: there is none, or it is of another TensorFlow.
-    """
-    try:
-        import tensorflow_text  # noqa: F401
-    except (ImportError, tf.errors.NotFoundError) as error:
-        reason, version = str(error).splitlines()[0], tf.__version__
-        wanted = ".".join(version.split(".")[:2])
-        message = f"text: expected tensorflow-text {wanted}, that of TensorFlow {version}: {reason}"
-        raise BadInput(message) from error
 
 
 def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tf_transformer.families.m2m100.languages import BY_NAME, NLLB, languages_am
 from tf_transformer.families.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.families.m2m100.tokenizer import IDS, PIECES, M2M100Tokenizer
 from tf_transformer.families.pieces import VOCABULARY
-from tf_transformer.text.tokenizer import engine_of
+from tf_transformer.text.piece_engine import engine_of
 
 CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # with their defaults
 DEFAULTS = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True, "vocab_size": 128112}

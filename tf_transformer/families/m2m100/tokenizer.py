@@ -11,7 +11,8 @@ from tf_transformer.base.type_names import Tensor
 from tf_transformer.base.values import checked
 from tf_transformer.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, archive_of, texts_of
 from tf_transformer.text.languages import LANGUAGES, check_language
-from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer, text_tensor
+from tf_transformer.text.strings import text_tensor
+from tf_transformer.text.tokenizer import BOS_ID, FIRST_ID, Tokenizer
 
 if TYPE_CHECKING:
     import tensorflow as tf
