@@ -19,7 +19,7 @@ import sentencepiece
 import tensorflow as tf
 from checkpoints import M2M100
 from conftest import TEXTS, random_model
-from one_sentence import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from portable import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
 from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 
@@ -381,7 +381,7 @@ def test_hostile_texts_where_neither_tensorflow_nor_this_package_is(folder, tmp_
 
 @pytest.mark.program
 def test_a_check_that_fails_publishes_nothing(translator, tmp_path, monkeypatch):
-    monkeypatch.setattr(litert, "_converted", lambda *_: bytes(9_000))
+    monkeypatch.setattr(litert.LiteRTFolder, "_converted", lambda *_: bytes(9_000))
     with pytest.raises(tt.BadInput, match="expected an export that passes the checks, so nothing was published"):
         translator.save(tmp_path / "1", format="litert", checked=True)
     assert not list(tmp_path.iterdir())

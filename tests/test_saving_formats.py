@@ -10,8 +10,8 @@ from trainers import export
 @pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
-    for converting in ("litert", "onnx"):  # which their own tests do
-        monkeypatch.setattr(f"tf_transformer.exports.{converting}._converted", lambda *_: b"a file")
+    for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # whose own tests convert
+        monkeypatch.setattr(f"tf_transformer.exports.{kind}._converted", lambda *_: b"a file")
     takes = {"ctranslate2": ["ctranslate2"], "onnx": ["onnxruntime", "tf2onnx"], "transformers": ["safetensors"]}
     for needed in takes.get(format.name, []):
         pytest.importorskip(needed)

@@ -2,10 +2,10 @@
 
 from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.engines.litert_client import LiteRTTranslator
-from tf_transformer.engines.one_sentence import OneSentence
+from tf_transformer.engines.portable import PortableEngine
 
 
-class LiteRT(OneSentence):
+class LiteRT(PortableEngine):
     """Calls a LiteRT export, which translates one text after the other.
 
     Args:

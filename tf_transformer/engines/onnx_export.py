@@ -1,10 +1,10 @@
 """An ONNX export as an engine. It loads no TensorFlow."""
 
 from tf_transformer.engines.litert_client import ONNXTranslator
-from tf_transformer.engines.one_sentence import OneSentence
+from tf_transformer.engines.portable import PortableEngine
 
 
-class ONNX(OneSentence):
+class ONNX(PortableEngine):
     """Calls an ONNX export, in batches of texts.
 
     Args:

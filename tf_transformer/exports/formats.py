@@ -94,7 +94,7 @@ def _save_ctranslate2(
 
 
 def _saving(module: Any) -> Save:
-    """The `Save` of a module of `one_sentence`."""
+    """The `Save` of a module with a `Portable`."""
 
     def save(
         model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any

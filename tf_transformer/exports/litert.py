@@ -1,6 +1,6 @@
 """Export to LiteRT (https://ai.google.dev/edge/litert), formerly TensorFlow Lite, an engine for phones.
 
-The file holds `one_sentence.function`, the encoder and the search of `text.search` for one sentence.
+The file holds `portable.graph_of_ids`, the encoder and the search of `text.search` for one sentence.
 
 All shapes in the file are fixed: where shapes grew while LiteRT ran, its XNNPACK now and then computed with memory that
 had moved. The signature `translate` has the export's limits of lengths. Others, such as `translate_16`, have shorter
@@ -8,7 +8,6 @@ ones, since a step costs about as much as the cache is long; they share the weig
 """
 
 import hashlib
-import os
 import tempfile
 from typing import Any
 
@@ -16,62 +15,32 @@ import flatbuffers
 import numpy as np
 import tensorflow as tf
 
-from tf_transformer.base import values
-from tf_transformer.exports import one_sentence
+from tf_transformer.exports.portable import Portable, graph_of_ids
 from tf_transformer.layers import PositionalEmbedding
-from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.text_model import TextModel
 
 SIGNATURE = "translate"
 LENGTHS = (16, 32, 64, 128)  # tokens of the longest source of the shorter signatures
 
 
-@values.checked
-def save(
-    translator: TextModel,
-    path: str | os.PathLike[str],
-    dtype: str | None = None,
-    max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
-    checked: bool = False,
-    **facts: Any,
-) -> None:
-    """Write a folder for LiteRT, whole or not at all:
+class LiteRTFolder(Portable):
+    """The signatures of model.tflite have the inputs and outputs of docs/guides/litert-apps.md."""
 
-        model.tflite       the signatures; docs/guides/litert-apps.md has their inputs and outputs
-        tokenizer.model    SentencePiece's, or other files of `Tokenizer.files` and `Tokenizer.vocabularies`
-        model.json         ids, limits, default options and facts
+    engine, package, file = "LiteRT", "ai_edge_litert", "model.tflite"
 
-    Args:
-        translator: a `Translator`; its options become the defaults of length_penalty and max_length, the others are
-            fixed.
-        path: must not exist.
-        dtype: of the weights, "float32", or "int8" with a scale by channel; `None` means "float32".
-        max_length: the default and the greatest number of symbols in an output, the end symbol included; at most
-            max_source_length + extra_length.
-        checked: run the checks of `tf_transformer.conformance.check` on the result.
-        facts: further entries of model.json, e.g. source_language, target_language, step, origin, license. Of a model
-            of several languages the first two are the defaults of calls, by default those of the translator.
-
-    Raises:
-        BadInput: the dtype is unknown, an option is out of range, the weights have 8 bits already, a language of a
-            model of several is unknown or missing, or a check failed; nothing is left behind.
-        FileExistsError: path exists.
-    """
-    made = translator, path, dtype, max_length, checked, facts
-    one_sentence.save(*made, engine="LiteRT", package="ai_edge_litert", file="model.tflite", converted=_converted)
+    def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+        module = _Module(translator, dtype == "int8", max_length)
+        with tempfile.TemporaryDirectory() as folder:
+            tf.saved_model.save(module, folder, signatures=module.functions)
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(module.functions))
+            # A norm's gain would go into the softmax's weights, which then differ from the table of embeddings.
+            converter._experimental_disable_fuse_mul_and_fc = True
+            if dtype == "int8":
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            return _stored_once(converter.convert())
 
 
-def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
-    """The file's contents; the arguments are as in `one_sentence.save`."""
-    module = _Module(translator, dtype == "int8", max_length)
-    with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures=module.functions)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(module.functions))
-        # A norm's gain would go into the softmax's weights, which then differ from the table of embeddings.
-        converter._experimental_disable_fuse_mul_and_fc = True
-        if dtype == "int8":
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        return _stored_once(converter.convert())
+save = LiteRTFolder().save
 
 
 class _Module(tf.Module):
@@ -94,7 +63,7 @@ class _Module(tf.Module):
             (weights,) = weights
 
         def signature(tokens: int, steps: int) -> Any:
-            return one_sentence.function(translator, max_length, tokens, steps, weights)
+            return graph_of_ids(translator, max_length, tokens, steps, weights)
 
         longest = translator.max_source_length
         self.functions = {SIGNATURE: signature(longest, max_length)} | {

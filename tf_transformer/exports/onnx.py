@@ -1,6 +1,6 @@
 """Export to ONNX (https://onnx.ai), which onnxruntime runs on servers, in browsers, and from C#, Java and JavaScript.
 
-The file holds `one_sentence.function`, the encoder and the search of `text.search`. Sources may have any length and be
+The file holds `portable.graph_of_ids`, the encoder and the search of `text.search`. Sources may have any length and be
 any number, and the cache of the search grows with the outputs.
 
 tf2onnx, which converts the graph, makes every weight of the decoder a part of the loop's state, and onnxruntime then
@@ -10,7 +10,6 @@ about as long as its nodes are many, so `infer_sizes`, `fuse_norms` and `share_c
 
 import logging
 import math
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_transformer.base import values
 from tf_transformer.base.extras import import_extra
 from tf_transformer.config import BadInput
-from tf_transformer.exports import one_sentence
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.exports.portable import Portable, graph_of_ids
 from tf_transformer.text.text_model import TextModel
 
 _CENTRED = ("Sub", "x", ("ReduceMean", "x"))
@@ -37,55 +34,37 @@ OPSET = 17  # of ONNX's operations: onnxruntime from 1.12 on
 MOST = 2**31  # bytes of a graph on the way, which has the weights in float32: protobuf writes no more
 
 
-@values.checked
-def save(
-    translator: TextModel,
-    path: str | os.PathLike[str],
-    dtype: str | None = None,
-    max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
-    checked: bool = False,
-    **facts: Any,
-) -> None:
-    """Write a folder for onnxruntime, whole or not at all:
+class ONNXFolder(Portable):
+    """The graph of model.onnx has the inputs and outputs of docs/guides/onnx.md."""
 
-        model.onnx         docs/guides/onnx.md has its inputs and outputs
-        tokenizer.model    SentencePiece's, or other files of `Tokenizer.files` and `Tokenizer.vocabularies`
-        model.json         ids, limits, default options and facts
+    engine, package, file = "ONNX", "onnxruntime", "model.onnx"
 
-    Args:
-        translator, path, dtype, max_length, checked, facts: as in `litert.save`.
+    def _check(self, translator: TextModel) -> None:
+        for module in ("tf2onnx", "onnxruntime"):
+            import_extra(module, "onnx", "an export to ONNX")
+        size = 4 * sum(math.prod(weight.shape) for weight in translator.model.weights)
+        if size >= MOST:
+            limit, got = (f"{number / 2**30:.2f} GiB" for number in (MOST, size))
+            raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
-    Raises:
-        BadInput: as in `litert.save`, or the weights take 2 GiB in float32, or tf2onnx or onnxruntime is not installed;
-            nothing is left behind.
-        FileExistsError: path exists.
-    """
-    for module in ("tf2onnx", "onnxruntime"):
-        import_extra(module, "onnx", "an export to ONNX")
-    size = 4 * sum(math.prod(weight.shape) for weight in translator.model.weights)
-    if size >= MOST:
-        limit, got = (f"{number / 2**30:.2f} GiB" for number in (MOST, size))
-        raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
-    made = translator, path, dtype, max_length, checked, facts
-    one_sentence.save(*made, engine="ONNX", package="onnxruntime", file="model.onnx", converted=_converted)
+    def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+        model = _model_of(graph_of_ids(translator, max_length))
+        take_from_state(model.graph)
+        infer_sizes(model.graph)
+        take_from_steps(model.graph)
+        fuse_norms(model.graph)
+        share_constants(model.graph)
+        tables = _tables(model.graph)
+        if dtype == "int8":
+            model = _quantized(model)
+        for table, weights in tables:
+            (store_integers if dtype == "int8" else store_once)(model.graph, table, weights)
+        _remove_unused(model.graph)
+        contents: bytes = model.SerializeToString()
+        return contents
 
 
-def _converted(translator: TextModel, dtype: str, max_length: int) -> bytes:
-    """The file's contents; the arguments are as in `one_sentence.save`."""
-    model = _model_of(one_sentence.function(translator, max_length))
-    take_from_state(model.graph)
-    infer_sizes(model.graph)
-    take_from_steps(model.graph)
-    fuse_norms(model.graph)
-    share_constants(model.graph)
-    tables = _tables(model.graph)
-    if dtype == "int8":
-        model = _quantized(model)
-    for table, weights in tables:
-        (store_integers if dtype == "int8" else store_once)(model.graph, table, weights)
-    _remove_unused(model.graph)
-    contents: bytes = model.SerializeToString()
-    return contents
+save = ONNXFolder().save
 
 
 def _model_of(function: Any) -> Any:

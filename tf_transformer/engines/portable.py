@@ -16,7 +16,7 @@ from tf_transformer.text.languages import LANGUAGES
 litert_client.STANDARD_ERROR = STANDARD_ERROR  # the lock of the package's other doors
 
 
-class OneSentence(Engine):
+class PortableEngine(Engine):
     """Calls an export whose texts become ids outside of it.
 
     Attributes:
