@@ -25,9 +25,12 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
+    from tf_transformer.base.terminal import quiet_import
     from tf_transformer.conformance.probe import HALF_TOLERANCE, TOLERANCE, Finding, finding
 else:  # as a file, without the package
     from probe import HALF_TOLERANCE, TOLERANCE, Finding, finding  # type: ignore[no-redef]
+
+    quiet_import = contextlib.nullcontext
 
 # A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
@@ -53,6 +56,8 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         return list(_run("alone", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+    with quiet_import():
+        import tensorflow  # noqa: F401
     with plainly_named(path) as plain:
         return [*_read(path), *_run("python", plain), *_run("server", plain, str(_tolerance(plain)))]
 

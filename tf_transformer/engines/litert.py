@@ -1,6 +1,5 @@
 """A LiteRT export as an engine. It loads no TensorFlow."""
 
-from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.engines.litert_client import LiteRTTranslator
 from tf_transformer.engines.portable import PortableEngine
 
@@ -22,10 +21,3 @@ class LiteRT(PortableEngine):
 
     package = "ai_edge_litert", "litert"
     translator = LiteRTTranslator
-
-    def __del__(self) -> None:
-        try:
-            with quiet_stderr():  # the engine lists the accelerators that it unloads
-                del self._client
-        except Exception:
-            pass

@@ -9,6 +9,7 @@ first. The file also runs alone, copied elsewhere: it imports nothing of this pa
 
 import abc
 import argparse
+import atexit
 import codecs
 import contextlib
 import functools
@@ -224,6 +225,13 @@ class LiteRTTranslator(_Translator):
 
     KIND, MODEL = "a LiteRT export", "model.tflite"
 
+    def __del__(self) -> None:
+        try:
+            with _quiet():  # the engine lists the accelerators that it unloads
+                del self._signatures
+        except Exception:  # it was never opened, or Python is ending
+            pass
+
     def _opened(self, file: str, threads: int) -> "Sequence[_Signature]":
         from ai_edge_litert.interpreter import Interpreter
 
@@ -352,6 +360,8 @@ def _compiled(file: str, threads: int) -> Any:
     from ai_edge_litert.hardware_accelerator import HardwareAccelerator
     from ai_edge_litert.options import CpuOptions, Options
 
+    atexit.unregister(_end_quietly)
+    atexit.register(_end_quietly)
     cpu = CpuOptions(num_threads=threads, xnnpack_weight_cache_path=":memory" * (sys.platform == "linux"))
     return CompiledModel.from_file(file, options=Options(HardwareAccelerator.CPU, cpu))
 
@@ -500,8 +510,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                     sys.stdout.buffer.write(f"{place}{one.text}".replace("\n", " ").encode() + b"\n")
             sys.stdout.buffer.flush()
             first += len(texts)
-    with _quiet():  # the engine lists the accelerators that it unloads
-        del translator
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:
@@ -518,7 +526,7 @@ def _lines(file: Any) -> Iterator[list[bytes]]:
 
 
 def _end_quietly() -> None:
-    """Close standard error for what the engine still lists there when the process ends."""
+    """Close standard error for the accelerators that the engine still lists there when the process ends."""
     if sys.__stderr__ is not None:  # else its number may be that of another file
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
@@ -534,6 +542,4 @@ if __name__ == "__main__":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        _end_quietly()
         sys.exit(2)
-    _end_quietly()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sentencepiece
 
 from tf_transformer.base.lazy import lazily
-from tf_transformer.base.terminal import quiet_stderr
+from tf_transformer.base.terminal import quiet_import, quiet_stderr
 from tf_transformer.base.values import BadInput, checked
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def check_tensorflow_text() -> None:
         BadInput: there is none, or it is of another TensorFlow.
     """
     try:
-        import tensorflow_text  # noqa: F401
+        with quiet_import():  # of TensorFlow, too
+            import tensorflow_text  # noqa: F401
     except (ImportError, tf.errors.NotFoundError) as error:
         reason, version = str(error).splitlines()[0], tf.__version__
         wanted = ".".join(version.split(".")[:2])
