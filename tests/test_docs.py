@@ -151,6 +151,7 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/transformers": {},
     "guides/litert": {"max_source_length=64": "max_source_length=16"},
     "guides/onnx": {},
+    "guides/formats": {},
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
