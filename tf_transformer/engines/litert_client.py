@@ -360,8 +360,7 @@ def _compiled(file: str, threads: int) -> Any:
     from ai_edge_litert.hardware_accelerator import HardwareAccelerator
     from ai_edge_litert.options import CpuOptions, Options
 
-    atexit.unregister(_end_quietly)
-    atexit.register(_end_quietly)
+    _when_all_else_has_ended()
     cpu = CpuOptions(num_threads=threads, xnnpack_weight_cache_path=":memory" * (sys.platform == "linux"))
     return CompiledModel.from_file(file, options=Options(HardwareAccelerator.CPU, cpu))
 
@@ -523,6 +522,12 @@ def _lines(file: Any) -> Iterator[list[bytes]]:
             begun = lines[-1:]
     if any(begun):
         yield [b"".join(begun)]
+
+
+@functools.cache
+def _when_all_else_has_ended() -> None:
+    """Once, since what is registered first is called last: messages of what came after it still appear."""
+    atexit.register(_end_quietly)
 
 
 def _end_quietly() -> None:
