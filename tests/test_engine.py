@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -77,6 +78,22 @@ def test_a_cut_text_is_a_warning_at_the_callers_line(engines):
             with pytest.warns(UserWarning, match="in 1 of 5 texts; only their beginnings are read: .word word") as seen:
                 call(TEXTS)
             assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_a_call_leaves_the_filters_of_warnings_alone(engines, monkeypatch):
+    """All threads share them: of two calls that overlap, the last one to end would restore those of the other."""
+
+    entered = []
+
+    def enter(manager):
+        entered.append(sys._getframe(1).f_globals["__name__"])
+
+    for engine in engines.values():
+        with monkeypatch.context() as patched:
+            patched.setattr("warnings.catch_warnings.__enter__", enter)
+            patched.setattr("warnings.catch_warnings.__exit__", lambda *_: None)
+            engine.replies(TEXTS)
+    assert not [name for name in entered if name.startswith("tf_transformer.")]
 
 
 def test_what_an_engine_does_not_take_is_one_line(engines):

@@ -127,9 +127,14 @@ class _Translator(abc.ABC):
             TypeError: there is no such option, a value is no number, or a text no string.
             ValueError: the model does not know a language.
         """
-        if isinstance(texts, str | bytes):
-            return self._translations(self._search([texts], n, options)[0], n)
-        return [self._translations(found, n) for found in self._search([*texts], n, options)]
+        several = [texts] if isinstance(texts, str | bytes) else [*texts]
+        translations = [self._translations(found, n) for _, found in self._search(several, n, options)]
+        return translations[0] if isinstance(texts, str | bytes) else translations
+
+    def replies(self, texts: Iterable[str | bytes], n: int, **options: Any) -> list[tuple[int, list[Translation]]]:
+        """Returns each text's number of tokens and what `n_best` returns, without its warning about long texts."""
+        found = self._search([*texts], n, options, warn=False)
+        return [(length, self._translations(outputs, n)) for length, outputs in found]
 
     def _translations(self, found: dict[str, np.ndarray], n: int) -> list[Translation]:
         """The n best of the outputs for a text."""
@@ -142,7 +147,7 @@ class _Translator(abc.ABC):
 
     def ids(self, text: str | bytes, n: int, **options: Any) -> list[list[int]]:
         """The n best outputs as ids, their end symbol included; the arguments are as in `n_best`."""
-        return _outputs(self._search([text], n, options)[0])[: max(n, 1)]
+        return _outputs(self._search([text], n, options)[0][1])[: max(n, 1)]
 
     def source_ids(self, text: str | bytes) -> list[int]:
         """The ids of a text, without its language and its end symbol; more than max_source_length are not read. Of a
@@ -158,14 +163,16 @@ class _Translator(abc.ABC):
         """The text of an output's ids."""
         return self._tokenizer.decode(ids)
 
-    def _search(self, texts: Sequence[str | bytes], n: int, options: dict[str, Any]) -> list[dict[str, np.ndarray]]:
-        """The outputs for each text. Those in a call of the engine have about the same length."""
+    def _search(
+        self, texts: Sequence[str | bytes], n: int, options: dict[str, Any], warn: bool = True
+    ) -> list[tuple[int, dict[str, np.ndarray]]]:
+        """Returns each text's number of tokens and its outputs. Texts in a call of the engine have similar lengths."""
         if unknown := options.keys() - self.options.keys():
             names = ", ".join(self.options)
             raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
         sources, most = [self.source_ids(text) for text in texts], self._signatures[-1].tokens
         for text, ids in zip(texts, sources, strict=True):
-            if len(ids) > most:
+            if warn and len(ids) > most:
                 what = "more tokens than the model reads; only the beginning is read"
                 warnings.warn(f"{what}: {text[:40]!r}", stacklevel=3)
         for name, value in options.items():
@@ -179,7 +186,7 @@ class _Translator(abc.ABC):
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             found.update(zip(places, self._batch([sources[i][:most] for i in places], before, values), strict=True))
-        return [found[i] for i in range(len(texts))]
+        return [(len(ids), found[i]) for i, ids in enumerate(sources)]
 
     def _batch(
         self, sources: list[list[int]], before: list[int], values: Mapping[str, float]

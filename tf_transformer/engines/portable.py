@@ -1,7 +1,6 @@
 """What the engines of exports to LiteRT and ONNX share. They load no TensorFlow."""
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -53,10 +52,7 @@ class PortableEngine(Engine):
         return self._client.facts
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of long texts: the reply says so
-            found = self._client.n_best(texts, request.n or 1, **request.options, **request.languages)
-        for text, best in zip(texts, found, strict=True):
-            length = len(self._client.source_ids(text))
+        found = self._client.replies(texts, request.n or 1, **request.options, **request.languages)
+        for text, (length, best) in zip(texts, found, strict=True):
             answers = tuple(Answer(*one) for one in best)
             yield Reply(text, answers, length, length > self.facts["max_source_length"])
