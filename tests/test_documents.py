@@ -358,6 +358,37 @@ def test_translators_and_savedmodels_align_alike(translator, request):
     assert [one._replace(source_tokens=[*one.source_tokens]) for one in served] == ours
 
 
+@pytest.mark.program
+def test_white_space_in_tokens_stays_there(tmp_path):
+    """A vocabulary of the normal form "identity" has pieces such as U+3000 and U+00A0."""
+    from conftest import array, random_model
+
+    import tf_transformer as tt
+
+    pairs = tt.toy_corpus.corpus(train=300)["train"]
+    texts = [
+        text.replace(" ", space, 2) for pair, space in zip(pairs, "\u3000\xa0" * 150, strict=True) for text in pair
+    ]
+    tokenizer = tt.Tokenizer.learn_from(texts, 331, normalization="identity")
+    model = random_model(331, 0, 0.0, {})
+    embeddings, beta = (
+        array(model.embedding.embeddings).copy(),
+        array(model.decoder_layers[-1].feed_forward_norm.norm.beta),
+    )
+    embeddings[[*map(tokenizer.processor.piece_to_id, "\u3000\xa0")]] += 4 * beta / (beta @ beta)  # likelier in outputs
+    model.embedding.embeddings.assign(embeddings)
+    ours = tt.Translator(model, tokenizer, beam_size=2, extra_length=7)
+    ours.save(tmp_path / "1")
+    served, expected = tt.load(tmp_path), ours.aligned(texts[:13])
+    for side in ([one.source_tokens for one in expected], [one.tokens for one in expected]):
+        assert {"\u3000", "\xa0"} <= set(itertools.chain.from_iterable(side))
+    found = served.aligned(texts[:13])
+    assert [one._replace(source_tokens=[*one.source_tokens]) for one in found] == expected
+    assert [one.words for one in found] == [one.words for one in expected]
+    page = "".join(f"<p>{text[:9]}<b>{text[9:]}</b></p>" for text in texts[:13])
+    assert served.document(page, "html") == ours.document(page, "html")
+
+
 PAGES = sorted((Path(__file__).parent / "documents").iterdir())
 
 

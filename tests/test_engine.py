@@ -69,6 +69,8 @@ def test_a_reply_says_what_was_read(engines):
         assert [reply.length for reply in replies[:4]] == tokens[:4]
         assert [reply.truncated for reply in replies] == [False, False, False, False, True]
         assert [reply.empty for reply in replies] == [False, True, False, True, False]
+        (huge,) = engine.replies(["word " * 41_000])  # of which nobody counts the tokens to the end
+        assert huge.truncated and 41 < huge.length < 41_000
     assert Reply("a\nb", (Answer("c\r\nd", 0.0),), 2, False).line == "c d"
 
 

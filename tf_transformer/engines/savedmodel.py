@@ -13,12 +13,13 @@ from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_kinds, read_json, reading
 from tf_transformer.base.terminal import quiet_stderr
 from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import BadInput, Count, between, checked
+from tf_transformer.base.values import MOST, BadInput, Count, between, checked
 from tf_transformer.conformance.check import plainly_named
 from tf_transformer.documents.alignment import Aligned
 from tf_transformer.engines.engine import UNUSED, Answer, Engine, Reply, Request
 from tf_transformer.text.piece_engine import check_tensorflow_text
 from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.text.strings import begun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -121,25 +122,33 @@ class SavedModel(Engine):
         (best,) = (output for output in outputs.values() if output.dtype == tf.string)
         scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
         truncated = outputs["truncated"].numpy().tolist() if "truncated" in outputs else [False] * len(texts)
-        tokenize, lengths = self.loaded.signatures.get("tokenize"), [None] * len(texts)
-        if tokenize is not None:
-            lengths = tokenize(text=batch)["length"].numpy().tolist()
-        columns = (texts, best.numpy().tolist(), scores, lengths, truncated)
-        for source, text, score, length, cut in zip(*columns, strict=True):
+        counted = self._counted(texts) if "tokenize" in self.loaded.signatures else [(None, False)] * len(texts)
+        columns = (texts, best.numpy().tolist(), scores, counted, truncated)
+        for source, text, score, (length, _), cut in zip(*columns, strict=True):
             yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
 
+    def _counted(self, texts: list[str | bytes]) -> list[tuple[int, bool]]:
+        """Returns each text's number of tokens, and whether the model reads fewer."""
+        most = self.facts.get("max_source_length", MOST)
+        parts = begun(texts, most)  # `tokenize` reads a huge text to its end, which takes seconds and gigabytes
+        lengths = self.loaded.signatures["tokenize"](text=tf.constant([encoded(part) for part, _ in parts]))["length"]
+        return [
+            (length, cut or length > most) for length, (_, cut) in zip(lengths.numpy().tolist(), parts, strict=True)
+        ]
+
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        batch, signatures = tf.constant([encoded(text) for text in texts]), self.loaded.signatures
-        found = self.loaded.translate_details(batch, **self._given(request))
+        found = self.loaded.translate_details(tf.constant([encoded(text) for text in texts]), **self._given(request))
         tokens = found["tokens"][:, 0]
-        outputs = signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
-        lengths = signatures["tokenize"](text=batch)["length"].numpy().tolist()
+        outputs = self.loaded.signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
         strings = (part.numpy().tolist() for part in (found["source_tokens"], tokens, found["alignments"][:, 0]))
-        for source, text, length, *parts in zip(texts, outputs, lengths, *strings, strict=True):
-            source_tokens, tokens, pairs = (part.decode("utf-8", "replace").split() for part in parts)
+        rows = zip(texts, outputs, self._counted(texts), *strings, strict=True)
+        for source, text, (length, cut), *parts in rows:
+            # Other white space, such as U+3000, can be part of a token. A control token begins with a space.
+            source_tokens, tokens, pairs = (
+                [token for token in part.decode("utf-8", "replace").split(" ") if token] for part in parts
+            )
             links = [int(pair.partition("-")[0]) for pair in pairs]
             source = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
-            cut = length > self.facts.get("max_source_length", length)
             yield Aligned(source, text.decode("utf-8", "replace"), source_tokens, tokens, links, cut, length)
 
     def _given(self, request: Request) -> dict[str, Tensor]:
