@@ -232,9 +232,16 @@ def test_the_card_of_a_model_of_several_languages(read, tmp_path):
 
 
 @pytest.mark.program
-def test_the_program(tmp_path, capsys):
+def test_the_program(tmp_path, capsys, monkeypatch):
+    scored, dev = {}, [tmp_path / "dev.en", tmp_path / "dev.de"]
+    monkeypatch.setattr("trainers.publishing.scores_of", lambda kind, dev, learned: scored.update(learned) or {})
+    for file in dev:
+        file.write_text("Two doors.\n")
     argv = ["--pretrained", f"{M2M100}/", "--base", str(tmp_path), "--format", "transformers", "--dtype", "float16"]
-    export.main([*argv, "--languages", "en", "de", "--license", "cc-by-4.0"])
+    export.main([*argv, "--languages", "en", "de", "--license", "cc-by-4.0", "--dev", *map(str, dev)])
+    exact, rounded = (scored[dtype].model for dtype in ("float32", "float16"))
+    for weight, other in zip(exact.weights, rounded.weights, strict=True):  # they compute in float32
+        np.testing.assert_array_equal(array(weight).astype("float16").astype("float32"), other, strict=True)
     assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
     assert tt.load(tmp_path / "trained/1").tokenizer.spoken() == ("en", "de")
     assert '\nlicense: "cc-by-4.0"\n' in (tmp_path / "trained/1/README.md").read_text(encoding="utf-8")

@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--average-last", type=positive, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
     formats, first = "; ".join(f"{name}: {format.title}" for name, format in FORMATS.items()), next(iter(FORMATS))
     add("--format", default=first, choices=FORMATS, metavar="FORMAT", help=f"{formats} ({first})")
-    add("--dtype", default="float32", metavar="DTYPE", help=f"dtype of the weights: {_dtypes()} (float32)")
+    dtypes = f"dtype of the weights: {_dtypes()}; float16 is for GPUs (float32)"
+    add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="greatest beam size that a request may ask for (16)")
@@ -99,7 +100,11 @@ def main(argv: list[str] | None = None) -> None:
     if "facts" in format.takes:
         facts = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
         if dev:
-            by_dtype = {"float32": float32, args.dtype: float32.astype(args.dtype)}
+            scored = float32.astype(args.dtype)
+            if args.format == "transformers":
+                # Its user chooses the dtype to compute in, and float16 is slow on some CPUs.
+                scored = scored.astype("float32")
+            by_dtype = {"float32": float32, args.dtype: scored}
             facts |= scores_of(settings["kind"], dev, by_dtype)
         elif run:
             scores = measured(run, facts["step"], model.count_params())

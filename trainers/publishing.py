@@ -170,10 +170,10 @@ def say_dtypes(path: Path, size: int, parameters: int) -> None:
 
     half = 2 * parameters
     share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"
-    print(f"{share}; in float32 the weights take {2 * half:,} bytes, in float16 or bfloat16 {half:,}", flush=True)
+    print(f"{share}; in float32 the weights take {2 * half:,} bytes, in bfloat16 {half:,}", flush=True)
     if size > half:
         why = "int8 is larger than bfloat16 here, since small matrices stay in float32"
-        warnings.warn(f"{why}; take --dtype bfloat16, or float16, which is nearer to float32", stacklevel=2)
+        warnings.warn(f"{why}; take --dtype bfloat16", stacklevel=2)
 
 
 def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
