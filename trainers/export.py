@@ -101,10 +101,7 @@ def main(argv: list[str] | None = None) -> None:
         facts = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
         if dev:
             scored = float32.astype(args.dtype)
-            if args.format == "transformers":
-                # Its user chooses the dtype to compute in, and float16 is slow on some CPUs.
-                scored = scored.astype("float32")
-            by_dtype = {"float32": float32, args.dtype: scored}
+            by_dtype = {"float32": float32, args.dtype: scored.astype(format.scored_in) if format.scored_in else scored}
             facts |= scores_of(settings["kind"], dev, by_dtype)
         elif run:
             scores = measured(run, facts["step"], model.count_params())

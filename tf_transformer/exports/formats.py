@@ -52,6 +52,7 @@ class Format:
             (its weights compute here what they compute there, so a score here is a fact), "check" (a new export can be
             checked), and options that an export fixes, by their names.
         save: writes a model.
+        scored_in: the dtype that its rounded weights are scored in; `None` means that of the weights.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Format:
     dtypes: tuple[str, ...]
     takes: frozenset[str]
     save: Save
+    scored_in: str | None = None
 
     def problem(self, dtype: str, needs: Mapping[str, Any]) -> str:
         """An error message for what this format cannot hold, in one line; "" if it can hold all.
@@ -153,6 +155,7 @@ FORMATS = {
             ("float32", "bfloat16", "float16"),
             frozenset({"facts", "scores", "check"}),
             lambda *args, **options: hugging_face.save(*args, **options),
+            scored_in="float32",  # its user chooses the dtype to compute in, and float16 is slow on some CPUs
         ),
     )
 }
