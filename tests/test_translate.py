@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -81,6 +82,24 @@ def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
     translate.main([str(saved), str(source), "--output", str(output)])
     assert output.read_text().startswith(partial_text := "".join(f"{t}\n" for t in tt.load(saved)(LINES[:2])))
     assert partial_text and not partial.exists()
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 9_000])
+def test_a_full_disk_keeps_the_lines_that_fit(size, tmp_path, capsys):
+    """A limit on the size of files stands for the disk: a copy would not fit either."""
+    partial, before = tmp_path / "output.partial", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            translate.write_lines(str(tmp_path / "output"), (f"line {i % 10}\n" for i in range(5_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    count = size // len("line 0\n")
+    expected = "".join(f"line {i % 10}\n" for i in range(count))
+    assert [path.name for path in tmp_path.iterdir()] == ["output.partial"] * bool(count)
+    assert not count or partial.read_text() == expected
+    said = f"\nthe first {count:,} lines are in {partial}\n" if count else ""
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.program

@@ -4,9 +4,10 @@ a run or a checkpoint; or many files, with --input, with an export on Apache Bea
 
 import argparse
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,27 +107,24 @@ def translate_document(args: argparse.Namespace) -> None:
 
 
 def write_lines(output: str, lines: Iterable[str]) -> None:
-    """Write lines into a file. If it ends too early, by Ctrl-C, a signal or an error, what was written is in
-    OUTPUT.partial, and a line says so."""
-    done = list[str]()
-
-    def kept() -> Iterator[str]:
-        for line in lines:
-            done.append(line)
-            yield line
-
-    target = user_path(output)
+    """Write lines into a file. If it ends too early, by Ctrl-C, a signal, a full disk or an error, OUTPUT.partial keeps
+    the lines that were written, and a message says so."""
+    target = Path(os.path.realpath(user_path(output)))
     partial = target.with_name(f"{target.name}.partial")
-    try:
-        write_text(output, kept())
-        if partial.is_file():
-            partial.unlink()  # of an attempt before
-    except BaseException:
-        if done and (target.is_file() or not target.exists()):  # a pipe or a device has its lines
-            with contextlib.suppress(OSError):  # the disk may be full
-                write_text(partial, done)
-                print(f"\nthe first {len(done):,} lines are in {partial}", file=sys.stderr)
-        raise
+
+    def rescue(written: Path) -> None:
+        # A full disk has no room for a copy, so the file itself is kept, without an incomplete last line.
+        with contextlib.suppress(OSError):
+            with open(written, "rb+") as file:
+                lengths = [len(line) for line in file if line.endswith(b"\n")]
+                file.truncate(sum(lengths))
+            if lengths:
+                os.replace(written, partial)
+                print(f"\nthe first {len(lengths):,} lines are in {partial}", file=sys.stderr)
+
+    write_text(output, lines, rescue)
+    if partial.is_file():
+        partial.unlink()  # of an attempt before
 
 
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:

@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ def one_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """A new file to write. It becomes `path` at the end of the block, with the mode of the file that it replaces. If
-    the block raises, nothing is left of it.
+    the block raises, `rescue` gets it first, if given, and nothing is left of it.
 
     It is a hidden file beside `path`, .NAME-*.tmp, of the writer's own: two workers may write one shard, if one of
     them is thought dead. Only a process that is killed at once, as by SIGKILL, leaves it; it may then be removed.
@@ -138,6 +138,10 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, path)
+    except BaseException:
+        if rescue:
+            rescue(temporary)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
         _unfinished.discard(temporary)
@@ -149,15 +153,17 @@ def remove_unfinished() -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: str | os.PathLike[str], text: str | Iterable[str]) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
+def write_text(
+    path: str | os.PathLike[str], text: str | Iterable[str], rescue: Callable[[Path], None] | None = None
+) -> None:
+    """Write a text file in UTF-8, whole or not at all; `rescue` is as in `new_file`."""
     texts = [text] if isinstance(text, str) else text
     if _is_standard_output(user_path(path)):  # perhaps a file that has text already: `--output /dev/stdout >> log`
         sys.stdout.flush()
         with open(1, "w", encoding="utf-8", newline="\n", closefd=False) as file:
             file.writelines(texts)
         return
-    with new_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    with new_file(path, rescue) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(texts)
 
 
