@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run_python
 
 import tf_transformer as tt
 from tf_transformer.base import folders
@@ -286,3 +286,18 @@ def test_standard_output_as_a_file_is_written_to(tmp_path):
 def test_a_folder_is_no_file_to_write(tmp_path):
     with pytest.raises(IsADirectoryError):
         write_text(tmp_path, iter(()))
+
+
+def test_a_litert_export_opens_where_no_temporary_folder_is_writable(lite):
+    """As in a read-only container."""
+    program = """
+import sys, tempfile
+
+def none():
+    raise FileNotFoundError("no usable temporary directory")
+
+tempfile.gettempdir = none
+import tf_transformer as tt
+print(tt.load(sys.argv[1])("Two doors."))
+"""
+    assert run_python(program, lite) == tt.load(lite)("Two doors.") + "\n"

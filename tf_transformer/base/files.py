@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import portalocker
-
 from tf_transformer.base.values import BadInput, shown
 
 _unfinished = set[Path]()  # what this process is writing
@@ -225,6 +223,9 @@ def locked(path: Path, message: str) -> Iterator[None]:
     Raises:
         BadInput: another process holds it.
     """
+    # The import finds a temporary directory, which a read-only container lacks.
+    import portalocker
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8", errors="replace") as file:
         try:
