@@ -1,5 +1,6 @@
 """Paths as users give them, the lines of texts, and where files are written."""
 
+import fcntl
 import gzip
 import io
 import os
@@ -13,7 +14,7 @@ import pytest
 from programs import ROOT, run_python
 
 import tf_transformer as tt
-from tf_transformer.base import folders
+from tf_transformer.base import files, folders
 from tf_transformer.base.files import (
     checksum,
     lines_in,
@@ -286,6 +287,33 @@ def test_standard_output_as_a_file_is_written_to(tmp_path):
 def test_a_folder_is_no_file_to_write(tmp_path):
     with pytest.raises(IsADirectoryError):
         write_text(tmp_path, iter(()))
+
+
+class Windows:
+    """`os` where no directory opens, and nothing that is open for reading only is flushed."""
+
+    name = "nt"
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def open(self, path, flags):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return os.open(path, flags)
+
+    def fsync(self, descriptor):
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(9, "Bad file descriptor")
+        os.fsync(descriptor)
+
+
+def test_files_and_folders_are_flushed_on_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "os", Windows())
+    with new_folder(tmp_path / "new/1") as folder:
+        (folder / "inner").mkdir()
+        write_text(folder / "inner/file", "text")
+    assert (tmp_path / "new/1/inner/file").read_text() == "text"
 
 
 def test_a_litert_export_opens_where_no_temporary_folder_is_writable(lite):

@@ -246,7 +246,11 @@ def flush(path: Path) -> None:
 
 
 def _flush_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows opens no directory, and flushes no file that is open for reading only.
+    is_windows = os.name == "nt"
+    if is_windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
