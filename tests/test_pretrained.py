@@ -15,6 +15,7 @@ import pytest
 from programs import fails, options, same_weights
 
 import tf_transformer as tt
+from tf_transformer.exports.formats import FORMATS
 from tf_transformer.families import hub
 from trainers import export, prepare, translation
 
@@ -101,6 +102,37 @@ def test_a_name_that_is_none(cache, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(tt.BadInput, match=r'found none at opus-mt-en-no; .* pip install "tf-transformer\[hub\]"'):
         tt.Translator.from_pretrained("opus-mt-en-no")
+
+
+def test_a_mistyped_path_is_not_looked_up(tmp_path, monkeypatch):
+    """Somebody may have uploaded a model under this name."""
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or 1 / 0)
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    opens = (tt.load, tt.Translator.from_pretrained, lambda path: tt.load(path, family="marian"))
+    for path in ("runs/mine", "data/mine", "./mine", *(f"{format.base}/demo" for format in FORMATS.values())):
+        for load in opens:
+            with pytest.raises(tt.BadInput, match=f"expected .*, found nothing at {Path(path)}$"):
+                load(path)
+    assert not asked
+    for path, revision in (("somebody/mine", None), ("runs-of/mine", None), ("data/mine", "main")):
+        with pytest.raises(tt.BadInput, match=f"got no model {path}"):
+            tt.load(path, revision=revision)
+        assert asked.pop() == path
+
+
+def test_a_folder_of_versions_means_the_newest(tmp_path):
+    """Of checkpoints as of other exports."""
+    for version in ("2", "11"):
+        shutil.copytree(TRAINED, tmp_path / "name" / version)
+    (tmp_path / "name/2/model.safetensors").write_bytes(b"")
+    expected = tt.Translator.from_pretrained(TRAINED)
+    for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load(path, family="marian")):
+        found = load(tmp_path / "name")
+        for weight, other in zip(found.model.get_weights(), expected.model.get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
+        assert found.export_options["origin"] == "name"
 
 
 @pytest.mark.parametrize(

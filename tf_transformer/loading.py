@@ -1,11 +1,20 @@
 """The door: whatever a folder, or a name on the hub, holds, as an engine. TensorFlow is loaded where it is needed."""
 
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.folders import CTRANSLATE2, EXPORTS, LITERT, ONNX, SAVED_MODEL, folders_of, found_in, newest
+from tf_transformer.base.folders import (
+    CTRANSLATE2,
+    EXPORTS,
+    LITERT,
+    ONNX,
+    SAVED_MODEL,
+    folders_of,
+    found_in,
+    is_hub_name,
+    newest,
+)
 from tf_transformer.base.terminal import quiet_import
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
@@ -33,9 +42,9 @@ def load(
     Keras model, to train or to change it.
 
     Args:
-        path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX
-            export, or of its versions, which means the newest; of a pretrained checkpoint, or its name on the Hugging
-            Face hub.
+        path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX export
+            or a pretrained checkpoint, or of its versions, which means the newest; or a checkpoint's name on the
+            Hugging Face hub.
         batch_size: texts a batch; `None` means the engine's default. LiteRT takes one text at a time, and so
             does ONNX in int8.
         threads: of an export's engine for one operation; `None` means its default.
@@ -66,7 +75,7 @@ def load(
             from tf_transformer.engines.onnx_export import ONNX as OnnxEngine
 
             return OnnxEngine(export, threads or 1, **rows, **options)
-        is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", where)  # on the hub, with its owner
+        is_name = "/" in where and is_hub_name(where)
         if export or not (user_path(path).is_dir() or is_name):
             raise BadInput(f"expected a run, a SavedModel, a LiteRT or ONNX export, or a checkpoint, {found_in(path)}")
     if threads:

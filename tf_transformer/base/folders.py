@@ -12,6 +12,8 @@ from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, shown
 
 VERSION = re.compile("[0-9]{1,18}")  # the name of a version's folder
+HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
+OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "transformers")  # folders that they make
 SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
 EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # which tt.load opens
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
@@ -50,6 +52,14 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
     if (folder / "config.json").is_file() and "recipe" in read_json(folder / "config.json"):
         return f"got {RUN.format(folder)}"
     return f"found no {' or '.join(wanted)} in {folder}"
+
+
+def is_hub_name(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a model's name on the Hugging Face hub: it leads into no folder here, and into none
+    that the programs make. A mistyped path must not load a model that somebody else uploaded under this name."""
+    name = os.fspath(path)
+    first = name.partition("/")[0]
+    return bool(HUB_NAME.fullmatch(name)) and first not in OF_PROGRAMS and not user_path(first).exists()
 
 
 def versions(path: Path) -> list[Path]:

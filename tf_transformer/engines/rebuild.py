@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
-from tf_transformer.base.folders import CTRANSLATE2, LITERT, ONNX, find_saved_model, folders_of, found_in, newest
+from tf_transformer.base.folders import (
+    CTRANSLATE2,
+    LITERT,
+    ONNX,
+    find_saved_model,
+    folders_of,
+    found_in,
+    is_hub_name,
+    newest,
+)
 from tf_transformer.base.lazy import lazily
 from tf_transformer.base.reading import check_h5, check_kinds, reading
 from tf_transformer.base.type_names import Folders
@@ -71,11 +80,11 @@ def rebuilt(
         return from_checkpoint(path, family, revision)
     if saved := find_saved_model(folder):
         return from_saved_model(saved)
+    folder = newest(folder, *hub.WEIGHTS) or folder
     _check_no_export(folder)
     if is_run(folder):
         return from_runs(folders, average_last)
-    is_name = not folder.exists() and hub.NAME.fullmatch(os.fspath(path))  # type: ignore[arg-type]  # it is one path
-    if not (is_name or family_of_folder(folder)):
+    if not (is_hub_name(folder) or family_of_folder(folder)):
         raise BadInput(f"expected a run, a SavedModel or a checkpoint, {found_in(folder, 'config.json')}")
     return from_checkpoint(path)
 

@@ -108,14 +108,14 @@ class Translator(TextModel, Engine):
         a pretrained checkpoint.
 
         Args:
-            path: a run's folder, or a list of several for an `Ensemble`; the folder of a SavedModel, or of its
-                versions, which means the newest; the folder of a checkpoint, or its name on the Hugging Face hub. A
-                name without an owner is one of the family's owner.
+            path: a run's folder, or a list of several for an `Ensemble`; the folder of a SavedModel or a checkpoint, or
+                of its versions, which means the newest; or a checkpoint's name on the Hugging Face hub. A name without
+                an owner is one of the family's owner.
             average_last: a run's checkpoints to average (section 6.1); `None` means the number in its recipe.
             family: the name of a checkpoint's family in `families.registry`; `None` means the one that recognizes its
                 files.
             revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
-                means the same files.
+                means the same files. Without a revision, runs/mine and what begins with a folder here are no names.
             options: of `Translator`; by default those of the SavedModel or the checkpoint.
 
         Raises:

@@ -7,13 +7,13 @@ from typing import Any
 
 from tf_transformer.base.extras import import_extra
 from tf_transformer.base.files import user_path
+from tf_transformer.base.folders import HUB_NAME, found_in, is_hub_name, newest
 from tf_transformer.base.reading import parse_yaml, read_json
 from tf_transformer.config import BadInput
 
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # one of them is enough
 PARTS = {INDEX: ["model-*.safetensors"]}
-NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
 FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
@@ -23,20 +23,21 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     """The folder of a checkpoint.
 
     Args:
-        name: a folder; or, with the package huggingface_hub, a model's name on the Hugging Face hub, for example
-            "Helsinki-NLP/opus-mt-en-de". The needed files are downloaded once, into that package's cache.
-            HF_HUB_OFFLINE=1 reads the cache alone.
+        name: a folder, or that of its versions, which means the newest; or, with the package huggingface_hub, a model's
+            name on the Hugging Face hub, for example "Helsinki-NLP/opus-mt-en-de". The needed files are downloaded
+            once, into that package's cache. HF_HUB_OFFLINE=1 reads the cache alone.
         owner: of a model whose name has none.
-        revision: a branch, a tag or a commit of the model; `None` means its main branch.
+        revision: a branch, a tag or a commit of the model; `None` means its main branch. With it a name may begin as a
+            folder here does.
 
     Raises:
         BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
     """
     path, name = user_path(name), os.fspath(name)
     if path.is_dir():
-        return path
-    if not NAME.fullmatch(name):
-        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, got {name!r}")
+        return newest(path, *WEIGHTS) or path
+    if not (HUB_NAME.fullmatch(name) if revision else is_hub_name(name)):
+        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, {found_in(path)}")
     purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
     model = f"{owner}/{name}" if owner and "/" not in name else name
