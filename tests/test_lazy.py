@@ -92,11 +92,31 @@ line = line_of(translator.save, sys.argv[4] + "/saved/1")
 assert line.startswith("text: expected tensorflow-text 2.") and line.endswith("No module named 'tensorflow_text'"), line
 translator.replace(max_source_length=7).save(sys.argv[4] + "/litert", format="litert", max_length=9)
 """
+BACKENDS = """
+import pathlib
+from trainers.command import load_backend, load_tensorflow
+
+folder, name = pathlib.Path(sys.argv[2]), sys.argv[3]
+(folder / "saved_model.pb").touch()
+takers = [lambda: tt.Transformer, lambda: tt.Translator.from_pretrained(folder), lambda: tt.layers, load_backend]
+takers += [lambda: tt.load(folder)] * (name != "tensorflow") + [load_tensorflow] * (name == "nonsense")
+for _ in range(2):
+    for take in takers:
+        line = line_of(take)
+        assert line.startswith(f"KERAS_BACKEND: expected an installed backend, got {name} ("), line
+        assert "\\n" not in line
+"""
 needs_backend = pytest.mark.skipif(not BACKEND, reason="neither jax nor torch is installed")
 
 
 def run_without(packages, program, *arguments, **environment):
     return run_python(MISSING + program, packages, *arguments, **environment)
+
+
+@pytest.mark.parametrize(("value", "name"), [("jax", "jax"), ("", "tensorflow"), ("nonsense", "nonsense")])
+def test_a_backend_that_is_missing_is_one_line(value, name, tmp_path):
+    """In Python as in the programs, also where nobody set it."""
+    run_without(name, BACKENDS, tmp_path, name, KERAS_BACKEND=value)
 
 
 @needs_backend

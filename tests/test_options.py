@@ -3,14 +3,12 @@
 import io
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 from checkpoints import M2M100
-from programs import ROOT, fails, options, run_python
+from programs import fails, options, run_python
 
 import tf_transformer as tt
 from tf_transformer.base.terminal import Progress
@@ -297,15 +295,6 @@ for name in sys.argv[1:]:
         importlib.import_module(name).main(["--help"])
 assert not {"tensorflow", "keras", "numpy"} & set(sys.modules)
 """
-
-
-@pytest.mark.parametrize("name", ["nonsense"])
-def test_a_backend_that_is_none_is_one_line(name):
-    program = "from trainers.command import load_backend, run_program; run_program(load_backend)"
-    environment = os.environ | {"KERAS_BACKEND": name}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
-    expected = f"error: KERAS_BACKEND: expected tensorflow, jax or torch, installed; got {name}: "
-    assert done.returncode == 2 and done.stderr.startswith(expected) and done.stderr.count("\n") == 1
 
 
 def test_help_loads_no_tensorflow():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tf_transformer.base.files import user_path
-from tf_transformer.base.terminal import Progress, Stopped, quiet_stderr
+from tf_transformer.base.terminal import Progress, Stopped, quiet_import, quiet_stderr
 from tf_transformer.base.type_names import VocabularyKind
 from tf_transformer.base.values import documentation, plain_type
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -146,7 +146,7 @@ def chosen(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def load_tensorflow() -> None:
     """Import TensorFlow quietly: it logs drivers and instruction sets, whatever its log level."""
-    with quiet_stderr():
+    with quiet_stderr(), quiet_import():
         import tensorflow  # noqa: F401
 
 
@@ -156,12 +156,8 @@ def load_backend() -> str:
     Raises:
         BadInput: there is no such backend, or it is not installed.
     """
-    try:
-        with quiet_stderr():
-            import keras
-    except (ImportError, ValueError) as error:
-        name = os.environ.get("KERAS_BACKEND", "tensorflow")
-        raise BadInput(f"KERAS_BACKEND: expected tensorflow, jax or torch, installed; got {name}: {error}") from error
+    with quiet_stderr(), quiet_import():
+        import keras
     backend: str = keras.backend.backend()
     return backend
 

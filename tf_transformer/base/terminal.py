@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+from tf_transformer.base.values import BadInput
+
 STANDARD_ERROR = threading.RLock()  # which all threads share
 _SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
@@ -127,7 +129,21 @@ def quiet_stderr() -> Iterator[None]:
             os.close(kept)
 
 
-def quiet_import() -> contextlib.AbstractContextManager[None]:
-    """`quiet_stderr` for what may import TensorFlow, unless the user has said how much that logs."""
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """`quiet_stderr` for what may import Keras or TensorFlow, unless the user has said how much that logs.
+
+    Raises:
+        BadInput: If Keras cannot be imported with its backend.
+    """
     is_loud = _SAID or {"keras", "tensorflow"} <= sys.modules.keys()
-    return contextlib.nullcontext() if is_loud else quiet_stderr()
+    try:
+        with contextlib.nullcontext() if is_loud else quiet_stderr():
+            yield
+    except Exception as error:
+        # A failed import removes `keras` and leaves some of its modules.
+        if "keras" in sys.modules or not any(name.startswith("keras.") for name in sys.modules):
+            raise
+        name, reason = os.environ.get("KERAS_BACKEND") or "tensorflow", str(error).partition("\n")[0]
+        action = "Set it to one of tensorflow, jax and torch that is installed."
+        raise BadInput(f"KERAS_BACKEND: expected an installed backend, got {name} ({reason}). {action}") from error

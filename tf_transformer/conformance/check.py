@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("path", metavar="DIR", help=folder)
     try:
         findings = check(parser.parse_args(argv).path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:  # or of Keras's backend
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     for level, message in findings:
