@@ -1,5 +1,6 @@
 """The checks pass what can be served, and find what cannot."""
 
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 from programs import without_the_package
 
+import tf_transformer as tt
 from tf_transformer.conformance import check as module
 from tf_transformer.conformance.check import Finding, check, failures, graph_of, nodes_of
 from tf_transformer.conformance.probe import python
@@ -134,6 +136,49 @@ def test_what_the_server_opens_and_python_does_not(tmp_path):
     ((level, said),) = python(tmp_path / "1")
     assert level == "FAIL" and said.startswith("tf.saved_model.load cannot open it: KeyError: ")
     assert [level for level, _ in python(tmp_path / "2")] == ["ok", "ok"]
+
+
+@pytest.fixture(scope="module")
+def with_an_asset(tmp_path_factory):
+    """A SavedModel with a file of every kind that TensorFlow writes, and an engine's signature."""
+    folder = tmp_path_factory.mktemp("asset")
+    (folder / "words").write_text("one\ntwo\n")
+    root = Plain()
+    line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    words = tf.lookup.TextFileInitializer(str(folder / "words"), tf.string, line, tf.int64, number)
+    root.table = tf.lookup.StaticHashTable(words, -1)
+    root.f = tf.function(lambda text: {"same": text, "id": root.table[text], **root.length(text)}, [TEXT])
+    tf.saved_model.save(root, str(folder / "1"), {"serving_default": root.f})
+    return folder / "1"
+
+
+NEEDED = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "assets/words")
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_damaged_savedmodel_is_a_failure_and_one_line(name, with_an_asset, tmp_path):
+    """Each file that the model needs is removed, or cut anywhere. A shorter list of words is a list."""
+    shutil.copytree(with_an_asset, tmp_path / "1")
+    content = (tmp_path / "1" / name).read_bytes()
+    assert tt.load(tmp_path / "1")(["two"]) == ["two"]
+    lengths = [*range(0, len(content), 1 + len(content) // 13), len(content) - 1]
+    for length in [None] if name.startswith("assets") else [None, *lengths]:
+        (tmp_path / "1" / name).unlink()
+        if length is not None:
+            (tmp_path / "1" / name).write_bytes(content[:length])
+        with pytest.raises(tt.BadInput, match="expected a (run, a )?SavedModel") as error:
+            tt.load(tmp_path / "1")
+        assert "\n" not in str(error.value)
+        if name != "saved_model.pb" or length is not None:
+            assert failures(check(tmp_path / "1")), (name, length)
+        (tmp_path / "1" / name).touch()
+
+
+def test_other_exports_have_no_check(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        module.main([str(tmp_path)])
+    line = f"{tmp_path}; exports for CTranslate2 and transformers have no check\n"
+    assert ended.value.code == 2 and capsys.readouterr().err.endswith(line)
 
 
 def test_a_process_that_dies_is_a_failure(saved, monkeypatch):

@@ -30,7 +30,7 @@ if __package__:
 else:  # as a file, without the package
     from probe import HALF_TOLERANCE, TOLERANCE, Finding, finding  # type: ignore[no-redef]
 
-    quiet_import = contextlib.nullcontext
+    quiet_import = contextlib.nullcontext  # type: ignore[assignment]
 
 # A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
@@ -55,11 +55,17 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
     if any((path / name).is_file() for name in ("model.tflite", "model.onnx")):
         return list(_run("alone", path))
     if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
-        raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+        others = "exports for CTranslate2 and transformers have no check"
+        raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}; {others}")
     with quiet_import():
         import tensorflow  # noqa: F401
     with plainly_named(path) as plain:
-        return [*_read(path), *_run("python", plain), *_run("server", plain, str(_tolerance(plain)))]
+        try:
+            findings, tolerance = [*_read(path)], str(_tolerance(plain))
+        except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return [Finding("FAIL", f"the files cannot be read: {reason}"[:500])]
+        return [*findings, *_run("python", plain), *_run("server", plain, tolerance)]
 
 
 @contextlib.contextmanager

@@ -73,8 +73,8 @@ class SavedModel(Engine):
             try:
                 with quiet_stderr():  # SentencePiece tells of models that do not change texts
                     self.loaded = tf.saved_model.load(str(plain))
-            except (ValueError, OSError, tf.errors.OpError) as error:
-                reason = (str(error).splitlines() or [""])[0]
+            except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
                 raise BadInput(message) from error
         self.batch_size = batch_size
