@@ -1,5 +1,6 @@
 """What an installation has: every package, the programs, and one command for them."""
 
+import argparse
 import ast
 import importlib
 import re
@@ -78,6 +79,35 @@ def test_help_fits_a_screen(program, capsys, monkeypatch):
     assert lines[0].startswith(usage)
     assert len(lines) <= (40 if program.startswith("savedmodels") else 47) and max(map(len, lines)) <= 120
     assert program or [line.split()[0] for line in lines[3:12]] == [*PROGRAMS]
+
+
+class Parsed(Exception):
+    """A program has asked its parser for its arguments."""
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *OTHERS])
+def test_an_option_may_stand_between_arguments(program, monkeypatch):
+    if program in OTHERS:
+        pytest.importorskip("tensorflow_serving" if "grpc" in program else "flask")
+    for name in ("parse_args", "parse_intermixed_args"):
+        method = getattr(argparse.ArgumentParser, name)
+
+        def stop(parser, argv=None, method=method):
+            raise Parsed(parser, method)
+
+        monkeypatch.setattr(argparse.ArgumentParser, name, stop)
+    package = "tf_transformer.conformance." if program == "check" else "trainers."
+    with pytest.raises(Parsed) as asked:
+        importlib.import_module(program if program in OTHERS else package + program).main([])
+    parser, parse = asked.value.args
+    for each in (*parser._actions, *parser._mutually_exclusive_groups):
+        each.required = False
+    parser.add_argument("--a-number", type=int)
+    taken = [action.nargs for action in parser._get_positional_actions()]
+    words = ["one", "two", "three"][: len(taken) + ("*" in taken)]
+    expected = vars(parse(parser, ["--a-number", "7", *words]))
+    for place in range(len(words) + 1):
+        assert vars(parse(parser, [*words[:place], "--a-number", "7", *words[place:]])) == expected
 
 
 def test_one_command_has_all_programs():

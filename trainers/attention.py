@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     add("--layer", type=positive, metavar="N", help="layer in the figure (the last one)")
     add("--head", type=positive, nargs="+", metavar="N", help="heads in the figure (all)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if not args.png and (args.layer or args.head or args.kind != "cross"):
         parser.error(
             "--kind, --layer and --head: expected --png FILE with them; the page shows all kinds, layers and heads"

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     bulk.add_argument("--batch-bytes", type=int, metavar="N", help="rows a batch times bytes of the longest (8192)")
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
     own, beams = split_options(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(own)
+    args = parser.parse_intermixed_args(own)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
     if args.json and args.scores:

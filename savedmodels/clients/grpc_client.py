@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="deadline of each request in seconds (30)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     for name in ("n_best", "batch_size", "timeout"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
