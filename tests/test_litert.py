@@ -224,6 +224,33 @@ def test_a_damaged_folder_is_one_line(name, folder, tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["model.json", "tokenizer.model"])
+def test_a_file_that_is_too_large_is_not_read(name, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "1")
+    os.truncate(tmp_path / "1" / name, 2**26 + 1)
+    with pytest.raises(ValueError, match=f"{name}: expected at most 67,108,864 bytes, got 67,108,865$"):
+        LiteRTTranslator(tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda facts: [facts], "a value of another type in it"),
+        (lambda facts: {**facts, "ids": 3}, "a value of another type in it"),
+        (lambda facts: {**facts, "ids": {}}, "no 'end' in it"),
+        (lambda facts: {name: value for name, value in facts.items() if name != "beam_size"}, "no 'beam_size' in it"),
+        (lambda facts: {**facts, "beam_size": [3]}, r"beam_size: expected a whole number, got \[3\]$"),
+        (lambda facts: {**facts, "length_penalty": "x"}, "a value of another type in it"),
+    ],
+)
+def test_a_wrong_fact_is_said_without_words_of_python(changed, message, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "1")
+    facts = json.loads((folder / "model.json").read_text())
+    (tmp_path / "1/model.json").write_text(json.dumps(changed(facts)))
+    with pytest.raises(ValueError, match=f"1: expected a LiteRT export, got something else: {message}"):
+        LiteRTTranslator(tmp_path / "1")
+
+
 @pytest.mark.parametrize("name", ["threads", "batch_size"])
 def test_the_client_takes_positive_numbers(name, folder):
     with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got 0$"):

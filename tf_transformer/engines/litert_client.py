@@ -34,6 +34,7 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # in 
 CODE = re.compile(r">>.*?<<", re.DOTALL)  # at the start of a text for a model of several target languages
 BYTES_OF_A_TOKEN = 64  # at most: SentencePiece's longest piece has 16 characters
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+MOST_BYTES = 2**26  # of a file that is read as a whole: JSON, tokenizers
 BATCH_SIZE = 32  # texts, where a call of the engine takes several
 STANDARD_ERROR = threading.RLock()  # which all threads share
 
@@ -72,10 +73,11 @@ class _Translator(abc.ABC):
                 message = f"expected the folder of {self.KIND} or of its versions, found no {name} in {path}"
                 raise FileNotFoundError(message)
         with _reading(path, self.KIND):
-            self.facts: dict[str, Any] = json.loads((path / "model.json").read_text(encoding="utf-8"))
+            self.facts: dict[str, Any] = _json(path / "model.json")
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
             for name in LIMITS:
-                int(self.facts[name])
+                if not isinstance(self.facts[name], int):
+                    raise ValueError(f"{name}: expected a whole number, got {self.facts[name]!r}"[:200])
             _check(path / self.MODEL, self.facts["sha256"])
         self._alone: Any = threading.Lock()
         with _quiet(), _reading(path, self.KIND):
@@ -382,6 +384,8 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         if not isinstance(error, known) and not type(error).__module__.startswith("onnxruntime."):
             raise
         text = " ".join(str(error).split())
+        if isinstance(error, KeyError | TypeError):  # Their texts are about Python.
+            text = f"no {text} in it" if isinstance(error, KeyError) else "a value of another type in it"
         raise ValueError(f"{path}: expected {kind}, got something else: {text}") from error
 
 
@@ -440,9 +444,9 @@ class _Pieces:
         self._has_codes = not both.is_file()  # of languages at the start of a text
         self._engine = _engine(folder / "source.spm" if self._has_codes else both)
         target = _engine(folder / "target.spm") if self._has_codes else self._engine
-        pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        pieces = _json(folder / "vocabulary.json")
         own = folder / "source_vocabulary.json"
-        sources = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else pieces
+        sources = _json(own) if own.is_file() else pieces
         self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
         speller = target if own.is_file() else self._engine
         self._texts = [b"" if id <= self.UNKNOWN else _spelling(piece, speller) for id, piece in enumerate(pieces)]
@@ -471,7 +475,18 @@ def _engine(path: Path) -> Any:
 
     if not path.is_file():
         raise FileNotFoundError(f"expected a SentencePiece model, found none at {path}")
-    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return sentencepiece.SentencePieceProcessor(model_file=str(_small(path)))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(_small(path).read_text(encoding="utf-8"))
+
+
+def _small(path: Path) -> Path:
+    """Check that a file is small enough to be read as a whole."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"{path.name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
+    return path
 
 
 def _text(text: str | bytes) -> str:
