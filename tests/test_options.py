@@ -148,6 +148,7 @@ def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
         "one every 600 steps; the last 20",
     ):
         assert said in printed
+    assert printed.splitlines()[-1].startswith("time on 8 x 9.5 TFLOP/s: ")
     assert not (tmp_path / "run").exists()
 
 

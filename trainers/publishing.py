@@ -72,14 +72,15 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
         raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
     steps = recipe.steps or PAPER_STEPS
     training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
-    print(json.dumps(config.to_dict()))
+    sizes = (f"{name}={value}" for name, value in config.to_dict().items() if value is not None)
+    print(f"model: {', '.join(sizes)}")
+    every, last = recipe.interval(steps), recipe.average_last
+    print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
     print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
     if devices == HERE:
         rate = _tokens_a_second(config, recipe)
         device = keras.distribution.list_devices()[0] if keras.backend.backend() == "jax" else "this machine"
         print(f"{device}: {rate:,.0f} target tokens a second; {duration(steps * recipe.batch_tokens / rate)} of steps")
-    every, last = recipe.interval(steps), recipe.average_last
-    print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
 
 
 def _tokens_a_second(config: TransformerConfig, recipe: Recipe) -> float:
