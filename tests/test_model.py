@@ -14,7 +14,7 @@ from keras import ops
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation import costs
-from tf_transformer.layers import DecoderLayer
+from tf_transformer.layers import DecoderLayer, EncoderLayer, int8
 from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.text.primitives import ON_TENSORFLOW
 
@@ -262,6 +262,60 @@ def test_a_variant_overrides_what_it_is_made_of(tmp_path):
         close(again((SOURCE, TARGET)), found)
 
 
+@keras.saving.register_keras_serializable("test_model")
+class Unnamed(Transformer):
+    """Of layers without names, which Keras numbers, and with a weight of its own."""
+
+    def __init__(self, config, **options):
+        super().__init__(config, **options)
+        self.shift = self.add_weight((SIZES["vocab_size"],), "zeros")
+
+    def make_encoder_layers(self):
+        return [EncoderLayer(**self.layer_options()) for _ in range(N)]
+
+    def make_decoder_layers(self):
+        return [DecoderLayer(**self.layer_options()) for _ in range(N)]
+
+    def logits(self, x, softmax_weights=None):
+        return super().logits(x, softmax_weights) + ops.cast(self.shift, "float32")
+
+
+@pytest.mark.parametrize("dtypes", [["float32"], ["bfloat16"], ["bfloat16", "int8", "int8"]], ids=str)
+def test_a_variant_without_names_in_another_dtype(dtypes, request, monkeypatch):
+    if "int8" in dtypes:
+        request.getfixturevalue("needs_int8")
+        monkeypatch.setattr(int8, "MIN_INT8_ELEMENTS", 0)
+    model = Unnamed(TransformerConfig(num_layers=N, **SIZES))
+    model.build()
+    expected = array(draw_weights(model)((SOURCE, TARGET)))
+    for dtype in dtypes:
+        model = model.astype(dtype)
+    assert type(model) is Unnamed
+    norm = np.linalg.norm(expected)
+    assert np.linalg.norm(array(model((SOURCE, TARGET))) - expected) < norm * (1e-6 if dtypes == ["float32"] else 0.1)
+
+
+def test_adapters_of_a_variant_without_names_are_merged():
+    model = Unnamed(TransformerConfig(num_layers=N, **SIZES))
+    model.build()
+    adapted = draw_weights(model).encoder_layers[1].feed_forward.hidden
+    adapted.enable_lora(5)
+    adapted.lora_kernel_b.assign(np.random.default_rng(1).normal(size=adapted.lora_kernel_b.shape))
+    close(model.merged()((SOURCE, TARGET)), model((SOURCE, TARGET)), atol=1e-4)
+
+
+@pytest.mark.parametrize("more", ["source", "copy"])
+def test_a_weight_that_only_one_of_two_models_has_is_an_error(more):
+    config = TransformerConfig(num_layers=1, **SIZES)
+    models = {"source": Transformer(config), "copy": Transformer(config)}
+    models[more].more = keras.layers.Dense(3)
+    models[more].more.build((None, 2))
+    for model in models.values():
+        model.build()
+    with pytest.raises(BadInput, match=r"expected weights of shapes .*\(2, 3\), \(3,\)"):
+        int8.copy_weights(models["copy"], models["source"])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_lora_has_learned_stays_in_another_dtype(dtype):
     tuned, plain = built(dtype=dtype), built(dtype=dtype)
@@ -352,6 +406,13 @@ def test_what_is_frozen_stays_so_in_another_model():
     learning = {weight.path.split("/", 1)[1] for weight in again.trainable_weights}
     assert "encoder_0/feed_forward/hidden/kernel" in learning and "decoder_0/self_attention/query/bias" not in learning
     assert len(again.weights) - len(learning) == 1 + len(again.encoder_layers[1].weights) + 2
+
+
+@pytest.mark.parametrize("part", ["nothing", "encoder", "encoder_0/kernel"])
+def test_what_no_model_has_cannot_be_frozen(part):
+    model = built(TransformerConfig(num_layers=1, **SIZES))
+    with pytest.raises(BadInput, match=f"^frozen: expected .* in embedding, encoder_0, decoder_0; got '{part}'$"):
+        freeze(model, ["embedding", part])
 
 
 def test_training_refuses_it_too():

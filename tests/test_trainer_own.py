@@ -166,6 +166,23 @@ def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_pa
     assert changed.settings == before
 
 
+class Unnamed(tt.Transformer):
+    """Of encoder layers without names, which Keras numbers."""
+
+    def make_encoder_layers(self):
+        return [tt.layers.EncoderLayer(**self.layer_options()) for _ in range(self.config.num_layers)]
+
+
+@pytest.mark.program
+def test_a_start_without_names_gives_its_weights(unscored, corpus, translator, tmp_path):
+    start = tt.Translator(Unnamed(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)), translator.tokenizer)
+    recipe, still = dataclasses.replace(RECIPE, steps=1, eval_every=1), keras.optimizers.SGD(0.0)
+    tt.Trainer(tmp_path / "run", start.model.config, corpus, recipe, start=start, optimizer=still).fit()
+    found = tt.load(tmp_path / "run").model.get_weights()
+    for weight, other in zip(found, start.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
 @pytest.mark.program
 def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
     """Also when the run goes on without it; and another choice is another run."""

@@ -8,6 +8,7 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 """
 
 import functools
+import itertools
 import math
 import posixpath
 from collections.abc import Iterable, Iterator
@@ -99,27 +100,42 @@ def is_scale(variable: keras.Variable) -> bool:
 
 
 def copy_weights(model: keras.Model, source: keras.Model) -> None:
-    """Copy the weights of `source` into a built model of the same configuration, converted to the model's dtype.
-    Adapters of LoRA are added to the matrices that they adapt.
+    """Copies the weights of `source` into a built model of the same configuration, converted to the model's dtype.
+    LoRA adapters are added to the matrices that they adapt.
+
+    Weights are matched by their layer's position, not by name: Keras numbers the names of unnamed layers.
 
     Raises:
-        BadInput: `source` has 8-bit weights, ours or Keras's own, whose rounding cannot be undone.
+        BadInput: If `source` has 8-bit weights, ours or Keras's own, whose rounding cannot be undone, or if the two
+            models have different weights.
     """
-    has_8_bits = any(weight.dtype == "int8" for weight in source.weights)
-    if has_8_bits and not (is_int8(source) and is_int8(model)):
+    if not (is_int8(source) and is_int8(model)) and any(weight.dtype == "int8" for weight in source.weights):
         dtype = model.dtype_policy.name
         raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
-    values, adapters = _by_name(source), _adapters(source)
-    for name, variable in _by_name(model).items():
-        if name not in values:
-            continue  # largest magnitudes, which come with their matrix
-        value = np.asarray(ops.convert_to_numpy(values[name]))
-        if (adapter := adapters.get(id(values[name]))) is not None:
-            value = value + adapter
-        if variable.dtype == "int8" and value.dtype != "int8":
-            value, largest = quantized(value.astype("float32"), axis=0 if name.endswith("kernel") else 1)
-            values[f"{name}_max"] = largest
-        variable.assign(value)
+    adapters, factors = _adapters(source), {id(factor) for _, *ab, _ in _lora(source) for factor in ab}
+    for layer, other in itertools.zip_longest(model._flatten_layers(), source._flatten_layers()):
+        new, old = _own(layer), [weight for weight in _own(other) if id(weight) not in factors]
+        integers = [] if is_int8(source) else [weight for weight in new if weight.dtype == "int8"]
+        scales = {weight.name: weight for weight in new if weight.name in {f"{matrix.name}_max" for matrix in integers}}
+        new = [weight for weight in new if weight.name not in scales]
+        if scales:  # integers come after the weights that learn
+            new, old = (sorted(weights, key=lambda weight: weight.name) for weights in (new, old))
+        if (expected := [tuple(weight.shape) for weight in new]) != (got := [tuple(weight.shape) for weight in old]):
+            raise BadInput(
+                f"{(other or layer).path}: expected weights of shapes {expected}, as in a new model of this "
+                f"configuration, got {got}. Make all layers from the configuration"
+            )
+        for weight, before in zip(new, old, strict=True):
+            value = np.asarray(ops.convert_to_numpy(before)) + adapters.get(id(before), 0)
+            if f"{weight.name}_max" in scales:
+                value, largest = quantized(value.astype("float32"), axis=0 if weight.name == "kernel" else 1)
+                scales[f"{weight.name}_max"].assign(largest)
+            weight.assign(value)
+
+
+def _own(layer: keras.layers.Layer | None) -> list[keras.Variable]:
+    """The weights of a layer itself."""
+    return [] if layer is None else layer._trainable_variables + layer._non_trainable_variables
 
 
 def has_adapters(model: keras.Model) -> bool:
@@ -154,9 +170,18 @@ def frozen_weights(model: keras.Model) -> list[str]:
 
 
 def freeze(model: keras.Model, parts: Iterable[str]) -> None:
-    """Let these layers and weights of a built model learn no more."""
-    for name, weight in _by_name(model).items():
-        if any(f"{name}/".startswith(f"{part}/") for part in parts):
+    """Freezes these layers and weights of a built model.
+
+    Raises:
+        BadInput: If the model has no layer or weight of such a name.
+    """
+    weights = _by_name(model)
+    for part in parts:
+        found = [weight for name, weight in weights.items() if f"{name}/".startswith(f"{part}/")]
+        if not found:
+            layers = ", ".join(dict.fromkeys(name.partition("/")[0] for name in weights))
+            raise BadInput(f"frozen: expected layers or weights of the model, in {layers}; got {part!r}")
+        for weight in found:
             weight.trainable = False
 
 
