@@ -4,6 +4,7 @@ import doctest
 import functools
 import inspect
 import json
+import re
 import shutil
 
 import keras
@@ -15,6 +16,7 @@ from keras.src.testing import TestCase
 from promises import (
     LAYERS,
     MODELS,
+    B,
     D,
     T,
     V,
@@ -108,6 +110,46 @@ def test_symbolic_outputs_are_like_the_real_ones(case):
     assert described(symbolic) == described(real)
     if case.scores:
         assert described(symbolic, return_attention_scores=True) == described(real, return_attention_scores=True)
+
+
+OPTIONS = {"cache", "slot", "return_attention_scores", "training", "reverse"}  # of calls, besides tensors
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@every_layer
+def test_another_number_of_axes_is_told_in_one_line(case, symbolic):
+    """Of every tensor that a call takes; and a mask of floats, which may be vectors at the place of a mask."""
+    layer, inputs = case.make(name="it"), case.symbols() if symbolic else case.arrays()
+    names = [name for name in inspect.signature(layer.call).parameters if name not in OPTIONS]
+    axes = {"ids": 2, "position": 1, "attention_mask": 3}
+    for name in names:
+        is_mask = name.endswith("mask")
+        right = axes.get(name, 2 if is_mask else 3)
+        dtype = "int32" if case.of_ids else "bool" if is_mask else "float32"
+        for rank in {right - 1, right + 1} | ({right} if is_mask else set()):
+            shape, kind = (B, T, D, 3)[:rank], "float32" if rank == right else dtype
+            value = keras.KerasTensor(shape, kind) if symbolic else np.ones(shape, kind)
+            arguments = dict(zip(names, inputs, strict=False)) | {name: value}
+            with pytest.raises(tt.BadInput, match=rf"^it: expected {name} \[.*, got {kind} {re.escape(str(shape))}.*$"):
+                layer(**arguments)
+    assert not layer.built
+
+
+def test_keys_at_the_place_of_a_mask_are_no_mask():
+    """Keras's order is query, value, key."""
+    x = np.random.default_rng(1).normal(size=(B, T, D))
+    expected = r"^it: expected mask \[B, T\] of bools, got .* \(2, 5, 7\). The arguments are query, value, mask$"
+    with pytest.raises(tt.BadInput, match=expected):
+        tt.layers.MultiHeadAttention(1, name="it")(x, x, x)
+    with pytest.raises(tt.BadInput, match=r"^it: expected query \[B, T, d\], got a list$"):
+        tt.layers.MultiHeadAttention(1, name="it")([x, x])
+
+
+def test_ragged_tensors_are_told_in_one_line():
+    tf = pytest.importorskip("tensorflow")
+    ids = tf.ragged.constant([[5, 6], [7]])
+    with pytest.raises(tt.BadInput, match=r"^it: expected ids \[B, T\], got a ragged tensor, for which write ids"):
+        tt.layers.PositionalEmbedding(V, D, name="it")(ids)
 
 
 @every_layer_of_one_input

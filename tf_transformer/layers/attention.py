@@ -71,7 +71,8 @@ def attention(
 class MultiHeadAttention(Layer):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
-    Keys and values come from the same sequence, as everywhere in the paper.
+    Keys and values come from the same sequence, as everywhere in the paper. So there is no `key` after `value`, as
+    Keras's own layer has it.
 
     Args:
         num_heads: h.

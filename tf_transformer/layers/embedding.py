@@ -12,8 +12,8 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Natural, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
+from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.products import by_row
-from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.masks import padding_mask
 
 Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
@@ -56,7 +56,7 @@ def _angles(positions: Tensor, frequencies: Tensor) -> Any:
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
+class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
     """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
 
     Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.
@@ -95,7 +95,8 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         **kwargs: Any,
     ) -> None:
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
-        super().__init__(vocab_size, d_model, embeddings_initializer=initializer, **kwargs)  # ids of any dtype, no cast
+        table = {"input_dim": vocab_size, "output_dim": d_model, "embeddings_initializer": initializer}
+        super().__init__(**table, **kwargs)  # ids of any dtype, no cast
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.positions = positions
@@ -104,7 +105,6 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
         self.scale = scale
         self.first_position = first_position
         self.use_bias = use_bias
-        self.supports_masking = True
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a weight that Keras does not cast: casting a whole table for a few rows would cost more."""
@@ -220,6 +220,4 @@ class PositionalEmbedding(Rematerialized, keras.layers.ReversibleEmbedding):
     def get_config(self) -> dict[str, Any]:
         fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
         fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
-        config = {name: value for name, value in super().get_config().items() if name not in fixed}
-        names = ("vocab_size", "d_model", "positions", "max_length", "dropout", "scale", "first_position", "use_bias")
-        return config | {name: getattr(self, name) for name in names}
+        return {name: value for name, value in super().get_config().items() if name not in fixed}
