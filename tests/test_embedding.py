@@ -8,6 +8,7 @@ from conftest import COMPILERS, array, close, normal, weights_of
 from keras import ops
 from promises import tensorflow_only
 
+import tf_transformer as tt
 from tf_transformer.layers import PositionalEmbedding, sinusoids
 
 B, T, d, V = 2, 5, 11, 23
@@ -77,6 +78,46 @@ def test_the_softmax_shares_the_embeddings_without_their_scale():
     layer, x = built(), normal(B, T, d)
     close(layer.logits(x), x.astype("float64") @ weights_of(layer)["embeddings"].T)
     assert [weight.path.split("/")[-1] for weight in layer.weights] == ["embeddings"]
+
+
+@pytest.mark.parametrize("shape", [(None, None), (B, T), (None, T), (B, None)], ids=str)
+def test_logits_in_a_functional_model_share_the_table(shape, tmp_path):
+    """Also with the model that a file has, and that `clone_model` makes."""
+    layer = built(use_bias=True)
+    layer.logits_bias.assign(normal(V))
+    ids = keras.Input(batch_shape=shape, dtype="int32")
+    model = keras.Model(ids, layer.logits(keras.layers.Dense(d, "tanh")(layer(ids))))
+    model.save(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for again in (model, clone, keras.models.load_model(tmp_path / "model.keras")):
+        (table,) = (weight for weight in again.weights if weight.name == "embeddings")
+        (bias,) = (weight for weight in again.weights if weight.name == "logits_bias")
+        assert len(again.weights) == 4 and again.output_shape == (*shape, V)
+        hidden = np.tanh(array(again.layers[1](IDS)) @ array(again.weights[2]) + array(again.weights[3]))
+        close(again(IDS), hidden @ array(table).T + array(bias), atol=1e-5)
+        table.assign(table * 0)
+        close(again(IDS), np.broadcast_to(array(bias), (B, T, V)))
+
+
+def test_a_call_in_reverse_is_that_of_keras():
+    """Before the first call of ids, too; the mask of the vectors is that of the logits."""
+    layer, kerass, x = PositionalEmbedding(V, d), keras.layers.ReversibleEmbedding(V, d), normal(B, T, d)
+    found = layer(x, reverse=True)
+    kerass.build()
+    kerass.embeddings.assign(layer.embeddings)
+    close(found, kerass(x, reverse=True))
+    ids = keras.Input((None,), dtype="int32")
+    logits = keras.layers.Activation("linear")(layer(keras.layers.Activation("linear")(layer(ids)), reverse=True))
+    mask = keras.layers.Lambda(lambda x, mask=None: ops.cast(mask, "int32"), output_shape=(None,))
+    mask.supports_masking = True
+    assert np.array_equal(array(keras.Model(ids, mask(logits))(IDS)), IDS != 0)
+
+
+@pytest.mark.parametrize("method", ["embed", "scaled", "rows"])
+def test_other_methods_take_no_symbolic_ids(method):
+    with pytest.raises(tt.BadInput, match="^it: expected ids with values, got a symbolic tensor. Call "):
+        getattr(built(name="it"), method)(keras.Input((T,), B, dtype="int32"))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])

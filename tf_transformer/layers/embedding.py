@@ -9,10 +9,10 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.base.type_names import Shape, Tensor
-from tf_transformer.base.values import Count, Natural, Rate, checked
+from tf_transformer.base.values import BadInput, Count, Natural, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
-from tf_transformer.layers.layer import Layer
+from tf_transformer.layers.layer import Layer, rank_of
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
@@ -60,7 +60,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
     """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
 
     Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.
-    Keras's own layer provides table, LoRA (`enable_lora`) and integers (`quantize`), for rows and logits alike.
+    It is a `ReversibleEmbedding`: `enable_lora` and `quantize` work for embeddings and for logits alike.
 
     Args:
         vocab_size: V.
@@ -126,13 +126,16 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
         self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
 
-    def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
-        """Embed ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d]."""
-        return self.embed(ids, position, training)
+    def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None, reverse: bool = False) -> Any:
+        """Embeds ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d].
 
-    def quantized_call(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
+        With `reverse`, as in Keras's layer, it takes vectors [B, T, d] and returns their `logits` [B, T, V].
+        """
+        return self.logits(ids) if reverse else self.embed(ids, position, training)
+
+    def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
         """As `call`; Keras calls this after `quantize`."""
-        return self.embed(ids, position, training)
+        return self.call(*args, **kwargs)
 
     def embed(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """As `call`, but the result carries no mask, for a caller that makes its own."""
@@ -156,6 +159,9 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
 
     def rows(self, ids: Tensor) -> Any:
         """The table's rows for ids [B, T]: float32 [B, T, d]."""
+        if isinstance(ids, keras.KerasTensor):
+            # A functional model would keep the table's present values as a constant.
+            raise BadInput(f"{self.name}: expected ids with values, got a symbolic tensor. Call the layer itself")
         if is_int8(self):
             rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
             return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / INT8_MAX), -1)
@@ -179,10 +185,14 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
         """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
 
+        In a functional model it is a call of this layer with `reverse`, so the table stays shared.
+
         Args:
             x: [B, T, d].
             softmax_weights: from `softmax_weights()`, for a loop that makes them once; others take their place.
         """
+        if isinstance(x, keras.KerasTensor) and softmax_weights is None:
+            return self(x, reverse=True)
         if softmax_weights is not None:
             product = functools.partial(ops.matmul, x2=softmax_weights)
         elif is_int8(self):
@@ -208,14 +218,15 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:
-        return padding_mask(ids)
+        return mask if rank_of(ids) == 3 else padding_mask(ids)
 
-    def compute_output_shape(self, ids_shape: Shape) -> Any:
-        return (*ids_shape, self.d_model)
+    def compute_output_shape(self, ids_shape: Shape, position_shape: Shape = None, reverse: bool = False) -> Any:
+        return (*ids_shape[:-1], self.vocab_size) if reverse else (*ids_shape, self.d_model)
 
-    def compute_output_spec(self, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, ids: Tensor, *args: Any, reverse: bool = False, **kwargs: Any) -> Any:
         # Traced on PyTorch, ids of unknown length would have 83, which may be more than there are learned positions.
-        return keras.KerasTensor(self.compute_output_shape(ids.shape), self.compute_dtype)
+        shape = self.compute_output_shape(ids.shape, reverse=reverse)
+        return keras.KerasTensor(shape, "float32" if reverse else self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
