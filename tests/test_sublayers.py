@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import oracle
 import pytest
@@ -69,3 +70,18 @@ def test_dropout_is_on_the_sublayer_alone_and_for_training_only():
     nothing = np.zeros((B, T, d), "float32")
     close(layer(x, nothing, training=True)[0], oracle.add_and_norm(x[0], nothing[0], weights))
     assert np.abs(array(layer(x, output, training=True)) - array(layer(x, output))).max() > 0.1
+
+
+def test_a_norm_that_comes_first_is_built_by_the_input_of_its_sublayer(tmp_path):
+    """And is one layer of a functional model, which a file has once."""
+    layer, x = AddAndNorm(norm_first=True), normal(B, T, d)
+    unit = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    close(layer.sublayer_input(x), unit, atol=1e-5)
+    inputs, layer = keras.Input((None, d)), built(AddAndNorm(norm_first=True))
+    model = keras.Model(inputs, layer(inputs, keras.layers.Activation("tanh")(layer.sublayer_input(inputs))))
+    weights = weights_of(layer)
+    expected = x + np.tanh(unit * weights["norm/gamma"] + weights["norm/beta"])
+    model.save(tmp_path / "model.keras")
+    for again in (model, keras.models.load_model(tmp_path / "model.keras")):
+        close(again(x), expected, atol=1e-5)
+        assert len(again.weights) == 2

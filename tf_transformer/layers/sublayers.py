@@ -76,9 +76,13 @@ class AddAndNorm(Layer):
         self.norm.build(x_shape)
 
     def sublayer_input(self, x: Tensor) -> Any:
-        """What the sub-layer reads of x [B, T, d]: x itself, or x normalized."""
-        return self.norm(x) if self.norm_first else x
+        """Returns what the sub-layer reads of x [B, T, d]: x itself, or x normalized."""
+        return self(x) if self.norm_first else x
 
-    def call(self, x: Tensor, sublayer_output: Tensor, training: bool | None = None) -> Any:
+    def call(self, x: Tensor, sublayer_output: Tensor = None, training: bool | None = None) -> Any:
+        """Adds x [B, T, d] and the sub-layer's output [B, T, d]. With `norm_first`, x without an output is the
+        sub-layer's input."""
+        if sublayer_output is None and self.norm_first:
+            return self.norm(x)
         x = ops.add(x, self.output_dropout(sublayer_output, training=training))
         return x if self.norm_first else self.norm(x)
