@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from conftest import array
 from programs import run_python
-from promises import LAYERS, MODELS, assert_close, every_case, promise, tensorflow_only
+from promises import LAYERS, MODELS, B, D, T, assert_close, every_case, promise, tensorflow_only
 
 import tf_transformer as tt
 
@@ -126,18 +126,34 @@ def test_saved_model_needs_tensorflow_alone(case, exported):
 
 @promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "restricted_decoder", "transformer"))
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-def test_quantized_to_int8(case):
-    """Near the layer."""
+def test_quantized_to_int8(case, tmp_path):
+    """Near the layer; and a file of it is loaded, as is a file of what was loaded."""
     model = case.model()
-    for layer in list(model._flatten_layers()):
-        if isinstance(layer, tt.layers.PositionalEmbedding):  # which Keras passes over: it has a layer inside
-            layer.quantize("int8")
     model.quantize("int8")
     found = array(model(case.arrays()))
     assert np.linalg.norm(found - case.answer()) < 0.05 * np.linalg.norm(case.answer())
-    of_integers = [weight for weight in model.weights if weight.dtype == "int8"]
     kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
-    assert len(of_integers) == len(kernels)
+    for path in (tmp_path / "model.keras", tmp_path / "again.keras"):
+        assert [weight.dtype for weight in model.weights].count("int8") == len(kernels)
+        model.save(path)
+        model = keras.models.load_model(path)
+        assert_close(model(case.arrays()), found)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_a_part_in_integers_inside_other_models(tmp_path):
+    """Where the layers' paths in a file are others than in the model that was saved."""
+    around = keras.Sequential([keras.Input((3, T, D)), keras.layers.TimeDistributed(tt.layers.FeedForward(17))])
+    alone = keras.layers.TimeDistributed(tt.layers.EncoderLayer(1, 17))
+    model = keras.Sequential([keras.Input((3, T, D)), around, alone])
+    feed_forward, encoder = around.layers[0].layer, alone.layer
+    for dense in (feed_forward.output_projection, encoder.self_attention.query_projection):
+        dense.quantize("int8")
+    model.save(tmp_path / "model.keras")
+    loaded, x = keras.models.load_model(tmp_path / "model.keras"), np.random.default_rng(2).normal(size=(B, 3, T, D))
+    assert [weight.dtype for weight in loaded.weights] == [weight.dtype for weight in model.weights]
+    assert [weight.dtype for weight in loaded.weights].count("int8") == 2
+    assert_close(loaded(x), model(x))
 
 
 @every_case

@@ -221,16 +221,20 @@ def test_lora_is_that_of_keras(positions, tmp_path):
     close(plain(IDS), model(IDS), atol=1e-5)
 
 
+@pytest.mark.parametrize(("mode", "tolerance"), [("int8", 0.03), ("int4", 0.4)])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_integers_are_those_of_keras(positions, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_integers_are_those_of_keras(positions, mode, tolerance, tmp_path):
+    """`quantize` of a model reaches the table."""
     layer, kerass = beside_keras(positions)
     before = array(layer(IDS))
-    layer.quantize("int8")
-    kerass.quantize("int8")
-    assert [weight.dtype for weight in layer.weights].count("int8") == 1
-    assert 0 < np.abs(array(layer(IDS)) - before).max() < 0.03
-    assert_same(layer, kerass)
     model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
+    model.quantize(mode)
+    kerass.quantize(mode)
+    counts = [[weight.dtype for weight in each.weights].count("int8") for each in (layer, kerass)]
+    assert counts[0] == counts[1] > 0
+    assert 0 < np.abs(array(layer(IDS)) - before).max() < tolerance
+    assert_same(layer, kerass)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     close(loaded(IDS), model(IDS))

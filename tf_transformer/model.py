@@ -19,6 +19,7 @@ from tf_transformer.layers import (
     RestrictedEncoderLayer,
 )
 from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
+from tf_transformer.layers.layer import quantized_inside, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.masks import padding_mask
 
@@ -131,6 +132,7 @@ class Transformer(KerasModel):
         for norm in (self.encoder_norm, self.decoder_norm):
             if norm is not None:
                 norm.build(shape)
+        self._dtype_policy = resolved_policy(self)
 
     def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
         """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
@@ -277,7 +279,7 @@ class Transformer(KerasModel):
         return self.astype(self.dtype_policy.name) if has_adapters(self) else self
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"config": self.config.to_dict()}
+        return super().get_config() | {"config": self.config.to_dict()} | quantized_inside(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":

@@ -11,7 +11,7 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer
+from tf_transformer.layers.layer import Layer, resolved_policy
 from tf_transformer.layers.products import as_rows
 from tf_transformer.masks import as_key_mask, intersect
 
@@ -128,7 +128,7 @@ class MultiHeadAttention(Layer):
         self.weight_dropout: Any = Dropout(self.dropout, dtype=self.dtype_policy, name="weight_dropout")
 
     def _projection(self, name: str, units: int, scale: float) -> keras.layers.Layer:
-        options = {"use_bias": self.use_bias, "dtype": self.dtype_policy, "name": name}
+        options = {"use_bias": self.use_bias, "dtype": resolved_policy(self, name), "name": name}
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")  # 1 is Glorot's
         return dense(units, kernel_initializer=initializer, **options)
 

@@ -12,7 +12,7 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import BadInput, Count, Natural, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
-from tf_transformer.layers.layer import Layer, rank_of
+from tf_transformer.layers.layer import Layer, rank_of, resolved_policy
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
 
@@ -111,6 +111,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
     def build(self, ids_shape: Shape) -> None:
+        self._dtype_policy = resolved_policy(self)
         if is_int8(self):
             shape = (self.vocab_size, self.d_model)
             self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
@@ -123,8 +124,10 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
-        policy = self.compute_dtype if self.quantization_mode else self.dtype_policy
-        self.sum_dropout = Dropout(self.dropout, dtype=policy, name="sum_dropout")
+        # Keras's `quantize` of a model skips layers that have others inside, so the dropout is held as a function.
+        dropout = Dropout(self.dropout, dtype=self.compute_dtype)
+        dropout._remat_mode = None  # computed again with this layer
+        self._drop, self.seed_generator = dropout.__call__, getattr(dropout, "seed_generator", None)
 
     def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None, reverse: bool = False) -> Any:
         """Embeds ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d].
@@ -146,7 +149,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
                 f"got ids of shape {tuple(ids.shape)}"
             )
         summed = self.scaled(ids) + self._encoding_of(ids, position)
-        return self.sum_dropout(ops.cast(summed, self.compute_dtype), training=training)
+        return self._drop(ops.cast(summed, self.compute_dtype), training=training)
 
     def _encoding_of(self, ids: Tensor, position: Tensor) -> Any:
         if position is None and self.positions == "learned":  # a GPU would take zeros for positions beyond the table;
@@ -208,6 +211,8 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
 
     def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
         """As in Keras, without the type check, which refuses subclasses."""
+        if is_int8(self):
+            raise NotImplementedError(f"{self.name}: its table holds 8-bit integers already")
         super().quantize(mode, type_check=False, config=config)
 
     @property

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ class Layer(Rematerialized):
     def get_config(self) -> dict[str, Any]:
         made = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
         names = [name for init in reversed(made) for name in inspect.signature(init).parameters if hasattr(self, name)]
-        return super().get_config() | {name: getattr(self, name) for name in names}
+        return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
 
 
 def check_axes(layer: keras.layers.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,3 +94,25 @@ def rank_of(value: Any) -> int | None:
     if shape is None:
         return None
     return shape.rank if hasattr(shape, "rank") else len(shape)
+
+
+def quantized_inside(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Returns the "dtype" of a layer's config, with the policies of those layers inside that Keras has quantized.
+
+    The keys are patterns, since a path may begin with the names of models around the layer, which differ in a file.
+    """
+    inside = [each for each in layer._flatten_layers(include_self=False) if each.quantization_mode]
+    paths = [re.escape(layer.name + each.path.removeprefix(layer.path)) for each in inside]
+    policies = {f"(.*/)?{path}": resolved_policy(each) for path, each in zip(paths, inside, strict=True)}
+    policy = keras.dtype_policies.DTypePolicyMap(resolved_policy(layer), policies) if policies else layer.dtype_policy
+    return {"dtype": keras.dtype_policies.serialize(policy)}
+
+
+def resolved_policy(layer: keras.layers.Layer, *inside: str) -> keras.DTypePolicy:
+    """Returns the dtype policy of a layer, or of one inside. In a file of a quantized model it is one of a map.
+
+    Keras can look it up itself, but saves a layer that has a map only once.
+    """
+    policy = layer.dtype_policy
+    is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    return policy["/".join((layer.path or layer.name, *inside))] if is_map else policy

@@ -9,7 +9,7 @@ from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.base.values import Count, Positive, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer
+from tf_transformer.layers.layer import Layer, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
 
@@ -35,9 +35,9 @@ class FeedForward(Layer):
         self.activation = activation
 
     def build(self, x_shape: Shape) -> None:
-        self.hidden = dense(self.d_ff, self.activation, dtype=self.dtype_policy, name="hidden")
+        self.hidden = dense(self.d_ff, self.activation, dtype=resolved_policy(self, "hidden"), name="hidden")
         self.hidden.build(x_shape)
-        self.output_projection = dense(x_shape[-1], dtype=self.dtype_policy, name="output")
+        self.output_projection = dense(x_shape[-1], dtype=resolved_policy(self, "output"), name="output")
         self.output_projection.build((*x_shape[:-1], self.d_ff))
 
     def call(self, x: Tensor) -> Any:
