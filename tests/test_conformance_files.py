@@ -142,7 +142,7 @@ def test_quantized_to_int8(case, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_a_part_in_integers_inside_other_models(tmp_path):
-    """Where the layers' paths in a file are others than in the model that was saved."""
+    """Where the layers' paths in a file or a clone are others than in the model."""
     around = keras.Sequential([keras.Input((3, T, D)), keras.layers.TimeDistributed(tt.layers.FeedForward(17))])
     alone = keras.layers.TimeDistributed(tt.layers.EncoderLayer(1, 17))
     model = keras.Sequential([keras.Input((3, T, D)), around, alone])
@@ -150,10 +150,12 @@ def test_a_part_in_integers_inside_other_models(tmp_path):
     for dense in (feed_forward.output_projection, encoder.self_attention.query_projection):
         dense.quantize("int8")
     model.save(tmp_path / "model.keras")
-    loaded, x = keras.models.load_model(tmp_path / "model.keras"), np.random.default_rng(2).normal(size=(B, 3, T, D))
-    assert [weight.dtype for weight in loaded.weights] == [weight.dtype for weight in model.weights]
-    assert [weight.dtype for weight in loaded.weights].count("int8") == 2
-    assert_close(loaded(x), model(x))
+    clone, x = keras.models.clone_model(model), np.random.default_rng(2).normal(size=(B, 3, T, D))
+    clone.set_weights(model.get_weights())
+    for again in (clone, keras.models.load_model(tmp_path / "model.keras")):
+        assert [weight.dtype for weight in again.weights] == [weight.dtype for weight in model.weights]
+        assert [weight.dtype for weight in again.weights].count("int8") == 2
+        assert_close(again(x), model(x))
 
 
 @every_case
