@@ -276,8 +276,10 @@ def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     error = subprocess.run(command, stderr=pipe, text=True).stderr
     assert error.strip().endswith(f"process {os.getpid()} on {socket.gethostname()} is training it")
     other.unlock()
-    assert run.lock()
+    assert not other.lock()  # this process still has it
     run.unlock()
+    assert other.lock()
+    other.unlock()
     assert not Run(path).exists(SETTINGS)  # the lock is no obstacle to a new run
 
 

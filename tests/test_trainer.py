@@ -14,6 +14,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import portalocker
 import pytest
 import tensorflow as tf
 from programs import same_weights
@@ -296,6 +297,18 @@ def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     with pytest.raises(tt.BadInput, match="found other files"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "thesis.tex"]
+
+
+def test_a_fit_that_is_refused_keeps_the_lock_of_another_run(corpus, tmp_path):
+    """Of this process, so that no second process trains there meanwhile."""
+    run = Run(tmp_path)
+    run.begin(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).settings)
+    assert run.lock()
+    with pytest.raises(tt.BadInput, match="recipe.seed was 1, now 7"):
+        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, seed=7)).fit()
+    with open(tmp_path / ".lock") as file, pytest.raises(portalocker.LockException):
+        portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+    run.unlock()
 
 
 def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, tmp_path):

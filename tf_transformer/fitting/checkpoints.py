@@ -91,14 +91,22 @@ class Checkpoints(keras.callbacks.Callback):
         if hasattr(self.model, "after_fit"):
             self.model.after_fit.callback(self._unlock)
         if self._restored is not self.model:
-            self._begin()
-            now = compiled(self.model)  # before a callback changes the rate
-            self._load(self.model)
-            if self.step:
-                self._say_where()
-            else:
-                self._compiled = now
-            self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
+            try:
+                self._resume()
+            except BaseException:
+                self._unlock()
+                raise
+
+    def _resume(self) -> None:
+        """Begin a run, or continue one after its last whole epoch."""
+        self._begin()
+        now = compiled(self.model)  # before a callback changes the rate
+        self._load(self.model)
+        if self.step:
+            self._say_where()
+        else:
+            self._compiled = now
+        self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
 
     def _say_where(self) -> None:
         done, epochs = len(self.run.history), self.params["epochs"]

@@ -85,6 +85,7 @@ class Run:
         self.keep = keep
         self.writes = writes
         self.history: list[dict[str, Any]] = []
+        self._locked: Path | None = None  # the folder whose lock this object holds
 
     def exists(self, settings: dict[str, Any]) -> bool:
         """Whether the folder holds a run with these settings; some settings may change as a run goes on.
@@ -160,12 +161,14 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.path / LOCK, message))
             self._locks[folder] = stack.pop_all()
+        self._locked = folder
         return True
 
     def unlock(self) -> None:
-        """Let other processes train here."""
-        if lock := self._locks.pop(self.path.resolve(), None):
-            lock.close()
+        """Releases the lock, if this `Run` holds it and not another one of this process."""
+        if self._locked:
+            self._locks.pop(self._locked).close()
+            self._locked = None
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints' folders, oldest first."""
