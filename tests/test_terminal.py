@@ -96,6 +96,14 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     assert program(known + stopped) == (143, b"False\n", line)
 
 
+@pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
+def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
+    """And without a traceback; `until` of a `fit` by hand is no signal."""
+    script = f"from tf_transformer.base.terminal import Stopped\nraise Stopped('saved step 7', {number})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
+
+
 def test_a_program_prints_on_a_terminal_without_umlauts():
     main = "print(chr(252), chr(0x2192)); raise OSError(chr(252))"
     found = program(main, PYTHONIOENCODING="ascii")

@@ -16,13 +16,15 @@ _SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
 
 
-class Stopped(KeyboardInterrupt):
+class Stopped(KeyboardInterrupt, SystemExit):
     """Training has saved a checkpoint and stopped, on the signal `number` or at the requested step. As Ctrl-C itself,
-    it is no `Exception`: a loop over runs that goes on after errors ends, too."""
+    it is no `Exception`: a loop over runs that goes on after errors ends, too. A script that does not catch it exits
+    without a traceback, with the shell's status for the signal, as schedulers expect."""
 
     def __init__(self, message: str, number: int = 0):
         super().__init__(message)
         self.number = number
+        self.code = 128 + number if number else message
 
 
 def say(text: str = "", end: str = "\n") -> None:
