@@ -55,6 +55,36 @@ def of_dev(pairs):
     pairs = list(pairs)
     assert len(pairs) == 23
     return pairs
+def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
+    """The history would mix the scores of two texts. A run of an earlier version does not know its dev text."""
+    run, others = Run(tmp_path), tt.Corpus(corpus.train, corpus.dev[::-1])
+    before = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).settings
+    run.begin(before)
+    same = tt.Corpus(corpus.train, (list(corpus.dev[0]), tuple(corpus.dev[1])))
+    assert run.exists(tt.Trainer(tmp_path, CONFIG, same, RECIPE).settings)
+    with pytest.raises(tt.BadInput, match="configuration: the dev text has changed; give another folder"):
+        tt.Trainer(tmp_path, CONFIG, others, RECIPE).fit()
+    run.begin({name: value for name, value in before.items() if name != "dev"})
+    assert run.exists(tt.Trainer(tmp_path, CONFIG, others, RECIPE).settings)
+
+
+def test_damaged_ids_are_written_again_once(corpus, tmp_path, monkeypatch, capsys):
+    """With a line that says so; whole ones are read."""
+    monkeypatch.setattr(tt.Trainer, "_train", lambda *_: None)
+    said = []
+    for _ in range(4):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
+        said.append("ids: expected the training text as ids, found damaged files" in capsys.readouterr().out)
+        if len(said) == 2:
+            with open(tmp_path / "ids/source.npy", "r+b") as file:
+                file.truncate(500)
+    assert said == [False, False, True, False]
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
+    for _ in range(2):  # the second time they are in memory
+        trainer.fit()
+    assert "damaged" not in capsys.readouterr().out
+
+
 
 
 def test_a_dev_text_that_never_fits(corpus, text, tmp_path):

@@ -3,12 +3,16 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tf_transformer.base.files import checksum, user_path
+from tf_transformer.base.terminal import say
 from tf_transformer.base.type_names import VocabularyKind
 from tf_transformer.base.values import Count, Seed, check_fields, checked
 from tf_transformer.config import BadInput
@@ -132,8 +136,7 @@ class Corpus:
         """The training text as ids, as they are kept in the batching's folder, or made now."""
         assert isinstance(self.train, Source), "records are read by block"
         folder, tokenizer = batching.folder, batching.tokenizer
-        facts = facts_of(folder) if folder else None
-        if folder and facts and facts.get("of") == json.loads(json.dumps(self._key(tokenizer))):
+        if folder and (facts := self._kept(folder, tokenizer)):
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):  # it is made again
                 return Ids.load(folder, int(facts["skipped"]))
         return tokenized(self.train.rows(), self.train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
@@ -141,9 +144,20 @@ class Corpus:
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
         """Write the ids into the batching's folder, for a run that goes on, if `describe` tells this text from every
         other by its contents."""
-        of_source = isinstance(self.train, Source) and "sha256" in self.describe()
-        if batching.folder and of_source and not batching.folder.exists():
-            batches.blocks[0].read().save(batching.folder, {"of": self._key(batching.tokenizer)})
+        if not batching.folder or isinstance(self.train, Records) or "sha256" not in self.describe():
+            return
+        ids = batches.blocks[0].read()
+        if isinstance(ids.lines, np.memmap) or self._kept(batching.folder, batching.tokenizer):
+            return
+        if batching.folder.exists():
+            say(f"{batching.folder}: expected the training text as ids, found damaged files; they are written again")
+            shutil.rmtree(batching.folder)
+        ids.save(batching.folder, {"of": self._key(batching.tokenizer)})
+
+    def _kept(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
+        """What shard.json says, if the folder has whole ids of this text."""
+        facts = facts_of(folder)
+        return facts if facts and facts.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None
 
     def _key(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What the ids depend on."""

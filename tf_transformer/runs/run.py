@@ -228,9 +228,10 @@ class Run:
             kept = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {kept}") from error
         stops = [path for path in self.checkpoints() if path.name.endswith(STOPPED)]
-        at_ends = [path for path in self.checkpoints() if path not in stops]
-        for old in [*at_ends[: -self.keep], *(path for path in stops if path != folder)]:
-            shutil.rmtree(old)
+        later = [path for path in self.checkpoints() if path > folder]  # damaged: training resumed before them
+        at_ends = [path for path in self.checkpoints() if path not in stops + later]
+        for other in {*at_ends[: -self.keep], *later, *stops} - {folder}:
+            shutil.rmtree(other)
         return folder
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
