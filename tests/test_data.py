@@ -105,6 +105,10 @@ def test_every_epoch_has_an_order_of_its_own(corpus):
     assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
     once = data.text_pairs(folder / "train.en", folder / "train.de", tokenizer, 512, seed=1)
     assert rows(once) == epochs[0] and rows(once) == epochs[1]  # the second time it is the second epoch
+    files = folder / "train.en", folder / "train.de"
+    assert rows(data.text_pairs(*files, tokenizer, 512, seed=1, first_epoch=1)) == epochs[1]
+    later = data.text_pairs(*files, tokenizer, 512, repeat=True, seed=1, first_epoch=1)
+    assert rows(later.take(80))[:PAIRS] == epochs[1]
 
 
 def test_batches_of_fixed_shapes_are_the_same_with_more_padding(corpus):

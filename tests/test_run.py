@@ -137,6 +137,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys
         run.weights(last=2)
 
 
+def test_a_damaged_checkpoint_goes_when_training_has_resumed_before_it(two_epochs):
+    """At other steps, so that no new one replaces it; then the last ones are averaged."""
+    (two_epochs / "checkpoints/step-00000006/model.weights.h5").write_bytes(b"damaged")
+    run = Run(two_epochs)
+    run.save(restored(run), 5)
+    assert [path.parent.name for path in run.weights(last=2)] == ["step-00000003", "step-00000005"]
+
+
 def test_dropout_may_begin_and_end_with_a_checkpoint(one_epoch, tmp_path):
     """Without it a model has no random generators whose state there would be to restore."""
     without = dataclasses.replace(CONFIG, dropout=0.0)

@@ -30,8 +30,13 @@ class Checkpoints(keras.callbacks.Callback):
 
     In the logs, "tokens/s" replaces the metric `TokenCount`, if the model has it. Each row has the learning rate and
     the norm of the last gradient. `fit` skips completed epochs, and says so. Weights, optimizer and learning rate are
-    then the checkpoint's; a model that was compiled with another optimizer, rate or loss is refused. If epochs are
-    parts of an endless dataset, give `fit` `batches.skip(checkpoints.step)`.
+    then the checkpoint's; a model that was compiled with another optimizer, rate or loss is refused.
+
+    If the optimizer has `use_ema=True`, validation, later callbacks at an epoch's end and the stored weights are the
+    moving averages, and training resumes from the weights that it had. `SwapEMAWeights` would exchange them twice.
+
+    Begin the data where the checkpoint is: with `tt.data.text_pairs(..., first_epoch=checkpoints.epoch)`, or, if epochs
+    are parts of an endless dataset, with `batches.skip(checkpoints.step)`.
 
     Args:
         run: the run's folder, or a `Run`.

@@ -191,7 +191,8 @@ class Run:
 
     @checked
     def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
-        """Write a checkpoint of a compiled model, then the history, and remove what is older than `keep`.
+        """Writes a checkpoint of a compiled model, then the history; removes those older than `keep`, and later ones,
+        which are damaged.
 
         Args:
             model: a compiled model.
