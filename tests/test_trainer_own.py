@@ -257,3 +257,30 @@ def test_checkpoints_of_a_model_of_ones_own(tmp_path):
         model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
         assert [row["step"] for row in checkpoints.run.history] == steps
     assert int(model.optimizer.iterations) == 6 and not Run._locks
+@pytest.mark.program
+@pytest.mark.parametrize("averaged", [False, True])
+def test_epochs_of_a_fit_by_hand_resume_in_their_order(averaged, corpus, text, tmp_path):
+    """With the batches of a fit that was never stopped, and its weights; also with moving averages."""
+    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    files = text / "train.en", text / "train.de"
+
+    def fit(folder, epochs):
+        keras.utils.set_random_seed(3)
+        model, losses = tt.Transformer(CONFIG), []
+        model.build()
+        model.compile(tt.Adam(0.01, use_ema=averaged, ema_momentum=0.7), tt.SmoothedCrossEntropy())
+        checkpoints = Checkpoints(folder, tokenizer)
+        batches = tt.data.text_pairs(*files, tokenizer, batch_tokens=4_096, first_epoch=checkpoints.epoch)
+        dev = tt.data.text_pairs(text / "dev.en", text / "dev.de", tokenizer, batch_tokens=4_096)
+        log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+        model.fit(batches, epochs=epochs, validation_data=dev, callbacks=[log, checkpoints], verbose=0)
+        return losses
+
+    losses = fit(tmp_path / "whole", 3)
+    assert fit(tmp_path / "parts", 1) + fit(tmp_path / "parts", 3) == losses
+    arrays, others = (stored(Run(tmp_path / name)) for name in ("whole", "parts"))
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+

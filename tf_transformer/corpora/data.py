@@ -32,6 +32,7 @@ def text_pairs(
     repeat: bool = False,
     seed: Seed = 0,
     skip_bad_lines: bool = False,
+    first_epoch: Natural = 0,
 ) -> Any:
     """Check parallel text, and return it as batches of ((source, target_in), target_out).
 
@@ -46,6 +47,7 @@ def text_pairs(
         seed: of the order.
         skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
             such a pair is an error (`check_text_pairs`).
+        first_epoch: index of the epoch to begin with, for example `Checkpoints.epoch` of a run that resumes.
 
     Returns:
         a dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
@@ -54,7 +56,7 @@ def text_pairs(
     check_text_pairs(source, target, skip_bad_lines)
     sources = (TextSource(*files, skip_bad_lines) for files in file_pairs(source, target))
     pairs = ((source, target) for files in sources for _, source, target in files.rows())
-    return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed)
+    return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed, first_epoch)
 
 
 @checked
@@ -66,6 +68,7 @@ def token_batches(
     shuffle: bool = True,
     repeat: bool = False,
     seed: Seed = 0,
+    first_epoch: Natural = 0,
 ) -> Any:
     """Batches like those of `text_pairs`, from pairs of strings, which are tokenized once.
 
@@ -82,12 +85,12 @@ def token_batches(
     made = Batches([Block.of(ids, max_length)], batch_tokens, seed if shuffle else None)
     count = None if repeat else len(made)
     if keras.backend.backend() != "tensorflow":
-        return Feed(made, count=count)
-    epochs = itertools.count()
+        return Feed(made, first_epoch * len(made), count)
+    epochs = itertools.count(first_epoch)
 
     def batches() -> Iterator[Batch]:
         if count is None:
-            return made.since()
+            return made.since(first_epoch * len(made))
         first = next(epochs) * count  # each iteration has its own order
         return (made[number] for number in range(first, first + count))
 

@@ -65,6 +65,10 @@ class Checkpoints(keras.callbacks.Callback):
         self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
         self._scoring = False  # an epoch's steps are made; its row and its checkpoint are not
+
+    Attributes:
+        step: number of updates made.
+        epoch: number of complete epochs.
         self.told_to_stop = 0
 
     def _begin_at(self, state: dict[str, Any]) -> None:
@@ -91,6 +95,7 @@ class Checkpoints(keras.callbacks.Callback):
         if state:
             self._begin_at(state)
 
+        self.epoch = len(state.get("history", ()))
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
         if hasattr(self.model, "after_fit"):
@@ -111,10 +116,10 @@ class Checkpoints(keras.callbacks.Callback):
             self._say_where()
         else:
             self._compiled = now
-        self.model._initial_epoch = len(self.run.history) or None  # Keras's own for this: BackupAndRestore's
+        self.model._initial_epoch = self.epoch or None  # Keras's own for this: BackupAndRestore's
 
     def _say_where(self) -> None:
-        done, epochs = len(self.run.history), self.params["epochs"]
+        done, epochs = self.epoch, self.params["epochs"]
         say(
             f"going on from the checkpoint at step {self.step:,} of {self.run.path}, with its weights, optimizer and "
             f"learning rate; {done:,} {'epoch is' if done == 1 else 'epochs are'} done"
@@ -254,7 +259,8 @@ class Checkpoints(keras.callbacks.Callback):
         if hasattr(self.model, "gradient_norm"):  # on TensorFlow
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
         row = {"step": self.step} | self._counted() | {"seconds": round(self.seconds, 1)}
-        self.run.history.append(row | {name: float(value) for name, value in logs.items()})
+        self.run.history.append(row | numbers_in(logs))
+        self.epoch = len(self.run.history)
         stopped = self.steps and self.model.stop_training and self.step < self.steps
         self._save(**({"stopped_of": self.steps} if stopped else {}))
         if self.steps and self.steps > self.step:
