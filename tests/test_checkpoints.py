@@ -12,7 +12,7 @@ import test_run
 from test_run import batches, new_model, train
 
 import tf_transformer as tt
-from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, Stopped
+from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, PlainLines, Stopped
 from tf_transformer.runs.run import Run
 
 
@@ -322,6 +322,17 @@ def test_tokens_that_nobody_counted_are_no_number(tmp_path):
         assert state.get("target_tokens") == expected
         columns = (tmp_path / name / "history.csv").read_text().splitlines()[0].split(",")
         assert ("target_tokens" in columns) == bool(expected)
+
+
+def test_logs_that_are_no_numbers_do_not_stop_a_training(tmp_path, capsys):
+    """A callback of one's own adds them: the epoch is saved, with the numbers alone."""
+    own = {"note": "good", "rates": np.ones(3), "nothing": None, "mine": np.float32(0.5)}
+    an_epoch(begun(tmp_path, compiled()), **own)
+    (row,) = Run(tmp_path).newest()[1]["history"]
+    assert row["mine"] == 0.5 and row["loss"] == 5.0 and not {"note", "rates", "nothing"} & set(row)
+    lines = PlainLines()
+    lines.on_epoch_end(0, {"loss": 5.0} | own)
+    assert capsys.readouterr().out.splitlines()[-1] == "epoch 1: loss 5, mine 0.5"
 
 
 def test_a_run_gets_its_tokenizer_late(translator, tmp_path):

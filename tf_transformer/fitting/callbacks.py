@@ -28,7 +28,7 @@ from tf_transformer.base.terminal import is_watched, say
 from tf_transformer.base.values import Amount, Count, Natural, check_fields, checked
 from tf_transformer.config import BadInput
 from tf_transformer.fitting.checkpoints import Checkpoints as Checkpoints
-from tf_transformer.fitting.checkpoints import Logs
+from tf_transformer.fitting.checkpoints import Logs, numbers_in
 from tf_transformer.fitting.checkpoints import Stopped as Stopped
 from tf_transformer.runs.run import Run
 from tf_transformer.text.primitives import ON_TENSORFLOW
@@ -153,8 +153,8 @@ class PlainLines(keras.callbacks.Callback):
 
     def _say(self, what: str, logs: dict[str, Any]) -> None:
         values = (
-            f"{name} {float(value):,.0f}" if abs(value) >= 1_000 else f"{name} {float(value):.4g}"
-            for name, value in logs.items()
+            f"{name} {value:,.0f}" if abs(value) >= 1_000 else f"{name} {value:.4g}"
+            for name, value in numbers_in(logs).items()
         )
         say(f"{what}: {', '.join(values)}")
 
@@ -301,8 +301,8 @@ class Scalars(keras.callbacks.Callback):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = self._writer or EventFileWriter(str(self.logs / "train"))
-        for name, value in logs.items():
-            summary = Summary(value=[Summary.Value(tag=f"epoch_{name}", simple_value=float(value))])
+        for name, value in numbers_in(logs).items():
+            summary = Summary(value=[Summary.Value(tag=f"epoch_{name}", simple_value=value)])
             self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
         self._writer.flush()
 

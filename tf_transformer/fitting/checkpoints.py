@@ -25,6 +25,27 @@ if TYPE_CHECKING:
 Logs = dict[str, Any]  # Keras's values by name, at the end of a batch or an epoch
 
 
+def exchange_averages(model: keras.Model) -> bool:
+    """Exchanges a model's weights and their moving averages, and returns whether its optimizer has any."""
+    optimizer = inner(model.optimizer)
+    if not getattr(optimizer, "use_ema", False):
+        return False
+    for weight, average in zip(model.trainable_weights, optimizer._model_variables_moving_average, strict=True):
+        value = np.array(convert_to_numpy(weight))
+        weight.assign(average)
+        average.assign(value)
+    return True
+
+
+def numbers_in(logs: Logs) -> dict[str, float]:
+    """Returns the logs that are numbers: other callbacks may add texts and arrays."""
+    numbers = dict[str, float]()
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # the last is PyTorch's
+            numbers[name] = float(value)
+    return numbers
+
+
 class Checkpoints(keras.callbacks.Callback):
     """Resumes from a run's newest checkpoint; saves a checkpoint and a row of the history after every epoch.
 
