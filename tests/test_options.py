@@ -102,6 +102,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
     given = {"batch_tokens": 1_000, "warmup_steps": 7, "factor": 0.5, "cooldown_steps": 3, "eval_every": 11}
     given |= {"average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16", "parts": 2, "clip_norm": 0.5}
     given |= {"on_nan": "skip", "jit_compile": "off", "seed": 5, "learning_rate": 0.01, "stop_after": 3}
+    given |= {"ema_momentum": 0.9}
     more = {"dropout": 0.25, "vocab_size": 401}
     names = {name: name.replace("_", "-") for name in given | more} | {"tokenizer": "vocab-kind"}
     argv = [part for name, value in (given | more).items() for part in (f"--{names[name]}", str(value))]

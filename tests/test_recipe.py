@@ -13,6 +13,11 @@ def test_a_recipe_has_steps_or_epochs():
         tt.Recipe(steps=1_000, epochs=2)
 
 
+def test_a_moving_average_is_not_averaged_again():
+    assert tt.Recipe().averaged == 5 and tt.Recipe(ema_momentum=0.9).averaged == 1
+    assert tt.Recipe(average_last=3).averaged == tt.Recipe(ema_momentum=0.9, average_last=3).averaged == 3
+
+
 @pytest.mark.parametrize(
     ("steps", "every", "interval"),
     [(800, 80, 80), (810, 80, 81), (7, 3, 4), (2, 80, 2), (800, None, 40), (100_000, None, 1_493), (9, None, 1)],

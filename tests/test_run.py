@@ -236,7 +236,7 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
     free |= {"jit_compile": "on", "stop_after": 3}
     assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
     changes = {"batch_tokens": 7, "warmup_steps": 7, "factor": 0.7, "cooldown_steps": 7, "tokenizer": "unigram"}
-    changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7, "learning_rate": 0.7}
+    changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7, "learning_rate": 0.7, "ema_momentum": 0.7}
     assert {*free, *changes, "epochs"} == set(tt.Recipe().to_dict())
     for name, value in changes.items():
         with pytest.raises(tt.BadInput, match=f"recipe.{name} was "):

@@ -267,7 +267,7 @@ def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
         "sha256": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
         "skip_bad_lines": False,
     }
-    with pytest.raises(tt.BadInput, match="corpus.sha256 was .*, now"):
+    with pytest.raises(tt.BadInput, match="the training text has changed: grammar; the dev text has changed; give"):
         tt.Trainer(tmp_path, CONFIG, tt.ToyCorpus(), RECIPE).fit()
 
 
@@ -281,6 +281,35 @@ def test_several_devices_are_not_compiled_for(corpus, tmp_path):
 
 
 @pytest.mark.program
+def test_a_run_that_has_not_begun_asks_for_a_fit(corpus, tmp_path):
+    trainer = tt.Trainer(tmp_path / "nope", CONFIG, corpus, RECIPE)
+    for use in (trainer.translator, trainer.evaluate):
+        with pytest.raises(tt.BadInput, match="nope: expected a run with a checkpoint, found none. Call fit first.$"):
+            use()
+
+
+def test_the_last_step_is_fixed_once_the_cooldown_has_begun(corpus, tmp_path, monkeypatch):
+    """The learning rate would jump from 0 to its full value."""
+    monkeypatch.setattr(tt.Trainer, "make_model", lambda *_: 1 / 0)
+    recipe = dataclasses.replace(RECIPE, steps=20, cooldown_steps=7)
+
+    def fit(step, **changes):
+        monkeypatch.setattr(Run, "newest", lambda self: (self.path, {"step": step}))
+        tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(recipe, **changes)).fit()
+
+    with pytest.raises(ZeroDivisionError):
+        fit(0)
+    for step in (14, 20):
+        with pytest.raises(tt.BadInput, match="steps: expected 20, since .* falls to 0 from step 13 on, got 40. Give"):
+            fit(step, steps=40)
+    with pytest.raises(ZeroDivisionError):
+        fit(14)
+    with pytest.raises(ZeroDivisionError):
+        fit(13, steps=40)
+    with pytest.raises(ZeroDivisionError):
+        fit(20, steps=50)  # of 40, where 33 steps have the full rate
+
+
 def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()

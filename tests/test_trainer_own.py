@@ -1,7 +1,9 @@
 """Schedules, optimizers, callbacks and models of one's own, and frozen weights of a start."""
 
+import contextlib
 import dataclasses
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -61,9 +63,85 @@ def test_another_optimizer(corpus, tmp_path):
     model.build()
     for weight, other in zip(tt.load(tmp_path).model.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)  # with a rate of 0 nothing is learned
-    for more in ({"schedule": Halved()}, {"recipe": tt.Recipe(clip_norm=1.0)}, {"recipe": tt.Recipe(cooldown_steps=3)}):
-        with pytest.raises(tt.BadInput, match="optimizer: expected no schedule, cooldown_steps or clip_norm with it"):
-            tt.Trainer(**{"path": tmp_path, "config": CONFIG, "corpus": corpus, "optimizer": trainer.optimizer} | more)
+
+
+SGD, AVERAGED = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1, use_ema=True)
+PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe", "message"),
+    [
+        ({"optimizer": SGD, "schedule": Halved()}, {}, "^optimizer: expected no schedule with it"),
+        ({"optimizer": SGD}, {"cooldown_steps": 3}, "^optimizer: expected no cooldown_steps with it"),
+        ({"optimizer": SGD}, {"clip_norm": 1.0}, "^optimizer: expected no clip_norm with it"),
+        ({"optimizer": SGD}, {"learning_rate": 5e-5}, "^optimizer: expected no learning_rate with it"),
+        ({"schedule": Halved()}, {"learning_rate": 5e-5}, "^schedule: expected no learning_rate with it"),
+        (
+            {"optimizer": AVERAGED},
+            {},
+            r"^optimizer: .* got use_ema .* Give Recipe\(ema_momentum=...\) and no optimizer$",
+        ),
+        ({"optimizer": keras.optimizers.LossScaleOptimizer(AVERAGED)}, {}, "^optimizer: .* without moving averages"),
+        ({"optimizer": SGD}, {"ema_momentum": 0.9}, "^optimizer: .* without moving averages"),
+        ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, {}, "^callbacks: .* SwapEMAWeights. Use Recipe"),
+        ({"callbacks": [PLATEAU]}, {}, "^callbacks: .* rate of a schedule, got ReduceLROnPlateau. Pass an optimizer"),
+        ({"callbacks": [EPOCHS], "schedule": Halved()}, {}, "^callbacks: .* got LearningRateScheduler"),
+        (
+            {"callbacks": [EPOCHS], "optimizer": keras.optimizers.SGD(Halved())},
+            {},
+            "^callbacks: .* LearningRateScheduler",
+        ),
+        ({"callbacks": [PLATEAU, EPOCHS], "optimizer": SGD}, {}, None),
+    ],
+)
+def test_settings_without_effect_are_refused(options, recipe, message, corpus, tmp_path):
+    """Before anything is trained."""
+    given = {"path": tmp_path, "config": CONFIG, "corpus": corpus, "recipe": tt.Recipe(**recipe)} | options
+    with pytest.raises(tt.BadInput, match=message) if message else contextlib.nullcontext():
+        tt.Trainer(**given)
+
+
+def stored(run):
+    """All arrays of the newest checkpoint, by their names."""
+    arrays = {}
+    with h5py.File(run.checkpoints()[-1] / "model.weights.h5") as file:
+        file.visititems(lambda name, item: arrays.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
+    return arrays
+
+
+@pytest.mark.program
+def test_moving_averages_are_scored_stored_and_resumed(corpus, tmp_path):
+    """Those of a loop in NumPy; and a run that was stopped twice has the same weights."""
+    raw, scored = [], []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raw.append([np.array(keras.ops.convert_to_numpy(weight)) for weight in self.model.trainable_weights])
+
+        def on_epoch_end(self, epoch, logs=None):
+            scored.append([np.array(keras.ops.convert_to_numpy(weight)) for weight in self.model.trainable_weights])
+
+    recipe = dataclasses.replace(RECIPE, steps=6, ema_momentum=0.7)
+    whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, recipe, callbacks=[Watch()])
+    whole.fit()
+    parts = tt.Trainer(tmp_path / "parts", CONFIG, corpus, recipe)
+    parts.fit(until=2)
+    parts.fit(until=5)  # by two calls of Keras's `fit`
+    tt.Trainer(tmp_path / "parts", CONFIG, corpus, recipe).fit()
+    average = raw[0]
+    for step, weights in enumerate(raw[1:], 2):
+        average = [0.7 * old + 0.3 * new for old, new in zip(average, weights, strict=True)]
+        if step % 3 == 0:
+            for found, expected in zip(scored.pop(0), average, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    for found, expected, last in zip(whole.translator().model.trainable_weights, average, raw[-1], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)  # of the last checkpoint alone
+        assert np.abs(last - expected).max() > 1e-3
+    arrays, others = stored(whole.run), stored(parts.run)
+    assert arrays.keys() == others.keys() and len(arrays) > 4 * len(average)  # weights, averages and two moments
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
 @pytest.mark.slow
@@ -246,17 +324,6 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
     assert not Run._locks
 
 
-def test_checkpoints_of_a_model_of_ones_own(tmp_path):
-    """With our layers and somebody else's; called again, `fit` makes the epochs that are missing."""
-    ids = keras.Input((None,), dtype="int32")
-    x = tt.layers.EncoderLayer(num_heads=2, d_ff=5)(tt.layers.PositionalEmbedding(19, 4)(ids))
-    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    checkpoints = Checkpoints(tmp_path / "run")
-    for epochs, steps in ((1, [2]), (3, [2, 4, 6]), (3, [2, 4, 6])):
-        model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
-        assert [row["step"] for row in checkpoints.run.history] == steps
-    assert int(model.optimizer.iterations) == 6 and not Run._locks
 @pytest.mark.program
 @pytest.mark.parametrize("averaged", [False, True])
 def test_epochs_of_a_fit_by_hand_resume_in_their_order(averaged, corpus, text, tmp_path):
@@ -284,3 +351,14 @@ def test_epochs_of_a_fit_by_hand_resume_in_their_order(averaged, corpus, text, t
         np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
+def test_checkpoints_of_a_model_of_ones_own(tmp_path):
+    """With our layers and somebody else's; called again, `fit` makes the epochs that are missing."""
+    ids = keras.Input((None,), dtype="int32")
+    x = tt.layers.EncoderLayer(num_heads=2, d_ff=5)(tt.layers.PositionalEmbedding(19, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    checkpoints = Checkpoints(tmp_path / "run")
+    for epochs, steps in ((1, [2]), (3, [2, 4, 6]), (3, [2, 4, 6])):
+        model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
+        assert [row["step"] for row in checkpoints.run.history] == steps
+    assert int(model.optimizer.iterations) == 6 and not Run._locks

@@ -5,11 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+from checkpoints import M2M100
 from test_trainer import CONFIG, RECIPE
 
 import tf_transformer as tt
 from tf_transformer.corpora import corpus as corpora
 from tf_transformer.corpora.corpus import Batching
+from tf_transformer.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +37,24 @@ def test_a_text_may_move_but_not_change(text, tmp_path, monkeypatch):
         trainer("there").fit()
     for found, expected in zip(seen[1].source + seen[1].target, seen[0].source + seen[0].target, strict=True):
         np.testing.assert_array_equal(found, expected)
-    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+    with pytest.raises(
+        tt.BadInput,
+        match=r"configuration: the training text has changed: .*train.de, .*train.en; the dev text has changed; give",
+    ):
         trainer("there", ("de", "en")).fit()
     with open(tmp_path / "there/train.en", "a") as source, open(tmp_path / "there/train.de", "a") as target:
         source.write("One more.\n")
         target.write("Einer mehr.\n")
-    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+    with pytest.raises(tt.BadInput, match=r"configuration: the training text has changed: .*en, .*de; give"):
         trainer("there").fit()
     shutil.copytree(text, tmp_path / "there", dirs_exist_ok=True)
     lines = (tmp_path / "there/train.en").read_text().splitlines(keepends=True)
     (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # of the same size
     source = tt.sources.TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
-    with pytest.raises(tt.BadInput, match=r"corpus.sha256 was \[.*, now \["):
+    with pytest.raises(tt.BadInput, match=r"configuration: the training text has changed: .*/train.en; the dev"):
         tt.Trainer(tmp_path / "run", CONFIG, tt.Corpus(source, (["a"], ["b"])), RECIPE).fit()
 
 
-def of_dev(pairs):
-    """Only the dev text, which is smaller, may be tokenized."""
-    pairs = list(pairs)
-    assert len(pairs) == 23
-    return pairs
 def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
     """The history would mix the scores of two texts. A run of an earlier version does not know its dev text."""
     run, others = Run(tmp_path), tt.Corpus(corpus.train, corpus.dev[::-1])
@@ -85,6 +85,11 @@ def test_damaged_ids_are_written_again_once(corpus, tmp_path, monkeypatch, capsy
     assert "damaged" not in capsys.readouterr().out
 
 
+def of_dev(pairs):
+    """Only the dev text, which is smaller, may be tokenized."""
+    pairs = list(pairs)
+    assert len(pairs) == 23
+    return pairs
 
 
 def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
@@ -141,6 +146,18 @@ def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path, monkeypatc
         tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another; give"
     ):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
+
+
+def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path, monkeypatch):
+    """The run continues with them, so a start with others is refused."""
+    pytest.importorskip("safetensors")
+    start = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
+    monkeypatch.setattr(tt.Trainer, "_train", lambda *_: None)
+    for _ in range(2):
+        tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=start).fit()
+    other = start.replace(target_language="fr")
+    with pytest.raises(tt.BadInput, match="^start: expected the tokenizer and languages of the run, .*, got another"):
+        tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=other).fit()
 
 
 def test_nothing_to_learn(tmp_path):

@@ -63,10 +63,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(wrong)
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.base.reading import read_json
+    from tf_transformer.base.reading import made_of, read_json
     from tf_transformer.corpora.corpus import languages_of
     from tf_transformer.exports.versions import next_version, publish, size_of
     from tf_transformer.loading import trained
+    from tf_transformer.runs.recipe import Recipe
     from tf_transformer.runs.run import Run
     from tf_transformer.text.languages import LANGUAGES
 
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
 
     float32: Any
     if run:
-        average_last = args.average_last or settings["recipe"].get("average_last", 5)
+        average_last = args.average_last or made_of(Recipe, settings["recipe"]).averaged
         float32 = trained(args.run, average_last=average_last, **search_of(vars(args)))
         count = len(run.checkpoints()[-average_last:])
         print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")

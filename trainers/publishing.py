@@ -74,7 +74,7 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
     sizes = (f"{name}={value}" for name, value in config.to_dict().items() if value is not None)
     print(f"model: {', '.join(sizes)}")
-    every, last = recipe.interval(steps), recipe.average_last
+    every, last = recipe.interval(steps), recipe.averaged
     print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
     print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
     if devices == HERE:
@@ -110,11 +110,11 @@ def is_complete(trainer: Trainer) -> bool:
 
 def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = ()) -> Any:
     """The average of a run's last checkpoints, or an ensemble of several runs' averages."""
-    count, paths = len(trainer.run.checkpoints()[-trainer.recipe.average_last :]), [trainer.run.path, *others]
+    count, paths = len(trainer.run.checkpoints()[-trainer.recipe.averaged :]), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
     last = "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
     print(f"averaging {last}{of_each}", flush=True)
-    return trained(paths, average_last=trainer.recipe.average_last, **search)
+    return trained(paths, average_last=trainer.recipe.averaged, **search)
 
 
 def score_and_publish(trainer: Trainer, translator: Translator, root: Path | None) -> Path | None:

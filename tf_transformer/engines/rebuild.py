@@ -18,7 +18,7 @@ from tf_transformer.base.folders import (
     newest,
 )
 from tf_transformer.base.lazy import lazily
-from tf_transformer.base.reading import check_h5, check_kinds, reading
+from tf_transformer.base.reading import check_h5, check_kinds, made_of, reading
 from tf_transformer.base.type_names import Folders
 from tf_transformer.base.values import BadInput, Count, checked, shown
 from tf_transformer.ensemble import Ensemble
@@ -35,6 +35,7 @@ from tf_transformer.families.registry import (
 )
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.model import Transformer
+from tf_transformer.runs.recipe import Recipe
 from tf_transformer.runs.run import Run
 from tf_transformer.text.search_options import SEARCH_OPTIONS
 from tf_transformer.text.tokenizer import Tokenizer
@@ -106,7 +107,7 @@ def from_runs(folders: list[Path], average_last: Count | None = None) -> Rebuilt
     models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
     for run in runs:
         settings = run.settings()
-        weights = run.weights(average_last or settings["recipe"].get("average_last", 5))
+        weights = run.weights(average_last or made_of(Recipe, settings["recipe"]).averaged)
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
         expected = "checkpoints of the model in config.json"

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tf_transformer.fitting.checkpoints import Stopped as Stopped
 from tf_transformer.runs.run import Run
 from tf_transformer.text.primitives import ON_TENSORFLOW
 
+RATE_CALLBACKS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 Answers = Callable[[list[str]], list[str]]  # of sources
 
 
@@ -310,6 +311,26 @@ class Scalars(keras.callbacks.Callback):
         if self._writer:
             self._writer.close()
             self._writer = None
+
+
+def check_callbacks(callbacks: Iterable[keras.callbacks.Callback], scheduled: bool) -> None:
+    """Checks that callbacks work with a `Trainer`.
+
+    Args:
+        callbacks: of the user.
+        scheduled: whether a schedule sets the learning rate, which no callback can change then.
+
+    Raises:
+        BadInput: If one does not.
+    """
+    for callback in callbacks:
+        if getattr(callback, "restore_best_weights", False):
+            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise BadInput("callbacks: expected no SwapEMAWeights. Use Recipe(ema_momentum=...)")
+        if scheduled and isinstance(callback, RATE_CALLBACKS):
+            got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
+            raise BadInput(f"callbacks: expected none that changes the rate of a schedule, got {got}")
 
 
 def board(logs: Path) -> list[keras.callbacks.Callback]:

@@ -17,7 +17,7 @@ from tf_transformer.base.terminal import Stopped as Stopped
 from tf_transformer.base.terminal import duration, say, say_in_a_handler
 from tf_transformer.base.values import Count, checked
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.runs.run import Run, compiled
+from tf_transformer.runs.run import Run, compiled, inner
 
 if TYPE_CHECKING:
     from tf_transformer.text.tokenizer import Tokenizer
@@ -65,6 +65,10 @@ class Checkpoints(keras.callbacks.Callback):
         steps: the last step of the training, where an epoch ends; `None` leaves that to `fit`.
         until: save and stop at this step; `None` means no such stop.
         alone: whether this process trains by itself. One of several workers stops only where the others do.
+
+    Attributes:
+        step: number of updates made.
+        epoch: number of complete epochs.
     """
 
     @checked
@@ -85,15 +89,13 @@ class Checkpoints(keras.callbacks.Callback):
         self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
         self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
         self._locked = False  # by this callback
+        self._averaged = False  # the model has the moving averages, and the optimizer the weights
         self._scoring = False  # an epoch's steps are made; its row and its checkpoint are not
-
-    Attributes:
-        step: number of updates made.
-        epoch: number of complete epochs.
         self.told_to_stop = 0
 
     def _begin_at(self, state: dict[str, Any]) -> None:
         self.step: int = state["step"]
+        self.epoch = len(state.get("history", ()))
         tokens, rows = state.get("target_tokens", 0), state.get("history")
         self.tokens: int | None = None if rows and not tokens else tokens  # None: nobody counted
         self.seconds: float = state.get("seconds", 0.0)
@@ -113,10 +115,11 @@ class Checkpoints(keras.callbacks.Callback):
         strategy = getattr(model, "distribute_strategy", None)
         with strategy.scope() if strategy else contextlib.nullcontext():
             state = self.run.restore(model)
+            if state and state.get("averaged"):
+                exchange_averages(model)
         if state:
             self._begin_at(state)
 
-        self.epoch = len(state.get("history", ()))
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
         if hasattr(self.model, "after_fit"):
@@ -228,6 +231,7 @@ class Checkpoints(keras.callbacks.Callback):
         """What the end of `fit` undoes, also an end by an exception."""
         if self.model:
             self.model._initial_epoch = None
+            self._use_averages(False)
         if self._locked:
             self.run.unlock()
             self._locked = False
@@ -262,6 +266,13 @@ class Checkpoints(keras.callbacks.Callback):
             self._end_epoch()
             raise self._stopped()
 
+    def on_test_begin(self, logs: object = None) -> None:
+        self._use_averages(True)
+
+    def _use_averages(self, use: bool) -> None:
+        if use != self._averaged:
+            self._averaged = exchange_averages(self.model) and use
+
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._end_epoch(logs)
 
@@ -291,7 +302,11 @@ class Checkpoints(keras.callbacks.Callback):
     def _save(self, **state: Any) -> None:
         self.before_saving()
         state |= self._counted() | ({"compiled": self._compiled} if self._compiled else {})
+        self._use_averages(True)
+        if self._averaged:
+            state["averaged"] = True
         self.run.save(self.model, self.step, seconds=self.seconds, **state)
+        self._use_averages(False)
 
     def _counted(self) -> dict[str, int]:
         return {} if self.tokens is None else {"target_tokens": self.tokens}

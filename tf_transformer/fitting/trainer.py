@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tf_transformer import distribution, training
+from tf_transformer.base.reading import made_of
 from tf_transformer.base.terminal import say
 from tf_transformer.base.values import Count, check_fields, checked, shown
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -17,6 +18,7 @@ from tf_transformer.corpora.batches import Batches
 from tf_transformer.corpora.corpus import Batching, Corpus, Files
 from tf_transformer.corpora.pairs import Texts
 from tf_transformer.corpora.records import Records
+from tf_transformer.corpora.sources import MemorySource
 from tf_transformer.engines.translator import Translator
 from tf_transformer.ensemble import Ensemble
 from tf_transformer.families.registry import build_model, load_tokenizer
@@ -29,6 +31,7 @@ from tf_transformer.fitting.callbacks import (
     StopOnNonFinite,
     Stopped,
     board,
+    check_callbacks,
     progress,
 )
 from tf_transformer.fitting.tasks import task_of
@@ -36,8 +39,8 @@ from tf_transformer.layers.int8 import freeze, frozen_weights
 from tf_transformer.loading import trained
 from tf_transformer.model import Transformer
 from tf_transformer.parsing.parser import Parser
-from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe
-from tf_transformer.runs.run import IDS, START, History, Run, described
+from tf_transformer.runs.recipe import RECIPES, Recipe
+from tf_transformer.runs.run import IDS, START, History, Run, described, inner
 from tf_transformer.text.primitives import ON_TENSORFLOW
 from tf_transformer.text.tokenizer import Tokenizer
 
@@ -77,9 +80,9 @@ class Trainer:
         max_length: tokens a side, with the end symbol; longer pairs are left out. `None` means the corpus's.
 
     Raises:
-        BadInput: `optimizer` is given with settings that belong to an optimizer, `start` has other sizes, a callback
-            would restore its best weights, `jit_compile` is on with several devices, the tokenizer has another size
-            than the config, or the records have pairs of other lengths.
+        BadInput: If `optimizer` or `schedule` is given with settings that it replaces, `start` has other sizes, a
+            callback would change weights or a rate that a schedule sets, `jit_compile` is on with several devices, the
+            tokenizer has another size than the config, or the records have pairs of other lengths.
     """
 
     path: str | os.PathLike[str]
@@ -101,13 +104,10 @@ class Trainer:
         if self.tokenizer:
             self._check_tokenizer(self.tokenizer)
         self._choose_length()
-        if self.optimizer and (self.schedule or self.recipe.cooldown_steps or self.recipe.clip_norm):
-            raise BadInput("optimizer: expected no schedule, cooldown_steps or clip_norm with it, since it has its own")
+        self._check_optimizer()
         if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
             got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
-        if any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks):
-            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
         given = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
         if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
@@ -119,7 +119,7 @@ class Trainer:
         if self.recipe.jit_compile == "on" and replicas > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
-        keep = max(2, self.recipe.average_last)  # if the newest is damaged, training goes on from the one before
+        keep = max(2, self.recipe.averaged)  # if the newest is damaged, training goes on from the one before
         self.run = Run(self.path, keep, self.writes)
         self.steps = self.began = 0  # of the last `fit`: the training's last step, and the step it began after
         self._model: Transformer | None = None
@@ -133,6 +133,7 @@ class Trainer:
             "model": self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
             "corpus": self.corpus.describe(),
+            "dev": MemorySource(*self.corpus.dev).describe()["sha256"],
         }
         if self.start:
             settings["start"] = dict(self.start.export_options) or UNKNOWN
@@ -146,6 +147,20 @@ class Trainer:
         if own := {name: dtype for name, dtype in own.items() if dtype != "float32"}:
             settings["keras"] = own
         return settings | self._given
+
+    def _check_optimizer(self) -> None:
+        recipe, optimizer = self.recipe, inner(self.optimizer)
+        if self.schedule and recipe.learning_rate:
+            raise BadInput("schedule: expected no learning_rate with it, since it has its own")
+        names = [name for name in ("learning_rate", "cooldown_steps", "clip_norm") if getattr(recipe, name)]
+        if optimizer and (self.schedule or names):
+            raise BadInput(f"optimizer: expected no {names[0] if names else 'schedule'} with it, since it has its own")
+        if optimizer and (recipe.ema_momentum or getattr(optimizer, "use_ema", False)):
+            got = "got use_ema or ema_momentum. Give Recipe(ema_momentum=...) and no optimizer"
+            raise BadInput(f"optimizer: expected one without moving averages, {got}")
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        scheduled = not optimizer or isinstance(optimizer._learning_rate, schedule)  # the property computes its value
+        check_callbacks(self.callbacks, scheduled)
 
     def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
         if self.start:
@@ -194,8 +209,9 @@ class Trainer:
             the history: a row for each checkpoint, as in history.csv; `history` has columns, as Keras's `History`.
 
         Raises:
-            BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences, or
-                `until` is not positive or beyond the end.
+            BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences,
+                `until` is not positive or beyond the end, or the last step is another one although the cooldown has
+                begun.
         """
         try:
             tokenizer = self._begin()
@@ -215,16 +231,17 @@ class Trainer:
         is_there = run.exists(self.settings)
         distribution.wait_for_all(self._strategy)  # until here, all workers find the same files
         is_first = self.writes and not is_there
+        given = self.start.tokenizer if self.start else self.tokenizer
         if is_first:
-            learn, given = self.corpus.learn_tokenizer, self.start.tokenizer if self.start else self.tokenizer
-            tokenizer = given or learn(self.config.vocab_size, recipe.tokenizer)
+            tokenizer = given or self.corpus.learn_tokenizer(self.config.vocab_size, recipe.tokenizer)
         else:
             if not is_there:
                 distribution.wait_for_all(self._strategy)  # for the chief
             file = run.path / "tokenizer.model"
             tokenizer = load_tokenizer(file)
-            if self.tokenizer and self.tokenizer.fingerprint != tokenizer.fingerprint:
-                raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
+            if given and given.fingerprint != tokenizer.fingerprint:
+                name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
+                raise BadInput(f"{name} of the run, {file}, got another; give another folder")
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         if self._batches is None:
             self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
@@ -232,6 +249,8 @@ class Trainer:
         say(f"training text: {batches.summary()}; vocabulary of {tokenizer.vocab_size:,}")
         if not len(batches):
             raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
+        if is_there:
+            self._check_steps(made_of(Recipe, run.settings()["recipe"]), len(batches))
         say(f"dev text: {dev_batches.summary()}")
         if not len(dev_batches):
             raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
@@ -250,10 +269,22 @@ class Trainer:
             distribution.wait_for_all(self._strategy)
         return tokenizer
 
+    def _check_steps(self, before: Recipe, epoch: int) -> None:
+        """Checks that the last step is the same once the cooldown has begun: the learning rate would jump up."""
+        was, now = (recipe.last_step(epoch) for recipe in (before, self.recipe))
+        if was == now or not before.cooldown_steps:
+            return
+        newest, begins = self.run.newest(), max(0, was - before.cooldown_steps)
+        if newest and begins < newest[1]["step"] <= was:
+            raise BadInput(
+                f"steps: expected {was:,}, since this run's learning rate falls to 0 from step {begins:,} on, "
+                f"got {now:,}. Give {self.run.way_out}"
+            )
+
     def _train(self, tokenizer: Tokenizer, until: int | None) -> None:
         assert self._batches
         (batches, dev_batches), recipe = self._batches, self.recipe
-        steps = recipe.epochs * len(batches) if recipe.epochs else (recipe.steps or PAPER_STEPS)
+        steps = recipe.last_step(len(batches))
         replicas = distribution.replicas(self._strategy)
         interval = recipe.interval(steps)
         alone = not distribution.is_a_worker(self._strategy)
@@ -279,10 +310,12 @@ class Trainer:
                 f"to go on, call fit(until={steps}) or ask for more steps"
             )
         elif checkpoints.step >= until:
-            more = "" if until < steps else "; for more, give the recipe more steps, or the trainer another folder"
+            more = "the recipe more steps, or the trainer another folder"
+            more = f"; for more, give {self.run.way_out if recipe.cooldown_steps else more}" if until == steps else ""
             say(f"nothing to train: this run is at step {checkpoints.step:,} of {steps:,}{more}")
         elif checkpoints.step:
-            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}")
+            but = ", not from the weights of start" if self.start else ""
+            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}{but}")
         elif (self.run.path / START).exists():
             start = build_model(self.config, "float32")
             start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
@@ -357,7 +390,11 @@ class Trainer:
         schedule = schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
         if recipe.cooldown_steps:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
-        return training.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=recipe.clip_norm)
+        averages = {"use_ema": True, "ema_momentum": recipe.ema_momentum} if recipe.ema_momentum else {}
+        adam = training.Adam(schedule, 0.9, 0.98, 1e-9, global_clipnorm=recipe.clip_norm, **averages)
+        # At the end of each `fit`, Keras would overwrite the weights, which train on, with the averages.
+        adam.finalize_variable_values = lambda weights: None
+        return adam
 
     def _texts(self, given: Files | Texts) -> Texts:
         paths = [one for one in given if isinstance(one, str | os.PathLike)]
@@ -369,15 +406,20 @@ class Trainer:
         return lists[0], lists[1]
 
     def translator(self, **search: Any) -> Translator | Parser:
-        """The average of the run's last checkpoints (section 6.1), in float32.
+        """The average of the run's last checkpoints (section 6.1), in float32, or with `ema_momentum` the last one.
 
         Args:
             search: options of `Translator`, for example beam_size.
 
         Returns:
             a `Translator`, or a `Parser` if the run parses.
+
+        Raises:
+            BadInput: If the run has no checkpoint.
         """
-        return trained(self.path, average_last=self.recipe.average_last, **search)
+        if not self.run.checkpoints():
+            raise BadInput(f"{self.run.path}: expected a run with a checkpoint, found none. Call fit first.")
+        return trained(self.path, average_last=self.recipe.averaged, **search)
 
     @checked
     def evaluate(self, files: Files | Texts | None = None, translator: Answers | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 from tf_transformer.base.type_names import VocabularyKind
-from tf_transformer.base.values import Count, Natural, Positive, Seed, between, check_fields, checked
+from tf_transformer.base.values import Count, Natural, Positive, Rate, Seed, between, check_fields, checked
 from tf_transformer.config import PRESETS, BadInput
 
 Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
@@ -31,13 +31,16 @@ class Recipe:
             steps, and at most 1,500.
         stop_after: checkpoints in a row without a better dev score that end the training. Where there are no scores, a
             smaller dev loss is better; `None` means never.
-        average_last: checkpoints to average at the end (section 6.1), and to keep, two at least.
+        average_last: checkpoints to average at the end (section 6.1), and to keep, two at least. `None` means 5, or 1
+            with `ema_momentum`.
         dev_sentences: sentences of the dev text to decode at each checkpoint.
         tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
             (docs/reference/vocabulary.md).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
         parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
         clip_norm: the largest norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
+        ema_momentum: momentum of a moving average of the weights, for example 0.999. It covers about
+            1 / (1 - momentum) steps, and takes the place of the weights in scores and checkpoints. `None` means none.
         on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
         jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It does so once for each shape of
             batches; "auto" is Keras's choice, which is on with one GPU.
@@ -57,12 +60,13 @@ class Recipe:
     cooldown_steps: Natural = 0
     eval_every: Count | None = None
     stop_after: Count | None = None
-    average_last: Count = 5
+    average_last: Count | None = None
     dev_sentences: Count = 500
     tokenizer: VocabularyKind = "bpe"
     mixed_precision: Literal["bfloat16", "float16"] | None = None
     parts: Parts = 1
     clip_norm: Positive | None = None
+    ema_momentum: Rate | None = None
     on_nan: Literal["stop", "skip"] = "stop"
     jit_compile: Literal["auto", "on", "off"] = "auto"
     seed: Seed = 1
@@ -75,6 +79,15 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
         return dataclasses.asdict(self)
+
+    @property
+    def averaged(self) -> int:
+        """Number of checkpoints to average at the end."""
+        return self.average_last or (1 if self.ema_momentum else 5)
+
+    def last_step(self, epoch: int) -> int:
+        """Number of updates, where a pass over the training text has `epoch` batches."""
+        return self.epochs * epoch if self.epochs else self.steps or PAPER_STEPS
 
     @checked
     def interval(self, steps: Count) -> int:

@@ -31,7 +31,7 @@ IDS = "ids"  # the training text, tokenized
 SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
 NUMBER = int | float
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
-STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict}
+STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict, "averaged": bool}
 
 
 class History(list[dict[str, Any]]):
@@ -64,6 +64,7 @@ class Run:
         max_length  tokens a side, if it was given
         start     the origin of the model that the run began with, if it began with one
         frozen    its layers and weights that do not learn, if there are any
+        dev       a checksum of the dev set, if a `Trainer` began the run
         keras     Keras's own settings in that process, where they are others than float32: dtype_policy, floatx
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
@@ -104,15 +105,23 @@ class Run:
         before = self.settings()
         if "start" not in settings:  # the run keeps what it started from
             before = {name: value for name, value in before.items() if name not in ("start", "frozen")}
-        self._check_same(*_comparable(before, json.loads(json.dumps(settings))))
+        if "dev" not in before:  # as in runs of earlier versions
+            settings = {name: value for name, value in settings.items() if name != "dev"}
+        self._check_same(_fixed(before), _fixed(json.loads(json.dumps(settings))))
         return True
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         if differences := _differences(before, now):
             raise BadInput(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
-                f"give another folder, or the same options as before"
+                f"give {self.way_out}, or the same options as before"
             )
+
+    @property
+    def way_out(self) -> str:
+        """How to train on with other settings, for messages."""
+        start = f'start=tt.Translator.from_pretrained("{self.path}")'
+        return f"another folder, with {start} (--from {self.path}) to begin with these weights"
 
     def settings(self) -> dict[str, Any]:
         """The contents of config.json.
@@ -308,8 +317,13 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 def compiled(model: keras.Model) -> dict[str, Any]:
     """What a model was compiled with, and its dtype, as far as it changes a training."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # float16 has one around it
-    return {"dtype": model.dtype_policy.name, "optimizer": described(optimizer), "loss": described(model.loss)}
+    optimizer = described(inner(model.optimizer))
+    return {"dtype": model.dtype_policy.name, "optimizer": optimizer, "loss": described(model.loss)}
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer itself; float16 has another one around it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _but_for_the_rate(now: dict[str, Any], before: dict[str, Any], rate: Any) -> dict[str, Any]:
@@ -356,14 +370,6 @@ def _check_room(folder: Path, model: keras.Model) -> None:
         raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
 
 
-def _comparable(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two runs' settings without those that may differ. A text with a checksum may have another name."""
-    corpora = [settings.get("corpus", {}) for settings in (before, now)]
-    if all("sha256" in corpus for corpus in corpora):
-        corpora = [{name: value for name, value in corpus.items() if name != "train"} for corpus in corpora]
-    return _fixed(before) | {"corpus": corpora[0]}, _fixed(now) | {"corpus": corpora[1]}
-
-
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without those that may change as a run goes on."""
     recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in CHANGEABLE}
@@ -371,16 +377,31 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    differences = []
-    for name in dict.fromkeys([*before, *now]):
+    differences, names = [], dict.fromkeys([*before, *now])
+    if {"sha256"} <= before.keys() & now.keys():  # a text with a checksum may have another name
+        del names["sha256"]
+        names.pop("train", None)
+        if before["sha256"] != now["sha256"]:
+            differences.append(f"the training text has changed{_changed_files(before, now)}")
+    for name in names:
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
+        elif name == "dev" and old != new:
+            differences.append("the dev text has changed")
         elif old != new and (old or new):  # an option that another version lacks counts as off
             words = [_short(old), _short(new)]
             words = [json.dumps(old), json.dumps(new)] if words[0] == words[1] else words
             differences.append(f"{prefix}{name} was {words[0]}, now {words[1]}")
     return differences
+
+
+def _changed_files(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The names of the files whose checksums differ, as far as they are known."""
+    values = now.get("train"), before["sha256"], now["sha256"]
+    columns = (value if isinstance(value, list) else [value] for value in values)
+    changed = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
+    return f": {', '.join(changed)}" if changed else ""
 
 
 def _short(value: Any) -> str:
