@@ -143,14 +143,13 @@ def test_quantized_to_int8(case, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_a_part_in_integers_inside_other_models(tmp_path):
     """Where the layers' paths in a file or a clone are others than in the model."""
-    around = keras.Sequential([keras.Input((3, T, D)), keras.layers.TimeDistributed(tt.layers.FeedForward(17))])
-    alone = keras.layers.TimeDistributed(tt.layers.EncoderLayer(1, 17))
-    model = keras.Sequential([keras.Input((3, T, D)), around, alone])
-    feed_forward, encoder = around.layers[0].layer, alone.layer
+    feed_forward, encoder = tt.layers.FeedForward(17), tt.layers.EncoderLayer(1, 17)
+    around = keras.Sequential([keras.Input((T, D)), feed_forward])
+    model = keras.Sequential([keras.Input((T, D)), around, encoder])
     for dense in (feed_forward.output_projection, encoder.self_attention.query_projection):
         dense.quantize("int8")
     model.save(tmp_path / "model.keras")
-    clone, x = keras.models.clone_model(model), np.random.default_rng(2).normal(size=(B, 3, T, D))
+    clone, x = keras.models.clone_model(model), np.random.default_rng(2).normal(size=(B, T, D))
     clone.set_weights(model.get_weights())
     for again in (clone, keras.models.load_model(tmp_path / "model.keras")):
         assert [weight.dtype for weight in again.weights] == [weight.dtype for weight in model.weights]
