@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import functools
 import gzip
 import importlib
 import inspect
@@ -73,9 +74,8 @@ def run_command(words, monkeypatch):
 @pytest.mark.parametrize("path", [path for path in pages.PATHS if path.stem != "CHANGELOG"], ids=str)
 def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
     """A command is one that its program takes; of a part of one the options are known."""
-    parse = argparse.ArgumentParser.parse_args
 
-    def understand(parser, argv=None, namespace=None):
+    def understand(parser, argv=None, namespace=None, parse=None):
         argv = sys.argv[1:] if argv is None else argv
         if "..." not in argv:
             parse(parser, argv, namespace)
@@ -85,7 +85,9 @@ def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
     def error(parser, message):
         raise AssertionError(message)
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", understand)
+    for name in ("parse_args", "parse_intermixed_args"):
+        parse = getattr(argparse.ArgumentParser, name)
+        monkeypatch.setattr(argparse.ArgumentParser, name, functools.partialmethod(understand, parse=parse))
     monkeypatch.setattr(argparse.ArgumentParser, "error", error)
     for words in pages.commands(path):
         try:
