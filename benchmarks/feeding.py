@@ -23,8 +23,8 @@ def main(argv=None) -> dict:
     import keras
     import numpy as np
 
-    from tf_transformer.corpora.batches import Batches, Block
-    from tf_transformer.corpora.ids import Batch, Ids, Side
+    from tf_transformer.data.batches import Batches, Block
+    from tf_transformer.data.ids import Batch, Ids, Side
 
     rng = np.random.default_rng(common.SEED)
     sides = []
@@ -39,7 +39,7 @@ def main(argv=None) -> dict:
     def fit(made) -> float:
         """Seconds of the timed steps; the loss is read at the end alone."""
         if keras.backend.backend() == "tensorflow":  # Keras's own takes the first two batches' sizes for all
-            from tf_transformer.corpora import data
+            from tf_transformer.data import datasets as data
 
             made = data.dataset(lambda made=made: made)
         else:

@@ -35,7 +35,7 @@ args = parser.parse_args(argv)
 config, recipe = plan_of(vars(args), "translation")
 corpus = tt.TextCorpus(args.train, args.dev)
 tokenizer = corpus.learn_tokenizer(config.vocab_size, recipe.tokenizer)
-from tf_transformer.corpora.corpus import Batching
+from tf_transformer.data.corpus import Batching
 batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
 model = tt.Trainer("unused", config, corpus, recipe).make_model(recipe.steps)
 shapes = [(kind, shape) for kind in ("batches", "dev_batches") for shape in getattr(corpus, kind)(batching).shapes]

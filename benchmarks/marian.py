@@ -112,7 +112,7 @@ class Transformers:
         import torch
         import transformers
 
-        from tf_transformer.families.marian.family import checkpoint_in
+        from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

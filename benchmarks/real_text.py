@@ -47,9 +47,9 @@ def main(argv=None) -> list[dict]:
     args = parser.parse_args(argv)
     common.prepare(args)
 
-    from tf_transformer.corpora.data import read_text_pairs
+    from tf_transformer.data.datasets import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
-    from tf_transformer.exports.versions import size_of
+    from tf_transformer.serving.versions import size_of
 
     sources, references = read_text_pairs(args.source, args.reference)
     spawn = multiprocessing.get_context("spawn")  # the engines share no process, nor with this one
@@ -100,7 +100,7 @@ def main(argv=None) -> list[dict]:
 def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
-    from tf_transformer.exports.formats import FORMATS
+    from tf_transformer.serving.formats import FORMATS
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
@@ -172,7 +172,7 @@ def load_tensorflow(path: Path, args):
 
 
 def load_client(path: Path, args):
-    from tf_transformer.engines.litert_client import opened
+    from tf_transformer.extensions.interop.engines.litert_client import opened
 
     return opened(path, args.threads)
 

@@ -28,9 +28,9 @@ def main(argv=None) -> dict:
     preparing = time.perf_counter() - began
 
     common.prepare_tensorflow(args, inter_threads=args.threads)
-    from tf_transformer.corpora import data
-    from tf_transformer.corpora.batches import Batches
-    from tf_transformer.corpora.records import Records
+    from tf_transformer.data import datasets as data
+    from tf_transformer.data.batches import Batches
+    from tf_transformer.data.records import Records
 
     began = time.perf_counter()
     records = Records(folder)

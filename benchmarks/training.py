@@ -104,7 +104,7 @@ def fit(model, batches, **options):
 def model_of(work):
     """Our model of this work's sizes, with random weights."""
     import tf_transformer as tt
-    from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
+    from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 
     config = tt.TransformerConfig(
         work.num_layers,

@@ -119,7 +119,7 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
 
 def _export(work, dtype, folder, max_length, kind, path) -> None:
     import tf_transformer as tt
-    from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
+    from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
 
     if kind == "marian":
         return random_translator(work, dtype, folder).save(path, format="transformers")
@@ -162,7 +162,7 @@ def never_end(model) -> None:
     What the last layer normalization gives has the mean 0 before its beta is added. With beta = 1 the logit of an
     embedding of -1s is therefore -d_model; of the others, N(0, 1 / d_model) in each component, it is as it was or so.
     """
-    from tf_transformer.text.tokenizer import EOS_ID
+    from tf_transformer.tokenizers.tokenizer import EOS_ID
 
     beta = model.decoder_layers[-1].feed_forward_norm.norm.beta
     beta.assign(beta * 0 + 1.0)
@@ -219,7 +219,9 @@ def load_in_c(path: Path, args):
     common.prepare(args)
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = str(args.inter_threads)
-    sys.path.insert(0, str(ROOT / "tf_transformer" / "conformance"))  # no Python of TensorFlow comes along
+    sys.path.insert(
+        0, str(ROOT / "tf_transformer" / "extensions" / "conformance")
+    )  # no Python of TensorFlow comes along
     import loader
 
     servable = loader.Servable(path)

@@ -191,7 +191,7 @@ def load_server(args):
 def load_tensorflow(args):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["TF_NUM_INTEROP_THREADS"] = "1", str(args.workers)
-    from tf_transformer.conformance.loader import Servable
+    from tf_transformer.extensions.conformance.loader import Servable
 
     model = Servable(args.export)
     return lambda texts: [
@@ -200,7 +200,7 @@ def load_tensorflow(args):
 
 
 def load_litert(args):
-    from tf_transformer.engines.litert_client import LiteRTTranslator
+    from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
 
     idle: queue.Queue = queue.Queue()  # a translator answers one request at a time
     for _ in range(args.workers):

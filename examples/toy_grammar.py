@@ -2,7 +2,7 @@
 
     python -m examples.toy_grammar
 
-writes the package's file again, `tf_transformer/corpora/toy_corpus.tsv.gz`: seed 1, the same text with every Python.
+writes the package's file again, `tf_transformer/data/toy_corpus.tsv.gz`: seed 1, the same text with every Python.
 
 A sentence is drawn once, as a tree of neither language, and realised in both, so every English sentence has one German
 translation. English simple past is German perfect; "you" and "her", which are ambiguous, do not occur.
@@ -20,7 +20,7 @@ from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_transformer.corpora import toy_corpus
+from tf_transformer.data import toy_corpus
 
 # Nouns by group and kind: English, German, German plural, gender (w: masculine, weak).
 NOUN_TABLE = {

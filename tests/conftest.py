@@ -96,7 +96,7 @@ def _restart_seeds(seed):
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
     """The check of an export starts Python once more, for five seconds: only in a test that asks for `whole_checks`."""
-    from tf_transformer.conformance import check
+    from tf_transformer.extensions.conformance import check
 
     run = check._run
 
@@ -127,7 +127,7 @@ def needs_int8():
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A folder with some of the toy corpus: train, dev and test, in .en and .de."""
-    from tf_transformer.corpora import toy_corpus
+    from tf_transformer.data import toy_corpus
 
     folder = tmp_path_factory.mktemp("text")
     toy_corpus.write_corpus(folder, train=900, dev=23, test=19)
@@ -195,7 +195,7 @@ def served(saved):
 @pytest.fixture
 def unscored(monkeypatch):
     """While a run trains, its search, which is traced for seconds, gives the dev text's sources as they are."""
-    from tf_transformer.fitting.tasks import TASKS
+    from tf_transformer.training.tasks import TASKS
 
     task = dataclasses.replace(TASKS["translation"], decoder=lambda *_: list)
     monkeypatch.setitem(TASKS, "translation", task)
@@ -240,7 +240,7 @@ def random_model(vocab_size, seed, end, sizes, kind=None):
         kind: a class of models instead of `Transformer`.
     """
     import tf_transformer as tt
-    from tf_transformer.text.tokenizer import EOS_ID
+    from tf_transformer.tokenizers.tokenizer import EOS_ID
 
     config = tt.TransformerConfig(2, 14, 23, 2, dropout=0.0, vocab_size=vocab_size, **sizes)
     model = (kind or tt.Transformer)(config)

@@ -24,19 +24,19 @@ from checkpoints import M2M100, MAKERS, MARIAN, in_a_pickle, in_h5, in_several_f
 from hostile import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.base.files import checksum
-from tf_transformer.corpora.batches import Batches
-from tf_transformer.corpora.corpus import Batching
-from tf_transformer.corpora.preparation import Preparation
-from tf_transformer.corpora.records import Records
-from tf_transformer.corpora.sources import ParquetSource, TextSource
-from tf_transformer.engines.litert import LiteRT
-from tf_transformer.engines.onnx_export import ONNX
-from tf_transformer.exports.savedmodel import read_export
-from tf_transformer.families.registry import load_tokenizer
-from tf_transformer.fitting.callbacks import Checkpoints
-from tf_transformer.parsing import treebank
-from tf_transformer.runs.run import Run
+from tf_transformer.data.batches import Batches
+from tf_transformer.data.corpus import Batching
+from tf_transformer.data.preparation import Preparation
+from tf_transformer.data.records import Records
+from tf_transformer.data.sources import ParquetSource, TextSource
+from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.engines.onnx_export import ONNX
+from tf_transformer.extensions.parsing import treebank
+from tf_transformer.models.families import load_tokenizer
+from tf_transformer.serving.savedmodel import read_export
+from tf_transformer.training.callbacks import Checkpoints
+from tf_transformer.training.run import Run
+from tf_transformer.utils.files import checksum
 
 HERE = Path(__file__).parent
 SECONDS, MEMORY = 60, 2**31

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/engines"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/conformance"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/extensions/interop/engines"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/extensions/conformance"))
 from loader import Servable
 
 TEXTS = [

@@ -7,9 +7,9 @@ import pytest
 from conftest import close, normal
 from keras import ops
 
-from tf_transformer.text.beams import Hypotheses
-from tf_transformer.text.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather
-from tf_transformer.text.search import Decoder, Fixed, SearchProblem, beam_search
+from tf_transformer.decoding.beams import Hypotheses
+from tf_transformer.decoding.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather
+from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search
 
 START, END = 0, 1  # the start symbol can be an output like any other
 ALPHAS = [0.0, 0.6, 1.0]

@@ -24,8 +24,8 @@ from programs import ROOT, without_the_package
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.families.m2m100.languages import M2M100, NLLB
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.interop.families.m2m100.languages import M2M100, NLLB
 from trainers.command import run_program
 
 TRAINED = {family: ROOT / "tests" / family / "trained" for family in ("marian", "m2m100")}
@@ -239,7 +239,9 @@ def program(name, argv):
     import io
 
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    main = importlib.import_module(f"trainers.{name}" if name != "check" else "tf_transformer.conformance.check").main
+    main = importlib.import_module(
+        f"trainers.{name}" if name != "check" else "tf_transformer.extensions.conformance.check"
+    ).main
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             run_program(lambda: main([str(each) for each in argv]))
@@ -347,7 +349,11 @@ def client_alone(path, texts):
     """The file alone, where this package cannot be imported."""
     folder = path.parent / "alone"
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, shutil.copy(ROOT / "tf_transformer/engines/litert_client.py", folder), path]
+    command = [
+        sys.executable,
+        shutil.copy(ROOT / "tf_transformer/extensions/interop/engines/litert_client.py", folder),
+        path,
+    ]
     given = "".join(f"{text}\n" for text in texts).encode()
     done = subprocess.run(command, input=given, capture_output=True, env=without_the_package(folder))
     if done.returncode:

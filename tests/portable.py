@@ -9,7 +9,7 @@ from conftest import TEXTS
 from programs import ROOT
 
 import tf_transformer as tt
-from tf_transformer.engines.litert_client import opened
+from tf_transformer.extensions.interop.engines.litert_client import opened
 
 MARIAN = ROOT / "tests/marian/trained"
 sys.path.insert(0, str(MARIAN.parent))

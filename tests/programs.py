@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.base.files import checksum
+from tf_transformer.utils.files import checksum
 from trainers.command import run_program
 
 ROOT = Path(__file__).parents[1]

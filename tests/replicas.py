@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer import distribution
-from tf_transformer.corpora.data import for_replicas
+from tf_transformer.data.datasets import for_replicas
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
 

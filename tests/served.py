@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-LOADER = Path(__file__).parents[1] / "tf_transformer" / "conformance"
+LOADER = Path(__file__).parents[1] / "tf_transformer" / "extensions" / "conformance"
 
 PROGRAM = """
 import pickle, sys, numpy as np

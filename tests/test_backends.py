@@ -19,7 +19,7 @@ from matrix import FAMILIES
 from test_lazy import MISSING
 
 import tf_transformer as tt
-from tf_transformer.loading import trained
+from tf_transformer.inference.loading import trained
 
 FILES = [
     "test_masks.py",
@@ -132,7 +132,7 @@ import pathlib, sys
 import numpy
 import tf_transformer as tt
 from benchmarks.backends import Compilations
-from tf_transformer.runs.run import Run
+from tf_transformer.training.run import Run
 
 text, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 corpus = tt.TextCorpus(*((text / f"{name}.en", text / f"{name}.de") for name in ("train", "dev")))

@@ -15,8 +15,8 @@ import pytest
 from test_records import contents, rows, write_text
 
 import tf_transformer as tt
-from tf_transformer.corpora import preparation, toy_corpus
-from tf_transformer.corpora.records import Records
+from tf_transformer.data import preparation, toy_corpus
+from tf_transformer.data.records import Records
 
 beam = pytest.importorskip("apache_beam")
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
@@ -58,7 +58,7 @@ import sys
 from trainers import prepare
 from trainers.command import load_backend, run_program
 load_backend()
-from tf_transformer.corpora import records
+from tf_transformer.data import records
 records.SHARD_LINES = 5_000
 run_program(lambda: prepare.main(sys.argv[1:]))
 """

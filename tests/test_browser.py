@@ -16,10 +16,10 @@ from checkpoints import M2M100, MARIAN
 from programs import ROOT
 
 import tf_transformer as tt
-from tf_transformer.engines import litert_client
-from tf_transformer.engines.litert_client import opened
-from tf_transformer.families.m2m100.files import M2M100Checkpoint
-from tf_transformer.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.engines.litert_client import opened
+from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 
 BROWSER = ROOT / "savedmodels/clients/browser"
 # Reads a tokenizer's files from a folder, and texts and lists of ids from standard input; prints ids and texts.

@@ -10,8 +10,8 @@ import pytest
 from test_checkpoints import fresh
 
 import tf_transformer as tt
-from tf_transformer.fitting import callbacks
-from tf_transformer.fitting.callbacks import DevScore, DevText, StopOnNonFinite
+from tf_transformer.training import callbacks
+from tf_transformer.training.callbacks import DevScore, DevText, StopOnNonFinite
 
 
 def watched(skip, wrong, steps=5, first=2):

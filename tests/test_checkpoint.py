@@ -15,11 +15,11 @@ from checkpoints import M2M100, MAKERS, MARIAN, copied, in_a_pickle, in_h5, in_s
 from test_reading import refused
 
 import tf_transformer as tt
-from tf_transformer.families import weights
-from tf_transformer.families.m2m100.files import M2M100Checkpoint
-from tf_transformer.families.marian import native
-from tf_transformer.families.marian.family import checkpoint_in
-from tf_transformer.families.registry import family_of_folder
+from tf_transformer.extensions.interop.families import weights
+from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.marian import native
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.models.families import family_of_folder
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 

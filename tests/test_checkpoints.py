@@ -12,8 +12,8 @@ import test_run
 from test_run import batches, new_model, train
 
 import tf_transformer as tt
-from tf_transformer.fitting.callbacks import Checkpoints, DevScore, DevText, PlainLines, Stopped
-from tf_transformer.runs.run import Run
+from tf_transformer.training.callbacks import Checkpoints, DevScore, DevText, PlainLines, Stopped
+from tf_transformer.training.run import Run
 
 
 class InfiniteAt18(tt.SmoothedCrossEntropy):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tf_transformer.text import compiling
-from tf_transformer.text.compiling import rounded
+from tf_transformer.decoding import compiling
+from tf_transformer.decoding.compiling import rounded
 
 
 @pytest.mark.parametrize("step, most", [(2, None), (4, None), (4, 64), (4, 60), (2, 257)])

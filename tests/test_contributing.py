@@ -45,6 +45,6 @@ def test_the_private_hooks_are_listed():
 
 
 def test_the_citation_is_of_this_version():
-    from tf_transformer.base.version import __version__
+    from tf_transformer.utils.version import __version__
 
     assert f"\nversion: {__version__}\n" in pages.read("CITATION.cff")

@@ -14,11 +14,11 @@ from programs import fails
 
 import tf_transformer as tt
 from tf_transformer import layers
-from tf_transformer.base.files import checksum
-from tf_transformer.exports.ctranslate2 import QUANTIZATIONS, save
+from tf_transformer.extensions.interop.formats.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
-from tf_transformer.runs.run import Run
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.training.run import Run
+from tf_transformer.utils.files import checksum
 from trainers import export
 
 ctranslate2 = pytest.importorskip("ctranslate2")

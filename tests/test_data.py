@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer.corpora import data, toy_corpus
-from tf_transformer.corpora.batches import Batches, Block, Order, bucket_bounds
-from tf_transformer.corpora.corpus import Batching
-from tf_transformer.corpora.ids import Ids, facts_of, tokenized
-from tf_transformer.corpora.pairs import encoder_of, rows_of
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.data import datasets as data
+from tf_transformer.data import toy_corpus
+from tf_transformer.data.batches import Batches, Block, Order, bucket_bounds
+from tf_transformer.data.corpus import Batching
+from tf_transformer.data.ids import Ids, facts_of, tokenized
+from tf_transformer.data.pairs import encoder_of, rows_of
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
 

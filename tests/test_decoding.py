@@ -9,8 +9,8 @@ from conftest import close, draw_weights, normal, weights_of
 from test_search import END, keep_symbols
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.text.decoding import decoder_of
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search
+from tf_transformer.decoding.decoder import decoder_of
+from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, detailed_search
 
 BOS = 2
 
@@ -67,8 +67,8 @@ def search_without_cache(model, source, max_length, favour, **options):
     ],
 )
 def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeypatch):
-    monkeypatch.setattr("tf_transformer.text.growing.STEPS", 2)
-    monkeypatch.setattr("tf_transformer.text.growing.ROUND", 1)
+    monkeypatch.setattr("tf_transformer.decoding.growing.STEPS", 2)
+    monkeypatch.setattr("tf_transformer.decoding.growing.ROUND", 1)
     sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
     model = draw_weights(tiny(13, **sizes | other))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]

@@ -19,8 +19,8 @@ import pytest
 from test_parsing_program import write_trees
 
 import tf_transformer as tt
-from tf_transformer.runs.recipe import CHANGEABLE
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.training.recipe import CHANGEABLE
 from trainers.__main__ import PROGRAMS
 
 ROOT = pages.ROOT
@@ -52,7 +52,7 @@ def run_command(words, monkeypatch):
     if words[0] == "tf-transformer":
         name, *argv = words[1:]
         assert name in PROGRAMS, "no such program"
-        name = f"{'tf_transformer.conformance' if name == 'check' else 'trainers'}.{name}"
+        name = f"{'tf_transformer.extensions.conformance' if name == 'check' else 'trainers'}.{name}"
     else:
         name, *argv = words[2:] if words[1] == "-m" else words[1:]
     known = ("venv", "http.server", "my_pipeline.py")  # Python's, and the reader's
@@ -320,7 +320,7 @@ def test_the_reference_has_every_public_name():
         if inspect.ismodule(found):
             assert any(f"{entry}.".startswith(f"{found.__name__}.") for entry in entries), name
         else:
-            home = getattr(found, "__module__", "tf_transformer.runs.recipe")
+            home = getattr(found, "__module__", "tf_transformer.training.recipe")
             assert {home, f"{home}.{name}"} & set(entries), name
 
 

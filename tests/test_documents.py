@@ -13,9 +13,9 @@ import pytest
 from hostile import TEXTS
 
 from tf_transformer.config import BadInput
-from tf_transformer.documents.alignment import Aligned, words_of
-from tf_transformer.documents.marked import Marked, sentences_in
-from tf_transformer.engines.engine import Answer, Engine, Reply
+from tf_transformer.extensions.documents.alignment import Aligned, words_of
+from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.inference.engine import Answer, Engine, Reply
 
 MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 SPLITTERS = {

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer.engines.engine import Answer, Engine, Reply, batches, in_batches
-from tf_transformer.engines.savedmodel import SavedModel
+from tf_transformer.inference.engine import Answer, Engine, Reply, batches, in_batches
+from tf_transformer.inference.savedmodel import SavedModel
 
 TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
 

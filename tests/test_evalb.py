@@ -4,8 +4,8 @@ import pytest
 from nltk import Tree
 
 from tf_transformer.config import BadInput
-from tf_transformer.parsing import evalb
-from tf_transformer.parsing.treebank import read_tree
+from tf_transformer.extensions.parsing import evalb
+from tf_transformer.extensions.parsing.treebank import read_tree
 
 GOLD = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
 SAMPLE = [  # sample.tst; of sample.rsl: matched brackets, gold, test, words, right tags

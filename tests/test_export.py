@@ -14,10 +14,10 @@ from programs import run_python
 from served import Served, merge
 
 import tf_transformer as tt
-from tf_transformer.exports.contract import CONTRACT, Export
-from tf_transformer.exports.formats import FORMATS
-from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.tokenizer import EOS_ID
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.serving.contract import CONTRACT, Export
+from tf_transformer.serving.formats import FORMATS
+from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}

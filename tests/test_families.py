@@ -13,8 +13,8 @@ from checkpoints import M2M100, MAKERS, MARIAN, by_ctranslate2
 from conftest import array
 
 import tf_transformer as tt
-from tf_transformer.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.families.registry import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
+from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.models.families import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
@@ -117,9 +117,12 @@ def test_nothing_but_its_folder_names_a_family():
     """Programs, exports and loading ask the registry; `tt` keeps the short way to MarianMT."""
     command = ["git", "grep", "-il", "marian", "--", "tf_transformer", "trainers"]
     files = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
-    kin = ("tf_transformer/families/marian/", "tf_transformer/families/m2m100/")  # the latter is made of its parts
+    kin = (
+        "tf_transformer/extensions/interop/families/marian/",
+        "tf_transformer/extensions/interop/families/m2m100/",
+    )  # the latter is made of its parts
     files = {file for file in files if not file.startswith(kin)}
     assert files <= {
-        "tf_transformer/families/registry.py",  # its line
-        "tf_transformer/loading.py",  # an example
+        "tf_transformer/models/families.py",  # its line
+        "tf_transformer/inference/loading.py",  # an example
     }

@@ -14,8 +14,17 @@ import pytest
 from programs import ROOT, run_python
 
 import tf_transformer as tt
-from tf_transformer.base import files, folders
-from tf_transformer.base.files import (
+from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.families import hub
+from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
+from tf_transformer.extensions.parsing import treebank
+from tf_transformer.inference.savedmodel import SavedModel
+from tf_transformer.serving.versions import next_version
+from tf_transformer.training.losses import average_weights
+from tf_transformer.training.run import Run
+from tf_transformer.training.tasks import task_of
+from tf_transformer.utils import files, folders
+from tf_transformer.utils.files import (
     checksum,
     lines_in,
     matching,
@@ -26,15 +35,6 @@ from tf_transformer.base.files import (
     user_path,
     write_text,
 )
-from tf_transformer.engines.litert import LiteRT
-from tf_transformer.engines.savedmodel import SavedModel
-from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
-from tf_transformer.exports.versions import next_version
-from tf_transformer.families import hub
-from tf_transformer.fitting.tasks import task_of
-from tf_transformer.parsing import treebank
-from tf_transformer.runs.run import Run
-from tf_transformer.training import average_weights
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
 
@@ -244,7 +244,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
     assert not list(tmp_path.iterdir())
     lines = [
         "import itertools, sys, time",
-        "from tf_transformer.base.files import write_text",
+        "from tf_transformer.utils.files import write_text",
         "from trainers.command import run_program",
         "def text():",
         "    yield 'half'",
@@ -275,7 +275,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
 
 def test_standard_output_as_a_file_is_written_to(tmp_path):
     """What it has already stays, and what is printed afterwards follows."""
-    program = "from tf_transformer.base.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
+    program = "from tf_transformer.utils.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
     (tmp_path / "log").write_text("0\n")
     with open(tmp_path / "log", "a") as log:
         subprocess.run([sys.executable, "-c", program], stdout=log, check=True, cwd=ROOT)

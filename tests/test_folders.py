@@ -6,7 +6,10 @@ import pytest
 from programs import fails
 
 import tf_transformer as tt
-from tf_transformer.base.folders import (
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.training.run import Run
+from tf_transformer.utils.folders import (
     EXPORTS,
     LITERT,
     ONNX,
@@ -18,9 +21,6 @@ from tf_transformer.base.folders import (
     newest,
     saved_model_of,
 )
-from tf_transformer.engines import litert_client
-from tf_transformer.engines.litert import LiteRT
-from tf_transformer.runs.run import Run
 from trainers import translate
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.corpora.held_out import HeldOut
-from tf_transformer.corpora.sources import MemorySource
+from tf_transformer.data.held_out import HeldOut
+from tf_transformer.data.sources import MemorySource
 
 SOURCES = [f"text {number % 311}" for number in range(997)]  # each comes three times or four
 TARGETS = [f"Text {number}" for number in range(997)]

@@ -13,11 +13,11 @@ from conftest import array, draw_weights, random_model
 from test_ctranslate2 import Doubling, OtherParts
 
 import tf_transformer as tt
-from tf_transformer.exports import hugging_face
-from tf_transformer.exports.hugging_face import save
-from tf_transformer.families.marian.model import MarianConfig
-from tf_transformer.families.registry import build_model
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.extensions.interop.families.marian.model import MarianConfig
+from tf_transformer.extensions.interop.formats import hugging_face
+from tf_transformer.extensions.interop.formats.hugging_face import save
+from tf_transformer.models.families import build_model
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 from trainers import export
 
 numpy = pytest.importorskip("safetensors.numpy")

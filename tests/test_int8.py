@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
+from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
 from tf_transformer.layers import int8
 
 needs_int8 = pytest.mark.usefixtures("needs_int8")

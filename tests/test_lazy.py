@@ -10,7 +10,7 @@ from checkpoints import M2M100, MARIAN
 from programs import run_python
 
 import tf_transformer as tt
-from tf_transformer.base.lazy import Once, lazily
+from tf_transformer.utils.lazy import Once, lazily
 
 BACKEND = next((name for name in ("jax", "torch") if importlib.util.find_spec(name)), "")
 MISSING = """
@@ -38,7 +38,7 @@ def line_of(function, *arguments, **options):
 import tf_transformer as tt
 """
 TOKENIZER = r"""
-from tf_transformer.families.registry import load_tokenizer
+from tf_transformer.models.families import load_tokenizer
 
 texts, file = ["The old woman opens the red door.", b"two\xffdoors", ""], sys.argv[2] + "/tokenizer.model"
 tt.Tokenizer.learn_from([texts[0], "two doors"] * 9, 287).save(file)
@@ -49,8 +49,8 @@ assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
 """
 MODELS = """
 import json, pathlib
-from tf_transformer.base.files import checksum
-from tf_transformer.families.registry import build_model
+from tf_transformer.utils.files import checksum
+from tf_transformer.models.families import build_model
 
 folder, *checkpoints = map(pathlib.Path, sys.argv[2:])
 config = tt.TransformerConfig(1, 8, 11, 2, vocab_size=287)

@@ -24,14 +24,14 @@ from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
-from tf_transformer.base.terminal import quiet_stderr
-from tf_transformer.engines import litert_client
-from tf_transformer.engines.litert import LiteRT
-from tf_transformer.engines.litert_client import LiteRTTranslator
-from tf_transformer.exports import litert
-from tf_transformer.families.m2m100.files import M2M100Checkpoint
-from tf_transformer.families.marian.family import checkpoint_in
-from tf_transformer.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
+from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.extensions.interop.formats import litert
+from tf_transformer.utils.terminal import quiet_stderr
 
 pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")

@@ -12,8 +12,8 @@ from conftest import TEXTS
 from programs import without_the_package
 from served import LOADER
 
-from tf_transformer.conformance import loader
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.conformance import loader
 
 
 def in_a_process(program, *arguments):

@@ -7,8 +7,8 @@ from conftest import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.text.logits import top_k
-from tf_transformer.text.primitives import log_sum_exp
+from tf_transformer.decoding.logits import top_k
+from tf_transformer.decoding.primitives import log_sum_exp
 
 
 @given(V=st.sampled_from([5, 64, 101, 127, 255, 330]), k=st.integers(1, 40), seed=st.integers(0, 99))

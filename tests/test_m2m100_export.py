@@ -13,9 +13,9 @@ from programs import fails
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.conformance.check import check
-from tf_transformer.engines import litert_client
-from tf_transformer.engines.litert_client import opened
+from tf_transformer.extensions.conformance.check import check
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.engines.litert_client import opened
 from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")

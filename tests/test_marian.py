@@ -13,9 +13,9 @@ import pytest
 from conftest import array
 from keras import ops
 
-from tf_transformer.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.masks import PAD_ID
-from tf_transformer.text.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 pytest.importorskip("safetensors")
 

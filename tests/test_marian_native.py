@@ -12,8 +12,8 @@ from checkpoints import by_ctranslate2
 from conftest import array
 
 import tf_transformer as tt
-from tf_transformer.families.marian.family import checkpoint_in
-from tf_transformer.families.marian.native import OPTIONS, NativeCheckpoint
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.families.marian.native import OPTIONS, NativeCheckpoint
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_transformer.config import BadInput
-from tf_transformer.corpora import toy_corpus
-from tf_transformer.engines import litert_client
-from tf_transformer.families.marian.family import checkpoint_in
+from tf_transformer.data import toy_corpus
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 
 CODES = [">>fra<< Good.", ">>fra<<Good", ">> fra << x", " >>fra<< x", ">>fra<< >>deu<< x", ">><<", ">>", ">>a\nb<<c"]
 CODES += ["x >>fra<< y", ">>fra<", ">>fra<<", ">>xyz<< x", ">></s><<a", "<<>>fra<<", ">>>>fra<<", ">>東京<< x"]

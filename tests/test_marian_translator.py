@@ -19,9 +19,9 @@ from conftest import TEXTS, array
 from served import Served
 
 import tf_transformer as tt
-from tf_transformer.families.marian.family import checkpoint_in
-from tf_transformer.families.marian.model import MarianConfig
-from tf_transformer.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.families.marian.model import MarianConfig
+from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
 
 pytest.importorskip("safetensors")
 

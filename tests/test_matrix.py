@@ -12,9 +12,9 @@ from matrix import CANNOT_BE_SAVED, DOORS, FAMILIES, TEXTS, Refused
 from programs import ROOT
 
 import tf_transformer as tt
-from tf_transformer.exports.formats import FORMATS
-from tf_transformer.families.registry import FAMILIES as REGISTERED
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.models.families import FAMILIES as REGISTERED
+from tf_transformer.serving.formats import FORMATS
 from trainers.__main__ import PROGRAMS
 
 # Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.

@@ -13,13 +13,13 @@ import tf_transformer as tt
 from examples.multi30k import teachers, train
 from examples.multi30k.corpus import Methods, StagedCorpus, with_translations
 from examples.multi30k.stages import StagedTrainer, dropout_stages
-from tf_transformer.base.files import checksum
-from tf_transformer.corpora import toy_corpus
-from tf_transformer.corpora.corpus import Batching, Corpus
-from tf_transformer.corpora.sources import MemorySource
-from tf_transformer.engines.engine import Answer, Reply
-from tf_transformer.runs.run import Run
-from tf_transformer.text.tokenizer import FIRST_ID, UNKNOWN_ID
+from tf_transformer.data import toy_corpus
+from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.data.sources import MemorySource
+from tf_transformer.inference.engine import Answer, Reply
+from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID
+from tf_transformer.training.run import Run
+from tf_transformer.utils.files import checksum
 from trainers import publishing
 
 PAIRS = 43

@@ -18,8 +18,8 @@ def test_importing_loads_neither_keras_nor_tensorflow():
     light = [
         "tf_transformer",
         "tf_transformer.config",
-        "tf_transformer.runs.recipe",
-        "tf_transformer.text.search_options",
+        "tf_transformer.training.recipe",
+        "tf_transformer.decoding.search_options",
     ]
     heavy = ["keras", "tensorflow", "tensorflow_text", "numpy", "sentencepiece", "apache_beam"]
     heavy += ["tensorflow_datasets", "sacrebleu", "nltk"]
@@ -33,7 +33,7 @@ QUIET = {
     "opened": "tt.load(f'{folder}/m')",
     "litert": "tt.load('tests/marian/trained').save(f'{folder}/litert/1', format='litert')",
     "called": "one = tt.load(f'{folder}/litert'); one('Two doors.')",
-    "checked": "from tf_transformer.conformance import check; check.main([f'{folder}/none'])",
+    "checked": "from tf_transformer.extensions.conformance import check; check.main([f'{folder}/none'])",
 }
 
 
@@ -70,7 +70,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
     paths = sorted(PACKAGE.rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
     if not importlib.util.find_spec("apache_beam"):
-        names = [name for name in names if not name.startswith("tf_transformer.beam.")]
+        names = [name for name in names if not name.startswith("tf_transformer.extensions.beam.")]
     run_python(IMPORTS, *names)
     assert set(tt.__all__) <= set(dir(tt))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

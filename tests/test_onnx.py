@@ -15,16 +15,16 @@ from portable import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, 
 from programs import ROOT, without_the_package
 
 import tf_transformer as tt
-from tf_transformer.engines.litert_client import ONNXTranslator, _Graph, opened
-from tf_transformer.engines.onnx_export import ONNX
+from tf_transformer.extensions.interop.engines.litert_client import ONNXTranslator, _Graph, opened
+from tf_transformer.extensions.interop.engines.onnx_export import ONNX
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 pytest.importorskip("tf2onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from tf_transformer.exports import onnx as exports  # noqa: E402
-from tf_transformer.exports.onnx import fuse_norms, graphs_in, store_integers, take_from_state  # noqa: E402
+from tf_transformer.extensions.interop.formats import onnx as exports  # noqa: E402
+from tf_transformer.extensions.interop.formats.onnx import fuse_norms, graphs_in, store_integers, take_from_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 

@@ -11,10 +11,10 @@ from checkpoints import M2M100
 from programs import fails, options, run_python
 
 import tf_transformer as tt
-from tf_transformer.base.terminal import Progress
-from tf_transformer.corpora.corpus import languages_of
-from tf_transformer.engines.engine import Answer, Engine, Reply
-from tf_transformer.exports import versions
+from tf_transformer.data.corpus import languages_of
+from tf_transformer.inference.engine import Answer, Engine, Reply
+from tf_transformer.serving import versions
+from tf_transformer.utils.terminal import Progress
 from trainers import attention, evaluate, export, prepare, translate, translation
 from trainers.__main__ import PROGRAMS
 from trainers.command import answered, run_program

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_transformer.engines.litert import LiteRT
-from tf_transformer.engines.onnx_export import ONNX
+from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.engines.onnx_export import ONNX
 from trainers.__main__ import PROGRAMS, run
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +96,7 @@ def test_an_option_may_stand_between_arguments(program, monkeypatch):
             raise Parsed(parser, method)
 
         monkeypatch.setattr(argparse.ArgumentParser, name, stop)
-    package = "tf_transformer.conformance." if program == "check" else "trainers."
+    package = "tf_transformer.extensions.conformance." if program == "check" else "trainers."
     with pytest.raises(Parsed) as asked:
         importlib.import_module(program if program in OTHERS else package + program).main([])
     parser, parse = asked.value.args

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 import tf_transformer as tt
-from tf_transformer.parsing import in_graph
-from tf_transformer.parsing.parser import Grammar, Parser
-from tf_transformer.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
-from tf_transformer.parsing.words import encoder_of
-from tf_transformer.text.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.extensions.parsing import in_graph
+from tf_transformer.extensions.parsing.parser import Grammar, Parser
+from tf_transformer.extensions.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
+from tf_transformer.extensions.parsing.words import encoder_of
+from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 TREES = [
     "(S (NP (PRP He)) (VP (VBD slept)) (. .))",

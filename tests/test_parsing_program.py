@@ -9,9 +9,9 @@ import pytest
 from programs import fails
 
 import tf_transformer as tt
-from tf_transformer.exports import savedmodel as publish
-from tf_transformer.parsing.corpus import mixed
-from tf_transformer.parsing.treebank import read_tree
+from tf_transformer.extensions.parsing.corpus import mixed
+from tf_transformer.extensions.parsing.treebank import read_tree
+from tf_transformer.serving import savedmodel as publish
 from trainers import export as trainer_export
 from trainers import parsing, translate
 

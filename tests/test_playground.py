@@ -26,7 +26,7 @@ from werkzeug.serving import make_server
 from savedmodels.playground import __main__ as playground
 from savedmodels.playground import rest
 from savedmodels.playground.model import ServedModel, find_version
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}

@@ -17,7 +17,7 @@ from playing import asking, page
 
 from savedmodels.playground import engine, rest
 from savedmodels.playground.model import ServedModel, ServingError
-from tf_transformer.engines.engine import Answer, Engine, Reply
+from tf_transformer.inference.engine import Answer, Engine, Reply
 
 
 @pytest.fixture(scope="module", params=["litert", "onnx"])

@@ -15,8 +15,8 @@ import pytest
 from programs import fails, options, same_weights
 
 import tf_transformer as tt
-from tf_transformer.exports.formats import FORMATS
-from tf_transformer.families import hub
+from tf_transformer.extensions.interop.families import hub
+from tf_transformer.serving.formats import FORMATS
 from trainers import export, prepare, translation
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

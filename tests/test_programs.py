@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from programs import ROOT, fails, options
 
-from tf_transformer.conformance.check import Finding
-from tf_transformer.corpora import toy_corpus
-from tf_transformer.exports import savedmodel as publish
-from tf_transformer.exports import versions
+from tf_transformer.data import toy_corpus
+from tf_transformer.extensions.conformance.check import Finding
+from tf_transformer.serving import savedmodel as publish
+from tf_transformer.serving import versions
 from trainers import attention, evaluate, export, prepare, translate, translation
 
 
@@ -232,7 +232,7 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     import tensorflow_datasets as tfds
 
     import tf_transformer as tt
-    from tf_transformer.corpora.records import Records
+    from tf_transformer.data.records import Records
 
     corpus = toy_corpus.corpus(train=300, dev=11, test=13)
 

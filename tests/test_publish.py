@@ -13,13 +13,13 @@ import pytest
 import tensorflow as tf
 
 import tf_transformer as tt
-from tf_transformer.conformance.check import Finding
-from tf_transformer.exports import savedmodel as publish
-from tf_transformer.exports import versions
-from tf_transformer.exports.contract import Export, Root
-from tf_transformer.exports.savedmodel import BATCH_SIZES, new_folder, save_export
-from tf_transformer.exports.versions import next_version
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.conformance.check import Finding
+from tf_transformer.serving import savedmodel as publish
+from tf_transformer.serving import versions
+from tf_transformer.serving.contract import Export, Root
+from tf_transformer.serving.savedmodel import BATCH_SIZES, new_folder, save_export
+from tf_transformer.serving.versions import next_version
 from trainers.publishing import say_dtypes
 
 

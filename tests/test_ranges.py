@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer.config import BadInput
-from tf_transformer.corpora import ranges
-from tf_transformer.corpora.ranges import LineRange, line_ranges, read_range, unpacked
+from tf_transformer.data import ranges
+from tf_transformer.data.ranges import LineRange, line_ranges, read_range, unpacked
 
 
 def lines_of(path):

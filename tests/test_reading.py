@@ -14,14 +14,14 @@ import pytest
 import sentencepiece
 
 import tf_transformer as tt
-from tf_transformer.base import reading
 from tf_transformer.config import TransformerConfig
-from tf_transformer.engines import rebuild
-from tf_transformer.families.hub import origin_of
-from tf_transformer.families.marian.model import MarianConfig
-from tf_transformer.families.registry import build_model
-from tf_transformer.runs.recipe import Recipe
-from tf_transformer.runs.run import Run
+from tf_transformer.extensions.interop.families.hub import origin_of
+from tf_transformer.extensions.interop.families.marian.model import MarianConfig
+from tf_transformer.inference import rebuild
+from tf_transformer.models.families import build_model
+from tf_transformer.training.recipe import Recipe
+from tf_transformer.training.run import Run
+from tf_transformer.utils import reading
 
 
 def refused(function, message):

@@ -12,10 +12,10 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.exports.contract import Root
-from tf_transformer.exports.ctranslate2 import save as save_ctranslate2
-from tf_transformer.exports.savedmodel import save_export
-from tf_transformer.runs.run import Run
+from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
+from tf_transformer.serving.contract import Root
+from tf_transformer.serving.savedmodel import save_export
+from tf_transformer.training.run import Run
 
 
 def test_a_translator_from_its_savedmodel(translator, saved):
@@ -48,7 +48,9 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     own = {"n_best": 3, "license": "MIT"}
     other = tt.Translator.from_pretrained(tmp_path / "1", beam_size=7, export_options=own)
     assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
-    monkeypatch.setattr("tf_transformer.exports.litert.LiteRTFolder._converted", lambda *_: b"a file")
+    monkeypatch.setattr(
+        "tf_transformer.extensions.interop.formats.litert.LiteRTFolder._converted", lambda *_: b"a file"
+    )
     tt.Translator.from_pretrained(tmp_path / "1").save(tmp_path / "litert", format="litert")
     written = json.loads((tmp_path / "litert/model.json").read_text())
     assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.runs.recipe import RECIPES, recipe_of
+from tf_transformer.training.recipe import RECIPES, recipe_of
 
 
 def test_a_recipe_has_steps_or_epochs():

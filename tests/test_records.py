@@ -13,10 +13,10 @@ import pytest
 from test_data import expected_rows
 
 import tf_transformer as tt
-from tf_transformer.corpora import ids, records, toy_corpus
-from tf_transformer.corpora.batches import Batches
-from tf_transformer.corpora.corpus import Batching
-from tf_transformer.corpora.text_files import line_problem
+from tf_transformer.data import ids, records, toy_corpus
+from tf_transformer.data.batches import Batches
+from tf_transformer.data.corpus import Batching
+from tf_transformer.data.text_files import line_problem
 
 PAIRS, BATCH = 701, 512
 

@@ -16,8 +16,8 @@ import portalocker
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.fitting.callbacks import Checkpoints
-from tf_transformer.runs.run import LOCK, Run
+from tf_transformer.training.callbacks import Checkpoints
+from tf_transformer.training.run import LOCK, Run
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 
@@ -252,7 +252,7 @@ def test_a_run_of_another_version_is_refused(tmp_path):
 
 LOCKED = """
 import sys
-from tf_transformer.runs.run import Run
+from tf_transformer.training.run import Run
 Run(sys.argv[1]).lock()
 print("locked", flush=True)
 sys.stdin.read()
@@ -260,7 +260,7 @@ sys.stdin.read()
 LOCKS_ITS_FILE = """
 import sys
 from pathlib import Path
-from tf_transformer.base.files import locked
+from tf_transformer.utils.files import locked
 with locked(Path(sys.argv[1]), "{owner} is training it"):
     pass
 """  # as `Run.lock` does, without the seconds that Keras takes to be imported

@@ -7,11 +7,11 @@ from conftest import close
 from keras import ops
 from markov import END, START, on_tensorflow, problem_of, random_models, search
 
-from tf_transformer.text import sampling
-from tf_transformer.text.beams import Hypotheses
-from tf_transformer.text.primitives import ON_TENSORFLOW
-from tf_transformer.text.sampling import chances_of, sample, seeds_of
-from tf_transformer.text.search import Fixed
+from tf_transformer.decoding import sampling
+from tf_transformer.decoding.beams import Hypotheses
+from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.sampling import chances_of, sample, seeds_of
+from tf_transformer.decoding.search import Fixed
 
 
 def draw(logits, max_length, seed, **options):

@@ -3,7 +3,7 @@
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.exports.formats import FORMATS, format_of
+from tf_transformer.serving.formats import FORMATS, format_of
 from trainers import export
 
 
@@ -11,7 +11,7 @@ from trainers import export
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
     for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # whose own tests convert
-        monkeypatch.setattr(f"tf_transformer.exports.{kind}._converted", lambda *_: b"a file")
+        monkeypatch.setattr(f"tf_transformer.extensions.interop.formats.{kind}._converted", lambda *_: b"a file")
     takes = {"ctranslate2": ["ctranslate2"], "onnx": ["onnxruntime", "tf2onnx"], "transformers": ["safetensors"]}
     for needed in takes.get(format.name, []):
         pytest.importorskip(needed)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from keras import ops
 from markov import ALPHAS, END, START, agree, on_tensorflow, problem_of, random_models, search
 
-from tf_transformer.text.beams import penalty
-from tf_transformer.text.primitives import IMPOSSIBLE
-from tf_transformer.text.search import Decoder, SearchProblem, beam_search, detailed_search
+from tf_transformer.decoding.beams import penalty
+from tf_transformer.decoding.primitives import IMPOSSIBLE
+from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, detailed_search
 
 # A problem to solve with a finger
 
@@ -232,8 +232,8 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order. What is
     known of a symbol stays with it."""
-    monkeypatch.setattr("tf_transformer.text.growing.STEPS", steps)
-    monkeypatch.setattr("tf_transformer.text.growing.ROUND", round_)
+    monkeypatch.setattr("tf_transformer.decoding.growing.STEPS", steps)
+    monkeypatch.setattr("tf_transformer.decoding.growing.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
     models[:, :, :, END] += np.linspace(9, -9, 19)[:, np.newaxis, np.newaxis]  # some end soon, some never
     sizes = set()

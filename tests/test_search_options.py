@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tf_transformer.config import BadInput
-from tf_transformer.exports.contract import CONTRACT
-from tf_transformer.text.logits import RULES
-from tf_transformer.text.search import OPTIONS
-from tf_transformer.text.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
+from tf_transformer.decoding.logits import RULES
+from tf_transformer.decoding.search import OPTIONS
+from tf_transformer.decoding.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
+from tf_transformer.serving.contract import CONTRACT
 
 ROOT = Path(__file__).parents[1]
 

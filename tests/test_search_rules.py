@@ -7,8 +7,8 @@ from conftest import close
 from keras import ops
 from markov import ALPHAS, END, START, agree, random_models, search
 
-from tf_transformer.text.logits import Prefixes, begins_with, restricted
-from tf_transformer.text.primitives import IMPOSSIBLE
+from tf_transformer.decoding.logits import Prefixes, begins_with, restricted
+from tf_transformer.decoding.primitives import IMPOSSIBLE
 
 # Least lengths
 

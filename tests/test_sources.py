@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.base.files import encoded
-from tf_transformer.corpora import toy_corpus
-from tf_transformer.corpora.batches import Batches
-from tf_transformer.corpora.corpus import Batching, read_texts
-from tf_transformer.corpora.ids import tokenized
-from tf_transformer.corpora.pairs import Source, encoder_of
-from tf_transformer.corpora.records import Records
-from tf_transformer.corpora.sources import MemorySource
+from tf_transformer.data import toy_corpus
+from tf_transformer.data.batches import Batches
+from tf_transformer.data.corpus import Batching, read_texts
+from tf_transformer.data.ids import tokenized
+from tf_transformer.data.pairs import Source, encoder_of
+from tf_transformer.data.records import Records
+from tf_transformer.data.sources import MemorySource
+from tf_transformer.utils.files import encoded
 
 PAIRS = 211
 BAD = (13, 89)  # their places

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from programs import ROOT
 
-from tf_transformer.base import terminal
-from tf_transformer.base.terminal import say
-from tf_transformer.fitting.callbacks import DevScore, DevText
+from tf_transformer.training.callbacks import DevScore, DevText
+from tf_transformer.utils import terminal
+from tf_transformer.utils.terminal import say
 from trainers import publishing
 
 
@@ -91,7 +91,7 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
     status, said, errors = program(f"{known}raise KeyError('own')")
     assert (status, said) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
-    stopped = "from tf_transformer.base.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
+    stopped = "from tf_transformer.utils.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
     line = "\nstopped after saving step 7; start it again with the same options to go on\n"
     assert program(known + stopped) == (143, b"False\n", line)
 
@@ -99,7 +99,7 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
 def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
     """And without a traceback; `until` of a `fit` by hand is no signal."""
-    script = f"from tf_transformer.base.terminal import Stopped\nraise Stopped('saved step 7', {number})"
+    script = f"from tf_transformer.utils.terminal import Stopped\nraise Stopped('saved step 7', {number})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
 
@@ -131,7 +131,7 @@ def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed
     lines = [
         "import os, sys",
         "file = open(sys.argv[1], 'w')",
-        "from tf_transformer.base.terminal import quiet_stderr",
+        "from tf_transformer.utils.terminal import quiet_stderr",
         "with quiet_stderr():",
         "    os.write(2, b'said') if sys.__stderr__ else None",
         "file.write('written')",

@@ -2,9 +2,9 @@ import hashlib
 
 import pytest
 
-from tf_transformer.base import files
 from tf_transformer.config import BadInput
-from tf_transformer.corpora.toy_corpus import corpus, write_corpus
+from tf_transformer.data.toy_corpus import corpus, write_corpus
+from tf_transformer.utils import files
 
 
 def test_the_text_never_changes():

@@ -3,7 +3,7 @@
 import pytest
 
 from examples import toy_grammar
-from tf_transformer.corpora import toy_corpus
+from tf_transformer.data import toy_corpus
 
 
 @pytest.mark.program

@@ -20,11 +20,11 @@ import tensorflow as tf
 from programs import same_weights
 
 import tf_transformer as tt
-from tf_transformer.corpora.corpus import Batching, Corpus
-from tf_transformer.corpora.ids import Ids
-from tf_transformer.fitting import trainer as trainers
-from tf_transformer.fitting.callbacks import Stopped
-from tf_transformer.runs.run import Run
+from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.data.ids import Ids
+from tf_transformer.training import trainer as trainers
+from tf_transformer.training.callbacks import Stopped
+from tf_transformer.training.run import Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
 RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
@@ -313,7 +313,9 @@ def test_the_last_step_is_fixed_once_the_cooldown_has_begun(corpus, tmp_path, mo
 def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
     trainer.fit()
-    program = "import sys; from tf_transformer.runs.run import Run; Run(sys.argv[1]).lock(); print(flush=True); input()"
+    program = (
+        "import sys; from tf_transformer.training.run import Run; Run(sys.argv[1]).lock(); print(flush=True); input()"
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

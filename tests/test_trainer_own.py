@@ -11,8 +11,8 @@ from programs import same_weights
 from test_trainer import CONFIG, RECIPE
 
 import tf_transformer as tt
-from tf_transformer.fitting.callbacks import Checkpoints
-from tf_transformer.runs.run import Run
+from tf_transformer.training.callbacks import Checkpoints
+from tf_transformer.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("unscored")
 

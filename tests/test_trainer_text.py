@@ -9,9 +9,9 @@ from checkpoints import M2M100
 from test_trainer import CONFIG, RECIPE
 
 import tf_transformer as tt
-from tf_transformer.corpora import corpus as corpora
-from tf_transformer.corpora.corpus import Batching
-from tf_transformer.runs.run import Run
+from tf_transformer.data import corpus as corpora
+from tf_transformer.data.corpus import Batching
+from tf_transformer.training.run import Run
 
 
 @pytest.fixture(scope="module")

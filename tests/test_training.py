@@ -23,7 +23,7 @@ from tf_transformer import (
     TransformerConfig,
     WarmupSchedule,
 )
-from tf_transformer.training import average_weights
+from tf_transformer.training.losses import average_weights
 
 B, T, V = 3, 5, 23
 TARGETS = np.array([[3, 7, 22, 1, 9], [4, 12, 0, 0, 0], [1, 2, 3, 4, 0]])  # [B, T]

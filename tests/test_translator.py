@@ -12,9 +12,9 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.text import text_model
-from tf_transformer.text.search_options import SEARCH_OPTIONS
-from tf_transformer.text.tokenizer import EOS_ID
+from tf_transformer.decoding import text_model
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from nltk import Tree
 
 from tf_transformer.config import BadInput
-from tf_transformer.parsing import treebank
-from tf_transformer.parsing.evalb import total
-from tf_transformer.parsing.treebank import (
+from tf_transformer.extensions.parsing import treebank
+from tf_transformer.extensions.parsing.evalb import total
+from tf_transformer.extensions.parsing.treebank import (
     as_line,
     is_well_formed,
     linearised,

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.base.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
+from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.evaluation import costs
-from tf_transformer.exports.contract import Export
-from tf_transformer.exports.versions import publish
-from tf_transformer.parsing.corpus import mixed
-from tf_transformer.runs.recipe import recipe_of
-from tf_transformer.text.search_options import SearchOptions
+from tf_transformer.extensions.parsing.corpus import mixed
+from tf_transformer.serving.contract import Export
+from tf_transformer.serving.versions import publish
+from tf_transformer.training.recipe import recipe_of
+from tf_transformer.utils.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import tf_transformer as tt
 from tf_transformer.evaluation.visualize import attention_figure, attention_page
-from tf_transformer.model import AttentionScores
+from tf_transformer.models.transformer import AttentionScores
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.terminal import quiet_import
+from tf_transformer.utils.terminal import quiet_import
 
 _HOMES = {  # by name its module, as type checkers read it
     alias.name: str(node.module)
@@ -42,8 +42,9 @@ def __dir__() -> list[str]:
 def _register() -> None:
     """Register the classes with Keras, if it is loaded: of a .keras file it makes registered classes alone."""
     if "keras" in sys.modules:
-        families = pkgutil.iter_modules([os.path.join(path, "families") for path in __path__])
-        for module in ("layers", "model", "training", *(f"families.{one.name}.model" for one in families if one.ispkg)):
+        families = pkgutil.iter_modules([os.path.join(path, "extensions", "interop", "families") for path in __path__])
+        models = (f"extensions.interop.families.{one.name}.model" for one in families if one.ispkg)
+        for module in ("layers", "models.transformer", "training.losses", *models):
             importlib.import_module(f"{__name__}.{module}")
 
 

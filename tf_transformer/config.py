@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from tf_transformer.base.type_names import Dtype
-from tf_transformer.base.values import BadInput as BadInput
-from tf_transformer.base.values import Count, Rate, between, check_fields, checked
+from tf_transformer.utils.type_names import Dtype
+from tf_transformer.utils.values import BadInput as BadInput
+from tf_transformer.utils.values import Count, Rate, between, check_fields, checked
 
 Layers = Annotated[int, between(1, 10_000)]  # each is made at once
 Activation = Literal["swish", "silu", "relu", "gelu"]

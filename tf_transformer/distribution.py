@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tf_transformer.base.lazy import lazily
-from tf_transformer.base.type_names import Tensor
 from tf_transformer.config import BadInput
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Tensor
 
 if TYPE_CHECKING:
     import tensorflow as tf

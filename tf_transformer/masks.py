@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from tf_transformer.base.type_names import Tensor
+from tf_transformer.utils.type_names import Tensor
 
 PAD_ID = 0
 

@@ -5,7 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from tf_transformer.base.version import __version__
+from tf_transformer.utils.version import __version__
 
 from .command import run_program
 
@@ -40,7 +40,7 @@ def run() -> None:
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]
-    package = "tf_transformer.conformance" if name == "check" else __package__
+    package = "tf_transformer.extensions.conformance" if name == "check" else __package__
     importlib.import_module(f"{package}.{name}").main()
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import lines_in
+from tf_transformer.utils.files import lines_in
 
 from .command import as_path, load_backend, options, positive, run_program
 
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.loading import trained
+    from tf_transformer.inference.loading import trained
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")

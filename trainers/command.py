@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from tf_transformer.base.files import user_path
-from tf_transformer.base.terminal import Progress, Stopped, quiet_import, quiet_stderr
-from tf_transformer.base.type_names import VocabularyKind
-from tf_transformer.base.values import documentation, plain_type
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.engines.engine import Engine, Reply, warn_of_truncated
-from tf_transformer.runs.recipe import RECIPES, Recipe
-from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS, SearchOptions
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS, SearchOptions
+from tf_transformer.inference.engine import Engine, Reply, warn_of_truncated
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.training.recipe import RECIPES, Recipe
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.terminal import Progress, Stopped, quiet_import, quiet_stderr
+from tf_transformer.utils.type_names import VocabularyKind
+from tf_transformer.utils.values import documentation, plain_type
 
 HERE = "here"  # --dry-run's device: this machine's
 CONFIG_OPTIONS = ("vocab_size", "dropout", "num_decoder_layers")
@@ -165,7 +165,7 @@ def load_backend() -> str:
 def engine(model: str | Path, given: dict[str, Any], **options: Any) -> Engine:
     """Whatever `tt.load` opens, with the options of `add_call_options` in `given` that no call takes."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import find_saved_model, needs_no_tensorflow
+    from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
 
     if "://" in str(model) or find_saved_model(model):
         load_tensorflow()

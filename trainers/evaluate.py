@@ -3,9 +3,9 @@
 Paired bootstrap compares each further translation with the first one.
 """
 
-from tf_transformer.base.files import write_text
-from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.files import write_text
 
 from .command import add_call_options, answered, as_path, chosen, engine, of_calls, options, positive, run_program
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.exports.formats import FORMATS
+from tf_transformer.serving.formats import FORMATS
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
@@ -63,13 +63,13 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(wrong)
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.base.reading import made_of, read_json
-    from tf_transformer.corpora.corpus import languages_of
-    from tf_transformer.exports.versions import next_version, publish, size_of
-    from tf_transformer.loading import trained
-    from tf_transformer.runs.recipe import Recipe
-    from tf_transformer.runs.run import Run
-    from tf_transformer.text.languages import LANGUAGES
+    from tf_transformer.data.corpus import languages_of
+    from tf_transformer.inference.loading import trained
+    from tf_transformer.serving.versions import next_version, publish, size_of
+    from tf_transformer.tokenizers.languages import LANGUAGES
+    from tf_transformer.training.recipe import Recipe
+    from tf_transformer.training.run import Run
+    from tf_transformer.utils.reading import made_of, read_json
 
     from .publishing import language_facts, measured, read_dev, say_dtypes, scores_of, search_of
 

@@ -38,10 +38,10 @@ def main(argv: list[str] | None = None) -> None:
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
     from tf_transformer.evaluation import costs
-    from tf_transformer.exports.versions import next_version
-    from tf_transformer.fitting.tasks import task_of
-    from tf_transformer.parsing import evalb, treebank
-    from tf_transformer.parsing.corpus import TreebankCorpus, words_of, wsj
+    from tf_transformer.extensions.parsing import evalb, treebank
+    from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
+    from tf_transformer.serving.versions import next_version
+    from tf_transformer.training.tasks import task_of
 
     from .publishing import averaged, is_complete, plan_of, publish, record, search_of, show_plan
 

@@ -14,10 +14,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import remove_unfinished
-from tf_transformer.base.terminal import quiet_stderr
-from tf_transformer.beam import check_installed
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.beam import check_installed
+from tf_transformer.utils.files import remove_unfinished
+from tf_transformer.utils.terminal import quiet_stderr
 
 from .command import positive
 

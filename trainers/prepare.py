@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         load_beam()
     tokenizer = tokenizer_of(args.start) if args.start else None
     if args.tokenizer_file:
-        from tf_transformer.families.registry import load_tokenizer
+        from tf_transformer.models.families import load_tokenizer
 
         tokenizer = load_tokenizer(args.tokenizer_file)
     with work.locked():
@@ -66,9 +66,9 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
     """Learn a vocabulary, unless there is a tokenizer, and take the steps of a `Preparation`: in a pipeline, in
     processes or in this one."""
     import tf_transformer as tt
-    from tf_transformer.corpora.batches import Batches
-    from tf_transformer.corpora.records import SHARD_LINES, Records
-    from tf_transformer.families.registry import load_tokenizer
+    from tf_transformer.data.batches import Batches
+    from tf_transformer.data.records import SHARD_LINES, Records
+    from tf_transformer.models.families import load_tokenizer
 
     folder = work.folder
     parts = work.source.parts(SHARD_LINES, folder)
@@ -121,8 +121,8 @@ def tokenizer_of(model: str) -> Any:
 
 def source_of(args: argparse.Namespace) -> Any:
     """Where the pairs come from."""
-    from tf_transformer.base.files import user_path
-    from tf_transformer.corpora import sources
+    from tf_transformer.data import sources
+    from tf_transformer.utils.files import user_path
 
     if args.tfds:
         return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)

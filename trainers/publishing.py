@@ -16,26 +16,26 @@ import keras
 import numpy as np
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
-from tf_transformer.base.files import encoded, lines_in, one_line, write_json
-from tf_transformer.base.reading import check_kinds, read_json, reading
-from tf_transformer.base.terminal import duration
-from tf_transformer.corpora.corpus import ToyCorpus
-from tf_transformer.corpora.pairs import Texts
-from tf_transformer.engines.translator import Translator
+from tf_transformer.data.corpus import ToyCorpus
+from tf_transformer.data.pairs import Texts
+from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.evaluation import costs
-from tf_transformer.fitting.tasks import task_of
-from tf_transformer.fitting.trainer import Trainer
-from tf_transformer.loading import trained
-from tf_transformer.runs.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
-from tf_transformer.runs.run import Run
-from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
-from tf_transformer.text.tokenizer import FIRST_ID
+from tf_transformer.inference.loading import trained
+from tf_transformer.inference.translator import Translator
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.tokenizers.tokenizer import FIRST_ID
+from tf_transformer.training.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
+from tf_transformer.training.run import Run
+from tf_transformer.training.tasks import task_of
+from tf_transformer.training.trainer import Trainer
+from tf_transformer.utils.files import encoded, lines_in, one_line, write_json
+from tf_transformer.utils.reading import check_kinds, read_json, reading
+from tf_transformer.utils.terminal import duration
 
 from .command import CONFIG_OPTIONS, HERE, chosen
 
 if TYPE_CHECKING:
-    from tf_transformer.exports.contract import Root
+    from tf_transformer.serving.contract import Root
 
 MEASURED_TOKENS = 2_048  # of a batch, at most: a step of `base` takes three seconds on two cores
 
@@ -153,7 +153,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     Returns:
         the folder of the version.
     """
-    from tf_transformer.exports import savedmodel, versions
+    from tf_transformer.serving import savedmodel, versions
 
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
@@ -167,7 +167,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:
     """Print how much of an export's weights, which take `size` bytes, has 8 bits, and what other dtypes would take."""
-    from tf_transformer.exports.savedmodel import share_in_8_bits
+    from tf_transformer.serving.savedmodel import share_in_8_bits
 
     half = 2 * parameters
     share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"

@@ -13,14 +13,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tf_transformer.base.extras import import_extra
-from tf_transformer.base.terminal import quiet_stderr
-from tf_transformer.base.values import Natural, convert
 from tf_transformer.config import BadInput
-from tf_transformer.documents.document import FORMATS
-from tf_transformer.documents.marked import Marked, sentences_in
-from tf_transformer.engines.engine import Engine
-from tf_transformer.text.languages import LANGUAGES
+from tf_transformer.extensions.documents.document import FORMATS
+from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.inference.engine import Engine
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.terminal import quiet_stderr
+from tf_transformer.utils.values import Natural, convert
 
 from .command import add_call_options, engine, of_calls, options, positive, run_program
 

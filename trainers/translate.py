@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.files import lines_in, lines_of, open_text, user_path, write_text
-from tf_transformer.documents.document import FORMATS
+from tf_transformer.extensions.documents.document import FORMATS
+from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
 
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
 from .pipelines import (
@@ -130,8 +130,8 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:
     """Translate many files into shards; those that are there are kept."""
     import tf_transformer as tt
-    from tf_transformer.base.folders import model_folder
-    from tf_transformer.beam import shards as bulk
+    from tf_transformer.extensions.beam import shards as bulk
+    from tf_transformer.utils.folders import model_folder
 
     given = vars(args)
     check_options(args.workers, args.runner, beams)

@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> None:
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
-    from tf_transformer.corpora.records import Records
-    from tf_transformer.exports.versions import next_version
-    from tf_transformer.families.registry import load_tokenizer
+    from tf_transformer.data.records import Records
+    from tf_transformer.models.families import load_tokenizer
+    from tf_transformer.serving.versions import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 

@@ -6,7 +6,7 @@ from benchmarks.translation import exported, source_sentences
 
 def translation(work, args):
     path = exported(work, args.dtype, args.work, kind="litert")
-    from tf_transformer.engines.litert_client import LiteRTTranslator  # which loads no TensorFlow
+    from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator  # which loads no TensorFlow
 
     translator = LiteRTTranslator(path, args.threads)
     sentences = source_sentences(work, args.sentences, args.work)

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from examples.multi30k.corpus import StagedCorpus
-from tf_transformer.fitting.trainer import Trainer
-from tf_transformer.runs.recipe import PAPER_STEPS
+from tf_transformer.training.recipe import PAPER_STEPS
+from tf_transformer.training.trainer import Trainer
 
 
 @dataclasses.dataclass

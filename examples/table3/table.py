@@ -6,10 +6,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.base.extras import import_extra
-from tf_transformer.base.files import write_text
-from tf_transformer.base.terminal import say
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.files import write_text
+from tf_transformer.utils.terminal import say
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base
     "base": (4.92, 25.8, 65),

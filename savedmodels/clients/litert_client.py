@@ -1,6 +1,6 @@
 """Translate with a LiteRT folder: python litert_client.py FOLDER < text
 
-The client is tf_transformer/engines/litert_client.py, a file that needs ai-edge-litert, sentencepiece and NumPy alone.
+The client is tf_transformer/extensions/interop/engines/litert_client.py, a file that needs ai-edge-litert, sentencepiece and NumPy alone.
 Copy that one where this repository is not; this one runs it where it lies.
 """
 
@@ -8,5 +8,5 @@ import runpy
 from pathlib import Path
 
 if __name__ == "__main__":
-    client = Path(__file__).parents[2] / "tf_transformer" / "engines" / "litert_client.py"
+    client = Path(__file__).parents[2] / "tf_transformer" / "extensions" / "interop" / "engines" / "litert_client.py"
     runpy.run_path(str(client), run_name="__main__")

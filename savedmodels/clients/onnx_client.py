@@ -1,6 +1,6 @@
 """Translate with an ONNX folder: python onnx_client.py FOLDER < text
 
-The client is tf_transformer/engines/litert_client.py, which opens these folders, too, and needs onnxruntime,
+The client is tf_transformer/extensions/interop/engines/litert_client.py, which opens these folders, too, and needs onnxruntime,
 sentencepiece and NumPy alone for them. Copy that one where this repository is not; this one runs it where it lies.
 """
 
@@ -8,5 +8,5 @@ import runpy
 from pathlib import Path
 
 if __name__ == "__main__":
-    client = Path(__file__).parents[2] / "tf_transformer" / "engines" / "litert_client.py"
+    client = Path(__file__).parents[2] / "tf_transformer" / "extensions" / "interop" / "engines" / "litert_client.py"
     runpy.run_path(str(client), run_name="__main__")

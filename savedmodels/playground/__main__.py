@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from tf_transformer.base.terminal import quiet_stderr
+from tf_transformer.utils.terminal import quiet_stderr
 from trainers.command import load_tensorflow, model_name, run_program
 
 

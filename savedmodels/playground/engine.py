@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from tf_transformer.engines.engine import UNUSED, Answer, Reply
-from tf_transformer.loading import load
-from tf_transformer.text.languages import LANGUAGES
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.inference.engine import UNUSED, Answer, Reply
+from tf_transformer.inference.loading import load
+from tf_transformer.tokenizers.languages import LANGUAGES
 
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
 

@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.config import BadInput
-from tf_transformer.text.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 PATHS = {"POST": re.compile(MODEL + "(:predict)"), "GET": re.compile(MODEL + "(/metadata)?")}

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from tf_transformer.corpora import toy_corpus
+from tf_transformer.data import toy_corpus
 
 STEPS, TOKENS, RATE = 5000, 1500, 4e-3
 PIECES = "sentencepiece.bpe.model"

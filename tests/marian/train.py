@@ -21,7 +21,7 @@ import sentencepiece
 import torch
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from tf_transformer.corpora import toy_corpus
+from tf_transformer.data import toy_corpus
 
 CODES = (">>deu<<", ">>eng<<")
 HOSTILE = [">>fra<< Good morning.", ">>eng<<Two", ">> eng << x", " >>eng<< x", ">>eng<< >>deu<< x", ">><<", ">>"]

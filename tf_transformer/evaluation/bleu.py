@@ -16,8 +16,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from tf_transformer.base.values import between, checked
 from tf_transformer.config import BadInput
+from tf_transformer.utils.values import between, checked
 
 Texts = Iterable[str]
 References = Texts | Iterable[Texts]

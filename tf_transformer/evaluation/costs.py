@@ -6,9 +6,9 @@
 import re
 from dataclasses import dataclass
 
-from tf_transformer.base.terminal import say
-from tf_transformer.base.values import Amount, Count, Natural, check_fields, checked
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
+from tf_transformer.utils.terminal import say
+from tf_transformer.utils.values import Amount, Count, Natural, check_fields, checked
 
 TRAININGS = {"base": (12, 100_000), "big": (3.5 * 24, 300_000)}  # hours on 8 P100, and steps (section 5.2)
 P100 = 9.5  # TFLOP/s, sustained, as the paper estimates it (footnote 5)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 import keras
 import numpy as np
 
-from tf_transformer.base.extras import import_extra
-from tf_transformer.base.values import between, checked
 from tf_transformer.config import BadInput
-from tf_transformer.model import AttentionScores
+from tf_transformer.models.transformer import AttentionScores
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.values import between, checked
 
 Layer = Annotated[int, between(-10_000, 9_999)]
 Kind = Literal["encoder", "decoder", "cross"]

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tf_transformer.base.type_names import Shape, Tensor
-from tf_transformer.base.values import Count, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.layer import Layer, resolved_policy
 from tf_transformer.layers.products import as_rows
 from tf_transformer.masks import as_key_mask, intersect
+from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import Count, Rate, checked
 
 
 class KeyValue(NamedTuple):

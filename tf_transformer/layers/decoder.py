@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.layers.attention import KeyValue
 from tf_transformer.layers.transformer_layer import TransformerLayer
 from tf_transformer.masks import as_key_mask, causal_mask, intersect
+from tf_transformer.utils.type_names import Shape, Tensor
 
 
 class DecoderCache(NamedTuple):

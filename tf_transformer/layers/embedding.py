@@ -8,13 +8,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.base.type_names import Shape, Tensor
-from tf_transformer.base.values import BadInput, Count, Natural, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.layer import Layer, rank_of, resolved_policy
 from tf_transformer.layers.products import by_row
 from tf_transformer.masks import padding_mask
+from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked
 
 Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import keras
 
-from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.layers.attention import KeyValue
 from tf_transformer.layers.transformer_layer import TransformerLayer
 from tf_transformer.masks import as_key_mask
+from tf_transformer.utils.type_names import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

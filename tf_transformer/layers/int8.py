@@ -18,8 +18,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.base.type_names import Shape, Tensor
 from tf_transformer.config import BadInput
+from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
 MIN_INT8_ELEMENTS = 2**17  # elements of a dense layer's matrix, from which 8 bits are faster; measured at 4 to 128 rows

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from tf_transformer.base.type_names import Shape
-from tf_transformer.base.values import BadInput
 from tf_transformer.layers.rematerialization import Rematerialized
+from tf_transformer.utils.type_names import Shape
+from tf_transformer.utils.values import BadInput
 
 # The axes of tensors by the names that they have in the layers' calls.
 AXES = {

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.base.type_names import Tensor
 from tf_transformer.layers.rematerialization import Rematerialized
+from tf_transformer.utils.type_names import Tensor
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -7,12 +7,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.base.type_names import Tensor
-from tf_transformer.base.values import Count, checked
 from tf_transformer.layers.attention import KeyValue, attention
 from tf_transformer.layers.decoder import DecoderLayer
 from tf_transformer.layers.encoder import EncoderLayer
 from tf_transformer.masks import causal_mask, intersect
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import Count, checked
 
 SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
 

@@ -5,13 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.base.type_names import Shape, Tensor
-from tf_transformer.base.values import Count, Positive, Rate, checked
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
 from tf_transformer.layers.layer import Layer, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.layers.products import by_row
+from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tf_transformer.base.values import Count, Positive, Rate, checked
 from tf_transformer.layers.attention import MultiHeadAttention
 from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
+from tf_transformer.utils.values import Count, Positive, Rate, checked
 
 
 class TransformerLayer(Layer):

@@ -1,4 +1,4 @@
-// Translates by an ONNX export, as tf_transformer/engines/litert_client.py does: texts become ids, the file's function runs,
+// Translates by an ONNX export, as tf_transformer/extensions/interop/engines/litert_client.py does: texts become ids, the file's function runs,
 // and ids become texts. It runs in browsers and in Node.
 
 import {SentencePiece} from "./sentencepiece.js"

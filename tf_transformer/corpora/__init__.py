@@ -1,1 +1,0 @@
-"""What a run learns from."""

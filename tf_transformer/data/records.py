@@ -1,0 +1,137 @@
+"""A tokenized corpus on disk, for texts larger than memory: shards of ids, read from any step on."""
+
+import collections
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tf_transformer.config import BadInput
+from tf_transformer.data.batches import Block
+from tf_transformer.data.ids import Ids, sums_of
+from tf_transformer.models.families import load_tokenizer
+from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.utils.files import checksum, user_path
+from tf_transformer.utils.reading import check_kinds, read_json, reading
+from tf_transformer.utils.values import Count, checked
+
+SHARD_LINES = 100_000
+BLOCK_SHARDS = 8  # shards that are shuffled together in memory
+MANIFEST = {"complete": bool, "max_length": int, "tokenizer": str, "shards": list}
+SHARD = {"shard": str, "bytes": int, "lengths": list, "tokens": list, "skipped": int, "filtered": dict, "sha256": dict}
+
+
+class Records:
+    """What `Preparation` wrote: `Corpus(Records(folder), dev)` trains on it.
+
+    `BLOCK_SHARDS` shards are in memory at a time. Where step N is follows from records.json alone, so that going on
+    from there reads nothing of what came before its block.
+
+    Args:
+        folder: of the records.
+
+    Raises:
+        BadInput: the folder holds something else, or damaged records.
+    """
+
+    kind = "translation"
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = user_path(folder)
+        file = self.folder / "records.json"
+        if not file.is_file():
+            raise BadInput(f"{self.folder}: expected records of tf-transformer prepare, found no records.json in it")
+        manifest = read_json(file)
+        with reading(file, "records of tf-transformer prepare"):
+            manifest = check_kinds(manifest, MANIFEST)
+            if not manifest["complete"]:
+                raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
+            manifest["shards"] = [check_shard(shard, manifest["max_length"]) for shard in manifest["shards"]]
+            if not manifest["shards"]:
+                raise BadInput(f"{file}: expected shards, got none")
+        self.tokenizer = load_tokenizer(self.folder / "tokenizer.model")
+        if self.tokenizer.fingerprint != manifest["tokenizer"]:
+            raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")
+        self.max_length, self.shards = manifest["max_length"], manifest["shards"]
+        self._whole = set[str]()  # shards whose checksums are right
+        for shard in self.shards:
+            path = self.folder / shard["shard"]
+            if (size := sum(array.stat().st_size for array in path.glob("*.npy"))) != shard["bytes"]:
+                raise BadInput(f"{path}: expected {shard['bytes']:,} bytes, got {size:,}; prepare again to mend it")
+
+    @property
+    def filtered(self) -> dict[str, int]:
+        """How many pairs each filter left out."""
+        found: collections.Counter[str] = collections.Counter()
+        for shard in self.shards:
+            found.update(shard["filtered"])
+        return dict(found)
+
+    def describe(self) -> dict[str, Any]:
+        """As of a `Source`; records.json has a checksum of every shard."""
+        return {"train": str(self.folder), "sha256": checksum(self.folder / "records.json")}
+
+    @checked
+    def learn_tokenizer(self, vocab_size: Count, kind: str) -> Tokenizer:
+        """The tokenizer that made the records.
+
+        Raises:
+            BadInput: it has another size.
+        """
+        if (V := self.tokenizer.vocab_size) != vocab_size:
+            raise BadInput(f"vocab_size: expected {V}, that of the records, got {vocab_size}")
+        return self.tokenizer
+
+    def blocks(self) -> list[Block]:
+        """The shards by `BLOCK_SHARDS`, which chance has put together; in a block they are in order."""
+        numbers = np.random.default_rng(0).permutation(len(self.shards)).tolist()
+        starts = range(0, len(numbers), BLOCK_SHARDS)
+        together = [[self.shards[i] for i in sorted(numbers[start : start + BLOCK_SHARDS])] for start in starts]
+        return [
+            Block(
+                np.sum([shard["lengths"] for shard in block], axis=0),
+                tuple(np.sum([shard["tokens"] for shard in block], axis=0).tolist()),
+                sum(shard["skipped"] for shard in block),
+                functools.partial(self._read, block),
+            )
+            for block in together
+        ]
+
+    def _read(self, shards: list[dict[str, Any]]) -> Ids:
+        parts = []
+        for shard in shards:
+            folder = self.folder / shard["shard"]
+            with reading(folder, "the records that tf-transformer prepare wrote"):
+                if folder.name not in self._whole and sums_of(folder) != shard["sha256"]:
+                    raise ValueError("its checksums are wrong")
+                self._whole.add(folder.name)
+                ids = Ids.load(folder, shard["skipped"])
+                if np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
+                    raise ValueError("pairs of other lengths than in records.json")
+                if max(int(side.ids.max(initial=0)) for side in (ids.source, ids.target)) >= self.tokenizer.vocab_size:
+                    raise ValueError("ids beyond the vocabulary")
+                parts.append(ids)
+        return Ids.joined(parts)
+
+
+@checked
+def check_shard(shard: dict[str, Any], max_length: Count) -> dict[str, Any]:
+    """What records.json says of a shard, checked.
+
+    Raises:
+        BadInput: one is another.
+    """
+    if not isinstance(shard, dict) or not shard.keys() >= SHARD.keys():
+        raise BadInput(f"expected {', '.join(SHARD)} of every shard, got others")
+    shard = check_kinds(shard, SHARD)
+    if Path(shard["shard"]).name != shard["shard"]:
+        raise BadInput(f"expected the name of a folder beside it, got {shard['shard']!r}")
+    counts = [*shard["lengths"], *shard["tokens"], *shard["filtered"].values()]
+    wrong = len(shard["lengths"]) != max_length + 1 or len(shard["tokens"]) != 2
+    if wrong or any(type(count) is not int or not 0 <= count < 2**48 for count in counts):
+        raise BadInput(f"expected counts of pairs and tokens, those of lengths up to {max_length}, got others")
+    if (pairs := sum(shard["lengths"])) > shard["bytes"]:
+        raise BadInput(f"{shard['shard']}: expected at most a pair a byte, {shard['bytes']:,}, got {pairs:,} pairs")
+    return shard

@@ -1,0 +1,351 @@
+"""Where pairs of texts come from: text files, Parquet, TensorFlow Datasets, memory, or a class of your own.
+
+A corpus trains on any of them, and `tf-transformer prepare` makes records of any, in parts that a worker reads.
+"""
+
+import codecs
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf_transformer.config import BadInput
+from tf_transformer.data.pairs import Pair, PairsOfPart, Row, Text, even_parts, texts_of
+from tf_transformer.data.pairs import Part as Part
+from tf_transformer.data.pairs import Source as Source
+from tf_transformer.data.ranges import line_ranges, read_range, unpacked
+from tf_transformer.data.text_files import check_text_pairs, checksum_of_text, unequal
+from tf_transformer.tokenizers.tokenizer import check_symbols, sentences
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.files import checksum, encoded, lines_of, matching, user_path
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.reading import reading
+from tf_transformer.utils.values import check_fields, checked, shown
+
+tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
+MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
+
+
+@dataclass(frozen=True)
+class MemorySource(Source):
+    """Two lists of texts, known by their contents, which are those at the beginning."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for side in ("source", "target"):
+            object.__setattr__(self, side, tuple(texts_of(side, getattr(self, side))))
+        if len(self.target) != (wanted := len(self.source)):
+            raise BadInput(f"target: expected {wanted:,} texts, as many as of source, got {len(self.target):,}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.source):,} pairs)"
+
+    def describe(self) -> dict[str, Any]:
+        return {"sha256": self._checksum}
+
+    @functools.cached_property
+    def _checksum(self) -> str:
+        return hashlib.sha256(json.dumps(list(self.pairs())).encode()).hexdigest()
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        return zip(self.source, self.target, strict=True)
+
+    def sentences(self) -> Iterator[str]:
+        return itertools.chain(self.source, self.target)
+
+
+@dataclass(frozen=True)
+class TextSource(Source):
+    """Two text files, line by line parallel, plain or .gz.
+
+    A .gz cannot be read from the middle: it is unpacked beside the records, until they are finished.
+    """
+
+    source: str | os.PathLike[str]
+    target: str | os.PathLike[str]
+    skip_bad_lines: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for side in ("source", "target"):
+            object.__setattr__(self, side, str(user_path(getattr(self, side), side)))
+
+    def describe(self) -> dict[str, Any]:
+        files = [str(self.source), str(self.target)]
+        return {"train": files, "sha256": self._checksums, "skip_bad_lines": self.skip_bad_lines}
+
+    @functools.cached_property
+    def _checksums(self) -> list[str]:
+        return [checksum_of_text(file) for file in (self.source, self.target)]
+
+    def check(self) -> int:
+        """Read both files once: check every line, take the checksums, and return the number of pairs.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            BadInput: line counts differ, there are none, or a line is bad, and bad ones are not to be skipped.
+        """
+        sums = [hashlib.sha256(), hashlib.sha256()]
+        count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
+        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
+        return count
+
+    def pairs(self) -> Iterator[Pair]:
+        sides = lines_of(self.source), lines_of(self.target)
+        for number, (source, target) in enumerate(itertools.zip_longest(*sides)):
+            if source is None or target is None:
+                longer = number + 1 + sum(1 for _ in itertools.chain(*sides))
+                counts = (number, longer) if source is None else (longer, number)
+                raise BadInput(unequal(self.source, self.target, *counts))
+            yield source, target
+
+    def sentences(self) -> Iterator[str]:
+        return sentences([self.source, self.target])
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        for file in (self.source, self.target):
+            if not Path(file).is_file():
+                raise FileNotFoundError(f"expected a text file, found none at {file}")
+        folder = user_path(folder) / "unpacked"
+        sums = [hashlib.sha256(), hashlib.sha256()]
+        files = [unpacked(file, folder) for file in (self.source, self.target)]
+        sides = [line_ranges([file], pairs, one) for file, one in zip(files, sums, strict=True)]
+        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
+        counts = [sum(lines.count for lines in ranges) for ranges in sides]
+        if counts[0] != counts[1]:
+            raise BadInput(unequal(self.source, self.target, *counts))
+        if not counts[0]:
+            raise BadInput(f"expected sentences, got an empty file: {self.source}")
+        both = enumerate(zip(*sides, strict=True))
+        return [Part(number, lines[0].first, lines[0].count, lines) for number, lines in both]
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        source, target = (read_range(dataclasses.replace(lines, count=part.count)) for lines in part.where)
+        for number, pair in enumerate(zip(source, target, strict=True), part.first):
+            sides = (side.removesuffix(b"\r") for side in pair)
+            yield tuple(sides if number else (side.removeprefix(codecs.BOM_UTF8) for side in sides))  # type: ignore[misc]
+
+    def place(self, side: int, number: int) -> str:
+        return f"{(self.source, self.target)[side]}, line {number + 1:,}"
+
+
+@dataclass(frozen=True)
+class TfdsSource(Source):
+    """A translation corpus of TensorFlow Datasets, downloaded at first use.
+
+    Args:
+        name: for example "wmt14_translate/de-en".
+        split: for example "train", or "train[200:300]", a range of it.
+        languages: of source and target, for example ("en", "de").
+        data_dir: folder of the corpora; `None` means the default of TFDS.
+    """
+
+    name: str
+    split: str = "train"
+    languages: tuple[str, str] = ("en", "de")
+    data_dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", str(user_path(self.data_dir, "data_dir")))
+
+    def describe(self) -> dict[str, Any]:
+        version = str(self._named().info.version)
+        return {"train": self.name, "version": version, "split": self.split, "languages": list(self.languages)}
+
+    def pairs(self) -> Iterator[Pair]:
+        return self._pairs(self.split)
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        return even_parts(self._builder().info.splits[self.split].num_examples, pairs)
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        # A range of its own reads the files from there on; skipping would read all before it.
+        return self._pairs(f"{self.split}[{part.first}:{part.first + part.count}]")
+
+    def _pairs(self, split: str) -> Iterator[Pair]:
+        texts = self._builder().as_dataset(split=split, shuffle_files=False)
+        return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
+
+    def _builder(self) -> Any:
+        builder = self._named()
+        if missing := set(self.languages) - set(builder.info.features):
+            known = ", ".join(builder.info.features)
+            raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
+        builder.download_and_prepare()
+        if (split := self.split.partition("[")[0]) not in builder.info.splits:
+            known = ", ".join(builder.info.splits)
+            raise BadInput(f"{self.name}: expected one of the splits {known}; got {split!r}")
+        return builder
+
+    def _named(self) -> Any:
+        try:
+            return tfds.builder(self.name, data_dir=self.data_dir)
+        except ValueError as error:  # which goes on with a list of all corpora
+            reason = re.split(r"\n| Here are ", str(error))[0]
+            raise BadInput(f"{self.name}: expected a corpus of TensorFlow Datasets, got none: {reason}") from error
+
+
+@dataclass(frozen=True)
+class ParquetSource(Source):
+    """Parquet files with a column of source texts and one of target texts. It needs pyarrow, which Beam brings.
+
+    Args:
+        pattern: one file, or several by a pattern as "corpus/*.parquet", which are read in the order of their names.
+        columns: names of the columns of source and target, of strings or bytes; "translation.en" is the field "en" of a
+            column "translation".
+    """
+
+    pattern: str | os.PathLike[str]
+    columns: tuple[str, str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "pattern", str(user_path(self.pattern, "pattern")))
+
+    def describe(self) -> dict[str, Any]:
+        return {"train": str(self.pattern), "columns": list(self.columns), "sha256": self._checksums}
+
+    @functools.cached_property
+    def _checksums(self) -> list[str]:
+        return [checksum(file) for file in self._files()]
+
+    def pairs(self) -> Iterator[Pair]:
+        (whole,) = self.parts(sys.maxsize, Path())
+        return self.read(whole)
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        groups = []  # (file, row group, number of its first row, rows)
+        count = 0
+        for path in self._files():
+            file = _parquet(path)
+            known = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+            if missing := set(self.columns) - set(known):
+                raise BadInput(f"{path}: expected columns among {', '.join(known)}; got {', '.join(sorted(missing))}")
+            for name in self.columns:
+                kind = file.schema.column(known.index(name)).physical_type
+                if kind != "BYTE_ARRAY":
+                    raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
+            with reading(path, "a Parquet file"):
+                for group in range(file.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    groups.append((path, group, count, rows))
+                    count += rows
+                if not 0 <= count <= MOST_ROWS_OF_A_BYTE * sum(map(os.path.getsize, self._files())):
+                    raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
+        parts = []
+        for part in even_parts(count, pairs):
+            end = part.first + part.count
+            inside = [group for group in groups if group[2] < end and part.first < group[2] + group[3]]
+            parts.append(Part(part.number, part.first, part.count, tuple(inside)))
+        return parts
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        for path, group, first, rows in part.where:
+            start, stop = max(part.first - first, 0), min(part.first + part.count - first, rows)
+            with reading(path, "a Parquet file"):
+                table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
+                while any(name not in table.column_names for name in self.columns):
+                    table = table.flatten()  # fields of columns become columns
+                source, target = (table.column(name).to_pylist() for name in self.columns)
+            for pair in zip(source, target, strict=True):
+                yield encoded(pair[0] or b""), encoded(pair[1] or b"")
+
+    def _files(self) -> list[str]:
+        files = matching(self.pattern)
+        if not files:
+            raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
+        return files
+
+
+@dataclass(frozen=True)
+class TaggedSource(Source):
+    """Several sources as one, one after the other, with a tag before each source text.
+
+    So one model learns several directions, and a tag says which one a text takes:
+
+        german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
+        both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
+
+    Every tag is a piece of a vocabulary that is learned from it. What a source says of bad lines holds for its own.
+
+    Attributes:
+        sources: by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag.
+    """
+
+    sources: Mapping[str, Source]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        tags = [tag for tag in self.sources if tag != ""]
+        check_symbols(tags, "sources")
+        if not self.sources or not all(isinstance(source, Source) for source in self.sources.values()):
+            raise BadInput(f"sources: expected sources of pairs by their tags, got {shown(self.sources)}")
+        inside = (symbol for source in self.sources.values() for symbol in source.symbols)
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*tags, *inside])))
+
+    def describe(self) -> dict[str, Any]:
+        known = {tag: source.contents() for tag, source in self.sources.items()}
+        checksums = [source.get("sha256") for source in known.values()]
+        # A list, since the order counts.
+        return {"tagged": list(map(list, known.items()))} | ({"sha256": checksums} if all(checksums) else {})
+
+    def pairs(self) -> Iterator[Pair]:
+        for tag, source in self.sources.items():
+            yield from ((_tagged(tag, text), target) for text, target in source.pairs())
+
+    def rows(self) -> Iterator[Row]:
+        number = 0
+        for tag, source in self.sources.items():
+            for _, text, target in source.rows():
+                number += 1
+                yield number, _tagged(tag, text) if text else text, target
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        parts, first = list[Part](), 0
+        for tag, source in self.sources.items():
+            for part in source.parts(pairs, user_path(folder)):
+                parts.append(Part(len(parts), first, part.count, (tag, part)))
+                first += part.count
+        return parts
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        tag, source, own = self._of(part)
+        return ((_tagged(tag, text), target) for text, target in source.read(own))
+
+    def good_pairs(self, part: Part) -> Iterator[Row]:
+        tag, source, own = self._of(part)
+        return ((place, _tagged(tag, text), target) for place, text, target in source.good_pairs(own))
+
+    def _of(self, part: Part) -> tuple[str, Source, Part]:
+        """Whose part it is, and that part; a shorter one has its first pairs."""
+        tag, own = part.where
+        return tag, self.sources[tag], dataclasses.replace(own, count=part.count)
+
+
+def _tagged(tag: str, text: Text) -> bytes:
+    return encoded(tag) + b" " * bool(tag) + encoded(text)
+
+
+def _parquet(path: str) -> Any:
+    import_extra("pyarrow", "parquet", "reading Parquet files")
+    from pyarrow import parquet
+
+    with reading(path, "a Parquet file"):
+        return parquet.ParquetFile(path)

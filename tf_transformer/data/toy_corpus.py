@@ -1,0 +1,49 @@
+"""The toy corpus: 26,000 English-German sentence pairs, a file of the package that a grammar made.
+
+Some word pairs are held out: an adjective with its noun ("the red door"), a verb with its object ("waits for the bus").
+No sentence of train or dev contains one. Every sentence of test contains at least one, so it cannot be translated from
+memory. The single words are all frequent in train. The repository has the grammar, in `examples/toy_grammar.py`.
+"""
+
+import gzip
+import os
+from pathlib import Path
+
+from tf_transformer.config import BadInput
+from tf_transformer.utils.files import user_path, write_text
+from tf_transformer.utils.values import Natural, checked
+
+FILE = Path(__file__).with_name("toy_corpus.tsv.gz")  # a pair a line: those of train, then of dev, then of test
+SIZES = {"train": 25_000, "dev": 500, "test": 500}
+
+
+@checked
+def corpus(train: Natural = 25_000, dev: Natural = 500, test: Natural = 500) -> dict[str, list[tuple[str, str]]]:
+    """The first (English, German) pairs of each split, {"train": [...], "dev": [...], "test": [...]}.
+
+    Raises:
+        BadInput: a count is negative, or larger than the split.
+    """
+    lines = gzip.decompress(FILE.read_bytes()).decode().splitlines()
+    pairs, splits, first = [(en, de) for en, de in (line.split("\t") for line in lines)], {}, 0
+    for (split, size), count in zip(SIZES.items(), (train, dev, test), strict=True):
+        if not 0 <= count <= size:
+            raise BadInput(f"{split}: expected 0 to {size:,} pairs, got {count:,}")
+        splits[split] = pairs[first : first + count]
+        first += size
+    return splits
+
+
+@checked
+def write_corpus(
+    directory: str | os.PathLike[str], train: Natural = 25_000, dev: Natural = 500, test: Natural = 500
+) -> dict[str, tuple[Path, Path]]:
+    """Write corpus(...) as train.en, train.de, dev.en, ... (UTF-8, a sentence a line), and return their paths."""
+    splits, paths = corpus(train, dev, test), {}
+    directory = user_path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, pairs in splits.items():
+        paths[split] = directory / f"{split}.en", directory / f"{split}.de"
+        for side, path in enumerate(paths[split]):
+            write_text(path, (pair[side] + "\n" for pair in pairs))
+    return paths

@@ -1,0 +1,90 @@
+"""A Transformer as a search calls it: step by step, with a cache."""
+
+from typing import Any
+
+from keras import ops
+
+from tf_transformer.decoding.primitives import gather, write_slots
+from tf_transformer.decoding.search import Decoder, Fixed
+from tf_transformer.decoding.text_decoder import TextDecoder
+from tf_transformer.layers import KeyValue
+from tf_transformer.utils.type_names import Tensor
+
+
+class FixedKeyValue(KeyValue):
+    """Keys and values of a search with fixed shapes."""
+
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
+        return FixedKeyValue(*(write_slots(old, slot, part) for old, part in zip(self, new, strict=True)))
+
+
+class AppendedKeyValue(KeyValue):
+    """Keys and values of a search whose cache `grows`."""
+
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
+        return AppendedKeyValue(*(ops.concatenate(pair, axis=2) for pair in zip(self, new, strict=True)))
+
+
+def decoder_of(
+    model: TextDecoder,
+    memory: Tensor,
+    memory_mask: Tensor,
+    fixed: Fixed | None = None,
+    weights: Tensor = None,
+) -> Decoder:
+    """Prepare a model to decode an encoded source.
+
+    Args:
+        model: a built `Transformer` or `Ensemble`.
+        memory: the encoder's output.
+        memory_mask: its padding mask [B, S].
+        fixed: as in `Decoder`.
+        weights: of the softmax; `None` means `model.softmax_weights()`.
+    """
+    if fixed:
+        key_value: type[KeyValue] = AppendedKeyValue if fixed.grows else FixedKeyValue
+    else:
+        from tf_transformer.decoding.growing import InPlaceKeyValue as key_value  # which needs TensorFlow
+    layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
+    weights = model.softmax_weights() if weights is None else weights
+
+    def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
+        memory_mask, is_token, layers = cache
+        positions = ops.reshape(position, (1,))  # the beams' newest tokens all stand at the same place
+        seen = layers, memory_mask, positions, slot, ancestry
+        logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
+        attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
+        attended = ops.argmax(ops.where(ops.expand_dims(is_token, 1), attention, -1.0), axis=2)
+        return logits, (memory_mask, is_token, layers), attended
+
+    def keep(cache: Any, slots: Tensor) -> Any:
+        def kept(target: KeyValue) -> KeyValue:
+            return type(target)(*(gather(part, slots, axis=2, batch_dims=1) for part in target))
+
+        *masks, layers = cache
+        return *masks, [layer._replace(target=kept(layer.target)) for layer in layers]
+
+    is_token = ops.pad(memory_mask[:, 1:], ((0, 0), (0, 1)))  # all but the last one, which is the end symbol
+    return Decoder(step, (memory_mask, is_token, layers), keep, fixed)
+
+
+def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
+    """A decoder of `decoder_of` that has taken a symbol, ids [B], before those of the search.
+
+    It keeps the symbol in slot 0, which the search does not count and all beams see.
+    """
+
+    def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
+        rows, beams, _ = ops.shape(ancestry)
+        ancestry = ops.concatenate([ops.ones((rows, beams, 1), "bool"), ancestry], axis=2)
+        return decoder.step(ids, position + 1, slot + 1, ancestry, cache)
+
+    def keep(cache: Any, slots: Tensor) -> Any:
+        last = ops.shape(cache[-1][0].target.key)[2] - 1  # at first there is only slot 0, and no copies but its own
+        return decoder.keep(cache, ops.minimum(ops.pad(slots + 1, ((0, 0), (1, 0))), last))
+
+    seen, cache = ops.ones((ops.shape(ids)[0], 1, 1), "bool"), decoder.cache
+    if decoder.fixed and decoder.fixed.grows:  # there is no free slot: it appends its own
+        cache = decoder.keep(cache, ops.zeros((ops.shape(ids)[0], 0), "int32"))
+    _, cache, _ = decoder.step(ids[:, None], 0, 0, seen, cache)
+    return Decoder(step, cache, keep, decoder.fixed)

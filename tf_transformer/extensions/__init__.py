@@ -1,0 +1,1 @@
+"""Parts that plug into the core from outside. The core imports none of them."""

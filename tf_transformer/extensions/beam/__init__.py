@@ -1,0 +1,34 @@
+"""Bulk work on Apache Beam. Loaded at first use, so that `import tf_transformer.extensions.beam` works without apache_beam."""
+
+import importlib
+from typing import Any
+
+from tf_transformer.utils.extras import import_extra
+
+_HOME = {
+    "Prepare": "preparation",
+    "TranslationSettings": "translation",
+    "Translate": "translation",
+    "Shard": "shards",
+    "TranslateShards": "shards",
+    "BulkJob": "shards",
+    "ShardResult": "shards",
+}
+
+__all__ = [*_HOME]
+
+
+def check_installed() -> None:
+    """Check that Apache Beam is installed.
+
+    Raises:
+        BadInput: it is not.
+    """
+    import_extra("apache_beam", "beam", "bulk work")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_installed()
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

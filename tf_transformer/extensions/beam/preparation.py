@@ -1,0 +1,47 @@
+"""Prepare: the records of a corpus, by a Beam pipeline."""
+
+from typing import Any
+
+import apache_beam as beam
+
+from tf_transformer.data.filters import repeated
+from tf_transformer.data.pairs import Part
+from tf_transformer.data.preparation import Preparation, buckets
+from tf_transformer.tokenizers.tokenizer import Tokenizer
+
+
+class Prepare(beam.PTransform):
+    """Writes the records of a corpus: the steps of `Preparation.run`, each a worker's. A pipeline begins with it.
+
+    Its output is one element, what is in records.json at the end.
+
+    Args:
+        preparation: what to do. Its folder and the files of its source are where every worker sees them.
+        parts: of the source.
+        tokenizer: of source and target.
+
+    Raises:
+        BadInput: the folder holds records of something else.
+    """
+
+    def __init__(self, preparation: Preparation, parts: list[Part], tokenizer: Tokenizer) -> None:
+        super().__init__()
+        preparation.begin(parts, tokenizer)
+        self._preparation = preparation
+        self._parts = parts
+
+    def expand(self, pipeline: Any) -> Any:
+        work, parts = self._preparation, pipeline | beam.Create(self._parts) | "Spread" >> beam.Reshuffle()
+        if not work.filters.duplicates:
+            shards = parts | "Write" >> beam.Map(work.write)
+        else:
+            drops = (
+                parts
+                | "Hash" >> beam.FlatMap(work.hashes, buckets(self._parts))
+                | "ByBucket" >> beam.GroupByKey()
+                | "Repeated" >> beam.FlatMapTuple(lambda _, hashes: repeated(hashes))
+            )
+            numbered = parts | "Number" >> beam.Map(lambda part: (part.number, part))
+            both = {"part": numbered, "drops": drops} | "ByShard" >> beam.CoGroupByKey()
+            shards = both | "Write" >> beam.MapTuple(lambda _, found: work.write(found["part"][0], found["drops"]))
+        return shards | "Collect" >> beam.combiners.ToList() | "Finish" >> beam.Map(work.finish)

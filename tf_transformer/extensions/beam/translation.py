@@ -1,0 +1,198 @@
+"""An export on the elements of a Beam pipeline: a translator's or a parser's SavedModel, a LiteRT or an
+ONNX export."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
+from apache_beam.ml.inference.base import ModelHandler, RunInference
+
+from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import of_request
+from tf_transformer.extensions.documents.document import Format
+from tf_transformer.inference.engine import REQUEST_OPTIONS, Answer, Reply, batches
+from tf_transformer.inference.loading import load
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.files import encoded, user_path
+from tf_transformer.utils.values import Count, between, check_fields, checked, convert
+
+CHUNK = 1_024  # elements that are sorted by length together
+LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
+
+
+@dataclass(frozen=True)
+class TranslationSettings:
+    """How texts are translated.
+
+    Attributes:
+        path: the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions, which every worker reads.
+        n_best: translations of each text, at most those of the export.
+        batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
+        threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
+            TensorFlow has done nothing before.
+        options: of the search, those that a request may give (`SearchOptions`); and source_language and
+            target_language, of a model of several. The others are the export's.
+        document: each text is a document, "text", "html" or "xml"; its reply has the best output alone. `None` means a
+            sentence.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    path: str | os.PathLike[str]
+    n_best: Count = 1
+    batch_bytes: Count = 8_192
+    threads: Annotated[int, between(1, 1_024)] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    document: Format | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.document and self.n_best > 1:
+            raise BadInput(f"n_best: expected 1 for documents, got {self.n_best}")
+        if unknown := [name for name in self.options if name not in (*REQUEST_OPTIONS, *LANGUAGES)]:
+            raise BadInput(f"options: expected {', '.join((*REQUEST_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
+        search = {name: value for name, value in self.options.items() if name not in LANGUAGES}
+        search = of_request({**search, "n_best": self.n_best})
+        del search["n_best"]
+        languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
+        if "://" not in os.fspath(self.path):  # of another file system it stays as it is
+            object.__setattr__(self, "path", str(user_path(self.path, "path")))
+        object.__setattr__(self, "options", search | languages)
+
+
+class Translate(beam.PTransform[Any, Any]):
+    """Translates the elements of a PCollection, each with its own key, in no order.
+
+    A string becomes a `Reply` of `engines.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a dict, a
+    NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none
+    makes a bundle fail, whatever it contains.
+
+    The model is loaded once a process; a LiteRT or an ONNX export loads no
+    TensorFlow. Beam's metrics have, in the namespace
+    tf_transformer, the counters sentences, tokens (of sources; not for a parser), truncated and empty, and the
+    distribution batch_milliseconds.
+
+    Args:
+        path: the folder of a translator's SavedModel, a parser's, a LiteRT or an ONNX export, or that of its versions,
+            which means the newest.
+        text: the name of the field that holds the text.
+        method: the other fields of `TranslationSettings`.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    @checked
+    def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
+        super().__init__()
+        self._handler = _ElementHandler(TranslationSettings(path, **method), text)
+
+    def expand(self, elements: Any) -> Any:
+        return elements | RunInference(self._handler)
+
+
+class Model:
+    """A loaded model, which counts for Beam's metrics what it does.
+
+    Raises:
+        BadInput: the folder holds no export, or one that cannot do what the method asks for.
+    """
+
+    def __init__(self, method: TranslationSettings) -> None:
+        self._method = method
+        self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
+        try:
+            self._engine.request(self._n, method.options)
+        except BadInput as error:
+            raise BadInput(f"{method.path}: {error}") from error
+
+    @property
+    def _n(self) -> int | None:
+        return self._method.n_best if self._method.n_best > 1 else None
+
+    def replies(self, texts: Sequence[str | bytes]) -> list[Reply]:
+        """The reply to each text, computed in batches of similar length."""
+        if self._method.document:
+            outputs = self._engine.document(texts, self._method.document, **self._method.options)
+            counters["sentences"].inc(len(texts))
+            return [Reply(text, (Answer(one, 0.0),), None, False) for text, one in zip(texts, outputs, strict=True)]
+        replies: dict[int, Reply] = {}
+
+        def cost(rows: int, longest: int) -> int:
+            return rows * max(longest, LEAST_BYTES)
+
+        for places in batches([len(encoded(text)) for text in texts], self._method.batch_bytes, cost):
+            began = time.monotonic()
+            batch = self._engine.replies([texts[i] for i in places], self._n, **self._method.options)
+            replies.update(zip(places, batch, strict=True))
+            milliseconds.update(round((time.monotonic() - began) * 1_000))
+        counters["sentences"].inc(len(texts))
+        counters["tokens"].inc(sum(reply.length or 0 for reply in replies.values()))
+        for name in ("truncated", "empty"):
+            counters[name].inc(sum(getattr(reply, name) for reply in replies.values()))
+        return [replies[i] for i in range(len(texts))]
+
+
+NAMESPACE = "tf_transformer"
+counters = {name: Metrics.counter(NAMESPACE, name) for name in ("sentences", "tokens", "truncated", "empty")}
+milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
+
+
+class Handler(ModelHandler[Any, Any, Model]):
+    """Loads a method's model, once a process, for Beam's `RunInference`.
+
+    Args:
+        method: how texts are translated.
+        chunk: elements that `run_inference` gets at once.
+    """
+
+    def __init__(self, method: TranslationSettings, chunk: int) -> None:
+        super().__init__()
+        self.method = method
+        self._chunk = chunk
+
+    def load_model(self) -> Model:
+        return Model(self.method)
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        return 0  # a count would cost a copy of all elements
+
+    def get_metrics_namespace(self) -> str:
+        return NAMESPACE
+
+
+class _ElementHandler(Handler):
+    """Answers the elements of `Translate`."""
+
+    def __init__(self, method: TranslationSettings, text: str | None) -> None:
+        super().__init__(method, CHUNK)
+        self._text = text
+
+    def run_inference(
+        self, batch: Sequence[Any], model: Model, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[Any]:
+        replies = model.replies([self._text_of(element) for element in batch])
+        for element, reply in zip(batch, replies, strict=True):
+            if self._text is not None:
+                yield element, reply
+            else:
+                yield reply if isinstance(element, str | bytes) else (element[0], reply)
+
+    def _text_of(self, element: Any) -> str | bytes:
+        text, expected = element, "a string, or a key and a string"
+        if self._text is not None:
+            expected = f"a string in the field {self._text!r}"
+            text = element.get(self._text) if isinstance(element, Mapping) else getattr(element, self._text, None)
+        elif isinstance(element, tuple) and len(element) == 2:
+            text = element[1]
+        if not isinstance(text, str | bytes):
+            raise BadInput(f"elements: expected {expected}, got {element!r:.80}")
+        return text

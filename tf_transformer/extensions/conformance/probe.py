@@ -1,0 +1,317 @@
+"""The checks that call an export, each kind in a process of its own. `check` runs
+
+    python tf_transformer/extensions/conformance/probe.py server|python|alone DIR
+
+and reads a finding a line, as JSON. Texts are rows that are known to cause trouble.
+"""
+
+import contextlib
+import json
+import math
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROWS = [
+    b"Hello world.",
+    b"",
+    b"   ",
+    b"\xff\xfe",
+    b"abc\xc3",
+    b"a\x00b",
+    b"\x01\x7f\n\t",
+    "e\u0301 \ufb01 \U0001f600 \u3000x \u202e \ufeff".encode(),
+    b"word " * 3000,
+    b"<s></s><pad><unk>",
+    b">>xx<<",
+]
+SHORT = [row for row in ROWS if len(row) < 100]
+INTEGERS = [-(2**31), -1, 0, 1, 2**31 - 1]
+STRINGS = [b"", b"xx", b"\xff", b"</s>"]
+FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
+INVALID_ARGUMENT = 3
+TOLERANCE = 1e-3  # to which the numbers of a row agree in batches of different sizes
+HALF_TOLERANCE = 0.1  # the same with variables of 8 or 16 bits
+BYTES = {"float32": 4, "int8": 1}
+
+
+class Finding(NamedTuple):
+    level: str  # "ok", "WARN" or "FAIL"
+    message: str
+
+
+def finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Finding:
+    """`message` holds if nothing is `wrong`."""
+    if not wrong:
+        return Finding("ok", message)
+    some = wrong if isinstance(wrong, list) else sorted(wrong)
+    return Finding(level, f"{message}, but: {', '.join(map(str, some))}"[:500])
+
+
+def server(path: str, tolerance: str = str(TOLERANCE)) -> Iterator[Finding]:
+    """Findings from calls through `loader`, as a server makes them.
+
+    Args:
+        path: the folder of the SavedModel.
+        tolerance: of numbers computed in batches of different sizes; from `HALF_TOLERANCE` on, some rows may differ.
+    """
+    from loader import Servable, SessionError  # the file beside this one
+
+    servable = Servable(path)
+    yield Finding("ok", f"TensorFlow {servable.version}'s C++ loader loads it")
+    if (Path(path) / "assets.extra" / "tf_serving_warmup_requests").is_file():
+        yield from _warm_up(servable, path)
+    for name, signature in servable.signatures.items():
+        required = [port for key, port in signature.inputs.items() if key not in signature.defaults]
+        if not required or any(port.dtype is not object for port in required):
+            yield Finding("ok", f"{name}: not called, since it does not take text alone")
+        elif any(not port.tensor for port in signature.outputs.values()) or any(
+            value.shape != (1,) for value in signature.defaults.values()
+        ):
+            yield Finding(
+                "FAIL", f"{name}: not called, since an output is no tensor or a default is not one value in a vector"
+            )
+        else:
+            try:
+                yield from Calls(servable, name, float(tolerance), _sizes(path)).findings()
+            except SessionError as error:
+                yield Finding("FAIL", f"{name}: {_line(error)}")
+
+
+def _warm_up(servable: Any, path: str) -> Iterator[Finding]:
+    """Run the warm-up records. The server runs them before it is ready, and gives up if one fails."""
+    from loader import SessionError, warmup_requests
+
+    count = 0
+    for count, (name, inputs) in enumerate(warmup_requests(path), 1):
+        try:
+            servable.predict(inputs, name)
+        except (KeyError, SessionError) as error:
+            yield Finding("FAIL", f"warm-up record {count} ({name}): {_line(error)}")
+            return
+        if len({value.shape[:1] for value in inputs.values()}) > 1 or any(value.size == 0 for value in inputs.values()):
+            yield Finding("FAIL", f"warm-up record {count} ({name}): its inputs are not vectors of one length")
+            return
+    yield Finding("ok" if 1 <= count <= 1000 else "FAIL", f"{count} warm-up records run")
+
+
+class Calls:
+    """The requests to one signature of a `loader.Servable`."""
+
+    def __init__(self, servable: Any, name: str, tolerance: float, sizes: list[int]) -> None:
+        self.servable = servable
+        self.name = name
+        self.outputs, self.defaults = servable.signatures[name].outputs, servable.signatures[name].defaults
+        self.tolerance = tolerance
+        self.sizes = sizes
+        self.texts = [key for key in servable.signatures[name].inputs if key not in self.defaults]
+
+    def call(self, rows: Any, **options: Any) -> Any:
+        texts = np.array(rows, object)
+        return self.servable.predict(dict.fromkeys(self.texts, texts) | options, self.name)
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self.requests_that_are_merged()
+        yield from self.options_out_of_range()
+        wrong = [key for key, value in self.call([]).items() if value.shape[:1] != (0,)]
+        yield finding(f"{self.name}: an empty batch gives empty outputs", wrong)
+        yield from self.wrong_shapes()
+        yield self.threads()
+
+    def requests_that_are_merged(self) -> Iterator[Finding]:
+        """Send rows alone, with options of their own, and merged as the server's batching merges them."""
+        requests = []
+        for place, row in enumerate(ROWS):
+            values = {key: _other(value, place) for key, value in self.defaults.items()}
+            requests.append({key: np.array([row], object) for key in self.texts} | values)
+        alone = [self.servable.predict(request, self.name) for request in requests]
+        shapes = {key: {answer[key].shape for answer in alone} for key in self.outputs}
+        for key, found in shapes.items():
+            if len(found) > 1 or len(shape := next(iter(found))) == 0 or shape[0] != 1:
+                yield Finding("FAIL", f"{self.name}.{key}: one row gives the shapes {sorted(found)}")
+                return
+        yield self.values(alone, "hostile rows")
+
+        count = next((size for size in self.sizes if size >= len(requests)), len(requests))
+        padding = [{key: value[:1] for key, value in requests[-1].items()}] * (count - len(requests))
+        merged = {key: np.concatenate([r[key] for r in requests + padding]) for key in requests[0]}
+        together = self.servable.predict(merged, self.name)
+        different = [
+            f"row {place}'s {key}"
+            for place, answer in enumerate(alone)
+            for key, value in answer.items()
+            if not _agree(together[key][place : place + 1], value, self.tolerance)
+        ]
+        # With 8 or 16 bits, numbers round differently in another batch, and of two close texts the other may win.
+        excused = self.tolerance >= HALF_TOLERANCE and len({row.split("'")[0] for row in different}) <= 3
+        message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
+        yield finding(message, different, "ok" if excused else "FAIL")
+
+    def values(self, answers: Any, what: str) -> Finding:
+        """Check that JSON can hold the answers: valid UTF-8 and finite numbers."""
+        for answer in answers:
+            for key, value in answer.items():
+                if value.dtype.kind == "f" and not np.isfinite(value).all():
+                    return Finding("FAIL", f"{self.name}.{key}: NaN or infinite for {what}")
+                if value.dtype == object:
+                    for text in value.flat:
+                        try:
+                            text.decode()
+                        except UnicodeDecodeError:
+                            return Finding("FAIL", f"{self.name}.{key}: invalid UTF-8 for {what}: {text[:20]!r}")
+        return Finding("ok", f"{self.name}: {what} give valid UTF-8 and finite numbers")
+
+    def options_out_of_range(self) -> Iterator[Finding]:
+        answers = []
+        for key, default in self.defaults.items():
+            kinds = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
+            extremes = np.array(kinds.get(default.dtype.kind, FLOATS), default.dtype)
+            answers.append(self.call([SHORT[0]] * len(extremes), **{key: extremes}))
+        if answers:
+            yield self.values(answers, "options out of range")
+
+    def wrong_shapes(self) -> Iterator[Finding]:
+        from loader import SessionError
+
+        text = np.array(b"a", object)
+        tries = {"[]": dict.fromkeys(self.texts, text), "[1, 2]": dict.fromkeys(self.texts, text.repeat(2)[None])}
+        for key, value in self.defaults.items():
+            two = dict.fromkeys(self.texts, text.repeat(2))
+            tries[f"[3] beside 2 rows, in {key},"] = two | {key: value.repeat(3)}
+        for shape, inputs in tries.items():
+            try:
+                self.servable.predict(inputs, self.name)
+            except SessionError as error:
+                level = "ok" if error.code == INVALID_ARGUMENT else "WARN"
+                yield Finding(level, f"{self.name}: an input {shape} is refused: {_line(error)}")
+            else:
+                message = f"{self.name}: an input {shape} is accepted; the graph should begin with tf.ensure_shape"
+                yield Finding("WARN", message)
+
+    def threads(self, count: int = 6, requests: int = 4) -> Finding:
+        expected = [self.call([row]) for row in SHORT]
+        different: list[str] = []
+
+        def work(first: int) -> Any:
+            for place in range(first, first + requests):
+                answer, wanted = self.call([SHORT[place % len(SHORT)]]), expected[place % len(SHORT)]
+                if not all(_agree(answer[key], wanted[key], self.tolerance) for key in wanted):
+                    different.append(f"thread {first}'s row {place % len(SHORT)}")
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return finding(f"{self.name}: {count} threads get the answers that one gets", different)
+
+
+def python(path: str | Path) -> Iterator[Finding]:
+    """Python opens an export, too: its loader reads parts that C++ skips."""
+    import tensorflow as tf
+
+    with contextlib.suppress(ImportError):  # whose operations a text model has
+        import tensorflow_text  # noqa: F401
+
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception as error:  # whatever TensorFlow meets in a graph that it cannot read
+        yield Finding("FAIL", f"tf.saved_model.load cannot open it: {type(error).__name__}: {_line(error)}")
+        return
+    yield Finding("ok", f"tf.saved_model.load of TensorFlow {tf.__version__} opens it")
+    signature = loaded.signatures.get("serving_default")
+    inputs = signature.structured_input_signature[1] if signature else {}
+    if [spec.dtype for spec in inputs.values()] == [tf.string]:
+        (name,) = inputs
+        try:
+            signature(**{name: tf.constant(["Hello world."])})
+        except Exception as error:
+            yield Finding("FAIL", f"serving_default fails in Python: {type(error).__name__}: {_line(error)}")
+        else:
+            yield Finding("ok", "serving_default answers in Python")
+
+
+def alone(path: str) -> Iterator[Finding]:
+    """A LiteRT or an ONNX export by its client, without TensorFlow."""
+    sys.path.append(str(Path(__file__).parents[1] / "engines"))  # the client, without this package
+    from litert_client import Translation, opened
+
+    warnings.simplefilter("ignore")  # long texts
+    translator = opened(path)
+    facts = translator.facts
+    beams, most = facts["beam_size"], facts["max_length"]
+
+    def wrong_values(answers: list[list[Translation]]) -> list[str]:
+        """Unsorted or non-finite scores and texts that UTF-8 cannot encode."""
+        wrong = []
+        for best in answers:
+            scores = [one.score for one in best]
+            if scores != sorted(scores, reverse=True) or not all(map(math.isfinite, scores)):
+                wrong.append(f"scores {scores}")
+            wrong += [repr(one.text) for one in best if one.text != one.text.encode("utf-8", "replace").decode()]
+        return wrong
+
+    answers = [translator.n_best(row, beams) for row in ROWS]
+    yield finding("hostile texts give valid UTF-8, finite scores, the best first", wrong_values(answers))
+    empty = [answers[place][0] for place, row in enumerate(ROWS) if not row.strip()]
+    wrong = [one for one in empty if one != Translation("", 0.0, 0.0, False, 0)]
+    yield finding("empty texts give empty translations", wrong)
+    # Another order, and each text as the first: memory that moves between two texts must not change the answer.
+    again = [translator.n_best(row, beams) for row in reversed(ROWS)]
+    alone = [opened(path).n_best(row, beams) for row in ROWS]
+    pairs = zip(ROWS, answers, reversed(again), alone, strict=True)
+    different = [row[:20] for row, first, second, third in pairs if not first == second == third]
+    yield finding("a text's answer does not depend on the texts before it", different)
+
+    extremes = {"length_penalty": (-1.0, 0.0, 1e30, math.nan), "max_length": (-1, 0, 1, 2**31 - 1)}
+    odd = [translator.n_best(ROWS[0], beams, **{name: value}) for name in extremes for value in extremes[name]]
+    yield finding("options out of range give valid UTF-8 and finite scores", wrong_values(odd))
+    short = [translator.ids(row, 1, max_length=3)[0] for row in ROWS]
+    long = [translator.ids(row, 1)[0] for row in ROWS]
+    yield finding("an output has at most max_length symbols", [ids for ids in short if len(ids) > 3])
+    yield finding(f"no output has more than {most} symbols", [ids[:9] for ids in long if len(ids) > most])
+
+    size, weights = (Path(path) / translator.MODEL).stat().st_size, facts["parameters"] * BYTES[facts["dtype"]]
+    message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"
+    yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
+    foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)
+    yield finding("it answers without TensorFlow and without this package", foreign)
+
+
+def _other(default: np.ndarray, place: int) -> np.ndarray:
+    """A value near an option's default, another for every place; a text stays."""
+    if default.dtype == object:
+        return default
+    return np.maximum(default * [1.0, 0.5, 0.25][place % 3], 0).astype(default.dtype)
+
+
+def _agree(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    if found.shape != expected.shape:
+        return False
+    if found.dtype.kind == "f":
+        return bool(np.allclose(found, expected, rtol=tolerance, atol=tolerance))
+    return bool((found == expected).all())
+
+
+def _sizes(path: str) -> list[int]:
+    """The batch sizes that a server pads to."""
+    file = Path(path) / "batching_params.pbtxt"
+    text = file.read_text() if file.is_file() else ""
+    return [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
+
+
+def _line(error: Exception) -> str:
+    return (str(error.args[0] if error.args else error).splitlines() or [""])[0][:200]
+
+
+PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "alone": alone}
+
+if __name__ == "__main__":
+    for found in PROBES[sys.argv[1]](*sys.argv[2:]):
+        print(json.dumps(found), flush=True)

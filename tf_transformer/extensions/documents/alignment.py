@@ -1,0 +1,227 @@
+"""Which words of an output belong to which words of its source."""
+
+import collections
+import functools
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tf_transformer.extensions.documents.marked import Marked, Span
+
+SPACE = "▁"  # in a token of SentencePiece
+
+
+class Aligned(NamedTuple):
+    """A text, its best output, and the source token that each token of the output attended to the most."""
+
+    source: str
+    text: str
+    source_tokens: Sequence[str] = ()  # without the end symbol; after the language's, if it has one
+    tokens: Sequence[str] = ()
+    links: Sequence[int] = ()  # of each token, a place in `source_tokens`, or after them: the end symbol
+    truncated: bool = False  # the source has more tokens than the model reads
+    length: int | None = None  # the source's tokens, before the cut
+
+    @property
+    def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
+        """The words of the source, those of the output, and pairs of their places: the word of the source that most of
+        a word's tokens attended to."""
+        source, output = words_of(self.source), words_of(self.text)
+        pairs = [(link, place) for place, link in enumerate(self.word_links()) if link is not None]
+        return [self.source[a:b] for a, b in source], [self.text[a:b] for a, b in output], pairs
+
+    def word_links(self) -> list[int | None]:
+        """Of each word of the output, the place of the word of the source that it belongs to. Without tokens it goes by
+        the place alone."""
+        source, output = words_of(self.source), words_of(self.text)
+        if not self.tokens or not source:
+            return [place * len(source) // len(output) if source else None for place in range(len(output))]
+        votes = [collections.Counter[int]() for _ in output]
+        of_source = _words_of_tokens(self.source_tokens, self.source, source)
+        of_output = _words_of_tokens(self.tokens, self.text, output)
+        for place, link in zip(of_output, self.links, strict=True):
+            word = of_source[link] if link < len(of_source) else None
+            if place is not None and word is not None:
+                votes[place][word] += 1
+        return [vote.most_common(1)[0][0] if vote else None for vote in votes]
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """A word, with apostrophes and hyphens in it, a character of Chinese or Japanese, or a punctuation mark."""
+    signs = "".join(re.escape(c) for c in map(chr, range(0x10000)) if unicodedata.category(c)[0] in "PS")
+    wide = "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    letters = rf"[^\s{signs}{wide}]+"
+    return re.compile(rf"{letters}(?:['\u2019\-]{letters})*|[{wide}]|\S")
+
+
+def words_of(text: str) -> list[Span]:
+    """The places of a text's words and of its punctuation marks."""
+    return [match.span() for match in _word().finditer(text)]
+
+
+def _words_of_tokens(tokens: Sequence[str], text: str, words: Sequence[Span]) -> list[int | None]:
+    """Of each token the place of its word: the one that has the middle of the token's characters.
+
+    Normalization may have changed the number of characters; then places are scaled, between spaces if these are as many
+    in both.
+    """
+    pieces = [token.removeprefix(SPACE) if not token.startswith("<") else "?" for token in tokens]
+    groups = list[list[int]]()
+    for place, token in enumerate(tokens):
+        if token.startswith(SPACE) or not groups:
+            groups.append([])
+        groups[-1].append(place)
+    parts = [match.span() for match in re.finditer(r"\S+", text)]
+    if len(groups) != len(parts):
+        groups, parts = [list(range(len(tokens)))], [(0, len(text))]
+    found: list[int | None] = [None] * len(tokens)
+    for group, (start, end) in zip(groups, parts, strict=True):
+        characters = [i for i in range(start, end) if not text[i].isspace()]
+        total, seen = sum(len(pieces[place]) for place in group), 0
+        for place in group:
+            if pieces[place] and characters:
+                middle = characters[int((seen + len(pieces[place]) / 2) / total * len(characters))]
+                found[place] = next((i for i, (first, last) in enumerate(words) if first <= middle < last), None)
+            seen += len(pieces[place])
+    return found
+
+
+_AT_END = re.compile(r"\s|[.,;:!?)\]]*(?:\s|$)")  # of what stands between spaces
+
+
+class _Node:
+    """An element, or a mark at one place, in a sentence."""
+
+    def __init__(self, start: int, before: str = "", place: int = 0) -> None:
+        self.start, self.end, self.before, self.after = start, start, before, ""
+        self.place = place  # among the sentence's marks
+        self.opens, self.closes = True, True  # here; not in a sentence before or after
+        self.kind = ""  # "kept" or "lost", of a mark at one place
+        self.parts = list[_Node]()
+
+
+def _tree(sentence: Marked) -> _Node:
+    opened = {mark.element for mark in sentence.marks if mark.kind == "open"}
+    root = _Node(0)
+    root.end = len(sentence.text)
+    path = [root]
+
+    def begin(node: _Node) -> None:
+        path[-1].parts.append(node)
+        path.append(node)
+
+    for mark in sentence.marks:  # elements that begin before the sentence
+        if mark.kind == "close" and mark.element not in opened:
+            node = _Node(0)
+            node.opens = False
+            begin(node)
+    for place, mark in enumerate(sentence.marks):
+        if mark.kind == "open":
+            begin(_Node(mark.start, mark.raw, place))
+        elif mark.kind == "close":
+            node = path.pop()
+            node.end, node.after = mark.start, mark.raw
+        elif mark.end == mark.start:
+            node = _Node(mark.start, mark.raw, place)
+            node.kind = mark.kind
+            path[-1].parts.append(node)
+    for node in path[1:]:
+        node.end, node.closes = len(sentence.text), False
+    return root
+
+
+class Placing:
+    """Puts a sentence's marks into its output: elements around the words that belong to theirs.
+
+    Args:
+        sentence: with marks inside.
+        aligned: its output; without tokens marks go by the place alone.
+        kept: the places in the output of what stays as it is, and what is written there.
+    """
+
+    def __init__(self, sentence: Marked, aligned: Aligned, kept: Mapping[Span, str]) -> None:
+        self._sentence, self._text, self._kept = sentence, aligned.text, kept
+        self._tree = _tree(sentence)
+        if not self._tree.parts:
+            return
+        self._source, self._output = words_of(aligned.source), words_of(aligned.text)
+        self._targets: dict[int, list[int]] = {}
+        for place, link in enumerate(aligned.word_links()):
+            if link is not None:
+                self._targets.setdefault(link, []).append(place)
+
+    def __str__(self) -> str:
+        """The output as the document writes it."""
+        return self._within(self._tree, 0, len(self._text))
+
+    def _within(self, node: _Node, start: int, end: int) -> str:
+        placed = []
+        for part in node.parts:
+            first, last = self._point(part) if part.kind else self._span(part.start, part.end)
+            placed.append((part.opens, not part.closes, first, part.place, last, part))
+        placed.sort(key=lambda one: one[:4])
+        written, at = "", start
+        for opens, goes_on, first, _, last, part in placed:
+            first = min(max(first, at), end) if opens else start
+            last = end if goes_on else min(max(last, first), end)
+            written += self._written(at, first)
+            before = part.before
+            if part.kind == "lost":
+                before = self._sentence.spaced(self._sentence.marks[part.place], self._text[:first], self._text[first:])
+            written += before + self._within(part, first, last) + part.after
+            at = last
+        return written + self._written(at, end)
+
+    def _span(self, start: int, end: int) -> Span:
+        """The characters of the output that belong to some of the source."""
+        words = [i for i, (first, last) in enumerate(self._source) if first < end and start < last]
+        found = sorted(place for word in words for place in self._targets.get(word, []))
+        if not found and words and self._output:  # words that none attended to
+            found = [(words[0] + words[-1]) * len(self._output) // (2 * len(self._source))]
+        if not found:
+            return self._point(_Node(start))
+        for end in (0, -1):  # punctuation at an end belongs to what has some at that end itself
+            if not words or not self._is_sign(self._source[words[end]], self._sentence.text):
+                while len(found) > 1 and self._is_sign(self._output[found[end]], self._text):
+                    found.pop(end)
+        if 2 * len(found) < found[-1] - found[0] + 1:  # they are far from each other: the longest run of neighbours
+            runs = [[found[0]]]
+            for place in found[1:]:
+                if place > runs[-1][-1] + 2:
+                    runs.append([])
+                runs[-1].append(place)
+            found = max(runs, key=len)
+        return self._whole(self._output[found[0]][0], self._output[found[-1]][1])
+
+    @staticmethod
+    def _is_sign(word: Span, text: str) -> bool:
+        return word[1] == word[0] + 1 and unicodedata.category(text[word[0]])[0] in "PS"
+
+    def _point(self, node: _Node) -> Span:
+        """The place in the output that belongs to one in the source: before the next word, of a lost word after the
+        one before it."""
+        after = next((i for i, (_, last) in enumerate(self._source) if last > node.start), len(self._source))
+        if after in self._targets and not (node.kind == "lost" and after - 1 in self._targets):
+            place = self._output[self._targets[after][0]][0]
+        elif after - 1 in self._targets:
+            place = self._output[self._targets[after - 1][-1]][1]
+        else:
+            place = self._output[after * len(self._output) // (len(self._source) + 1)][0] if self._output else 0
+        if node.kind == "lost":  # not into what stands between spaces, but before a comma
+            place = _AT_END.search(self._text, place).start()  # type: ignore[union-attr]
+        return self._whole(place, place)
+
+    def _whole(self, start: int, end: int) -> Span:
+        """Places that part nothing that stays as it is."""
+        start = next((first for first, last in self._kept if first < start < last), start)
+        return start, max(start, next((last for first, last in self._kept if first < end < last), end))
+
+    def _written(self, start: int, end: int) -> str:
+        parts = []
+        for (first, last), raw in sorted(self._kept.items()):
+            if start <= first and last <= end:
+                parts += [self._sentence.write(self._text[start:first]), raw]
+                start = last
+        return "".join([*parts, self._sentence.write(self._text[start:end])])

@@ -1,0 +1,231 @@
+"""HTML and XML as parts to translate, and what is between them."""
+
+import collections
+import html
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from typing import NamedTuple
+
+from tf_transformer.extensions.documents.marked import Mark, Marked
+
+# Elements within a sentence; all others end it.
+INLINE = set(
+    re.findall(
+        r"\w+",
+        "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark math meter output q"
+        " rp rt ruby s samp small span strike strong sub sup svg time tt u var wbr",
+    )
+)
+DEEPEST = 99  # elements in each other, within a sentence
+SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "textarea", "var"}  # stay as they are
+
+
+class Piece(NamedTuple):
+    """A part of the document that the parser names."""
+
+    kind: str  # "open", "close", "empty" or "text"
+    name: str  # of an element
+    start: int  # in the document
+    end: int
+    silent: bool  # it says that it is not to be translated
+
+
+class _Scanner(HTMLParser):
+    """Where tags, texts and other things begin."""
+
+    def __init__(self, document: str, is_xml: bool) -> None:
+        super().__init__(convert_charrefs=False)
+        self._lines = [0, *itertools.accumulate(len(line) + 1 for line in document.split("\n"))]
+        self._is_xml = is_xml
+        self.begun: list[tuple[str, str, int, bool]] = []
+        self.feed(document)
+        self.close()
+
+    def set_cdata_mode(self, elem: str, **options: bool) -> None:  # of <script> and the like
+        if not self._is_xml:
+            super().set_cdata_mode(elem, **options)
+
+    def _begin(self, kind: str, name: str = "", silent: bool = False) -> None:
+        line, column = self.getpos()
+        self.begun.append((kind, name, self._lines[line - 1] + column, silent))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        no = (given.get("translate") or "").lower() == "no" or "notranslate" in (given.get("class") or "").split()
+        self._begin("open", tag, no or (tag in SILENT and not self._is_xml))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        # In HTML the slash means nothing.
+        self._begin("empty", tag) if self._is_xml else self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._begin("close", tag)
+
+    def handle_data(self, data: str) -> None:
+        self._begin("text")
+
+    def handle_entityref(self, name: str) -> None:
+        self._begin("text")
+
+    def handle_charref(self, name: str) -> None:
+        self._begin("text")
+
+    def handle_comment(self, data: str) -> None:
+        self._begin("empty", "wbr")
+
+    def handle_decl(self, decl: str) -> None:
+        self._begin("empty")
+
+    def handle_pi(self, data: str) -> None:
+        self._begin("empty")
+
+    def unknown_decl(self, data: str) -> None:
+        self._begin("empty", "wbr")
+
+
+def _pieces(document: str, is_xml: bool) -> list[Piece]:
+    begun = _Scanner(document, is_xml).begun
+    if not begun or begun[0][2]:
+        begun.insert(0, ("empty", "", 0, False))
+    ends = [start for _, _, start, _ in begun[1:]] + [len(document)]
+    return [Piece(kind, name, start, end, no) for (kind, name, start, no), end in zip(begun, ends, strict=True)]
+
+
+def _pairs(pieces: list[Piece]) -> dict[int, int]:
+    """The places of start tags and those of their end tags."""
+    pairs, opened, count = dict[int, int](), list[int](), collections.Counter[str]()
+    for place, piece in enumerate(pieces):
+        if piece.kind == "open":
+            opened.append(place)
+            count[piece.name] += 1
+        elif piece.kind == "close" and count[piece.name]:
+            while True:
+                last = opened.pop()
+                count[pieces[last].name] -= 1
+                if pieces[last].name == piece.name:
+                    break
+            pairs[last] = place
+    return pairs
+
+
+def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
+    """A document as what stays as it is and what is translated, in order.
+
+    Args:
+        document: HTML, or a part of it, or XML. What is not well formed is read as browsers do.
+        is_xml: of XML, where an element within a sentence is one that has text beside it.
+    """
+    pieces = _pieces(document, is_xml)
+    pairs = _pairs(pieces)
+    if is_xml:
+        inline = _beside_text(document, pieces, pairs)
+    else:
+        inline = {place for place, piece in enumerate(pieces) if piece.kind != "text" and piece.name in INLINE}
+    inline = _within_sentences(inline, pieces, pairs)
+    return list(_Reader(document, pieces, pairs, inline, is_xml).parts())
+
+
+def _within_sentences(inline: set[int], pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
+    """The places of what is within a sentence: of those that may be, no element that has another kind in it, and none
+    that is in too many others."""
+    ends, depth, others = set(pairs.values()), 0, [0]
+    for place, piece in enumerate(pieces):
+        depth -= place in ends
+        others.append(others[-1] + (piece.kind != "text" and (place not in inline or depth >= DEEPEST)))
+        depth += place in pairs
+    for first, last in pairs.items():
+        if others[first] < others[last + 1] and not pieces[first].silent:
+            inline -= {first, last}
+    return inline
+
+
+def _beside_text(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
+    """The places of XML's elements that have text beside them, and of what is in those."""
+    inline, mixed, parents = set[int](), set[int](), [-1]
+    children: dict[int, list[int]] = {-1: []}
+    ends = set(pairs.values())
+    for place, piece in enumerate(pieces):
+        if place in ends:
+            parents.pop()
+        elif piece.kind != "text":
+            children[parents[-1]].append(place)
+            if place in pairs:
+                parents.append(place)
+                children[place] = []
+        elif document[piece.start : piece.end].strip():
+            mixed.add(parents[-1])
+    queue = [child for parent in mixed for child in children[parent]]
+    while queue:
+        place = queue.pop()
+        if place not in inline:
+            inline |= {place, pairs.get(place, place)}
+            queue += children.get(place, [])
+    return inline
+
+
+class _Reader:
+    """Gathers the text between the ends of sentences that tags are."""
+
+    def __init__(
+        self, document: str, pieces: list[Piece], pairs: Mapping[int, int], inline: set[int], is_xml: bool
+    ) -> None:
+        self._document, self._pieces, self._pairs, self._inline, self._is_xml = document, pieces, pairs, inline, is_xml
+        self._closing = {last: first for first, last in pairs.items()}
+
+    def parts(self) -> Iterator[str | Marked]:
+        self._begin(0)
+        place = in_pre = 0
+        while place < len(self._pieces):
+            piece = self._pieces[place]
+            last = self._pairs.get(place, place) if piece.silent else place
+            raw = self._document[piece.start : self._pieces[last].end]
+            was = in_pre > 0
+            in_pre += (piece.name == "pre") * ((place in self._pairs) - (place in self._closing))
+            if piece.kind == "text":
+                self._add_text(raw)
+            elif place not in self._inline:
+                yield from self._run(piece.start, was)
+                yield raw
+                self._begin(self._pieces[last].end)
+            elif last > place:
+                inner = self._document[piece.end : self._pieces[last].start]
+                self._keep(html.unescape(re.sub("<[^<>]*>", "", inner)), raw)
+            elif place in self._pairs or place in self._closing:
+                element = self._closing.get(place, place) + 1
+                self._marks.append(Mark(len(self._text), len(self._text), raw, piece.kind, element))
+            else:
+                self._keep("", raw)
+            place = last + 1
+        yield from self._run(len(self._document), False)
+
+    def _begin(self, start: int) -> None:
+        self._start, self._text, self._marks = start, "", list[Mark]()
+
+    def _add_text(self, raw: str) -> None:
+        text = html.unescape(raw)
+        if raw[0] == "&" and text == raw and len(raw) > 1:  # a name that only the document's own type knows
+            self._keep(raw, raw)
+        else:
+            self._text += text
+
+    def _keep(self, text: str, raw: str) -> None:
+        start, self._text = len(self._text), self._text + " ".join(text.split())
+        self._marks.append(Mark(start, len(self._text), raw))
+
+    def _run(self, end: int, in_pre: bool) -> Iterator[str | Marked]:
+        if self._text.strip():
+            yield Marked(
+                self._text, self._marks, _write_xml if self._is_xml else _write_html, "ends" if in_pre else "is a space"
+            )
+        elif self._start < end:
+            yield self._document[self._start : end]
+
+
+def _write_xml(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _write_html(text: str) -> str:
+    return _write_xml(text).replace("\xa0", "&nbsp;")

@@ -1,0 +1,58 @@
+"""What the engines of exports to LiteRT and ONNX share. They load no TensorFlow."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.inference.engine import Answer, Engine, Reply, Request
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.terminal import STANDARD_ERROR
+from tf_transformer.utils.values import BadInput, Count, between, checked
+
+litert_client.STANDARD_ERROR = STANDARD_ERROR  # the lock of the package's other doors
+
+
+class PortableEngine(Engine):
+    """Calls an export whose texts become ids outside of it.
+
+    Attributes:
+        package: what runs it, and the name of the extra that brings it.
+        translator: the class of `litert_client` that calls it.
+    """
+
+    package: ClassVar[tuple[str, str]]
+    translator: Any
+
+    @checked
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        threads: Annotated[int, between(1, 1_024)] = 1,
+        batch_size: Count = litert_client.BATCH_SIZE,
+        **options: Any,
+    ) -> None:
+        import_extra(*self.package, self.translator.KIND)
+        try:
+            self._client = self.translator(user_path(path), threads, batch_size)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        self.batch_size = self._client.batch_size
+        self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
+        self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
+        self.languages = list(self._client.languages)
+        request = self.request(None, options)
+        self._own = {**request.options, **request.languages}
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The contents of model.json."""
+        return self._client.facts
+
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        found = self._client.replies(texts, request.n or 1, **request.options, **request.languages)
+        for text, (length, best) in zip(texts, found, strict=True):
+            answers = tuple(Answer(*one) for one in best)
+            yield Reply(text, answers, length, length > self.facts["max_source_length"])

@@ -1,0 +1,109 @@
+"""MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install "tf-transformer[marian]"`.
+
+They differ from the paper: attention's projections and the logits have biases, the activation is swish, all sines come
+before all cosines, and layer normalization's epsilon is 1e-5. Encoder and decoder may differ in depth, and
+source and target may have their own embeddings.
+
+In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary
+to our ids, so no other file need know of Marian. The padding's row of the embeddings is stored twice, since our start
+symbol is a symbol of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from tf_transformer.config import Activation, BadInput, Layers, TransformerConfig
+from tf_transformer.layers import PositionalEmbedding
+from tf_transformer.models.transformer import Transformer
+from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import Count
+
+CONTROLS = 2  # the first ids, padding and start symbol, are never an output
+
+
+@dataclass(frozen=True)
+class MarianConfig(TransformerConfig):
+    """The configuration of a MarianMT model; the sizes of `TransformerConfig` are the encoder's.
+
+    Attributes:
+        num_decoder_heads: its attention heads.
+        decoder_d_ff: width of its feed-forward hidden layers.
+        scale_embedding: whether embeddings are multiplied by sqrt(d_model).
+        source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
+        alignment_heads: the heads of the last layer, the first ones, that were trained to align; `None` means none.
+    """
+
+    num_decoder_heads: Count = 8
+    decoder_d_ff: Count = 2048
+    scale_embedding: bool = True
+    source_vocab_size: Count | None = None
+    alignment_heads: Count | None = None
+    num_decoder_layers: Layers = 6
+    activation: Activation = "swish"
+    use_bias: ClassVar[bool] = True
+    epsilon: ClassVar[float] = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model % self.num_decoder_heads:
+            raise BadInput(
+                f"num_decoder_heads: expected a divisor of d_model={self.d_model}, got {self.num_decoder_heads}"
+            )
+
+    @property
+    def matrix_weights(self) -> int:
+        wider = 2 * self.num_decoder_layers * (self.decoder_d_ff - self.d_ff)
+        return super().matrix_weights + self.d_model * ((self.source_vocab_size or 0) + wider)
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class MarianTransformer(Transformer):
+    """A `Transformer` of Marian's sizes: logits = model((source, target)).
+
+    As in Marian, padding and start symbol have no share of the probability. In `transformers` this holds in a search if
+    generation_config.json has "renormalize_logits", as OPUS-MT's has.
+
+    Args:
+        config: a `MarianConfig`.
+    """
+
+    config: MarianConfig
+    config_class = MarianConfig
+    controls = CONTROLS
+
+    def __init__(self, config: MarianConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.source_embedding = None
+        if (size := config.source_vocab_size) is not None:
+            self.source_embedding = PositionalEmbedding(size, **self.embedding_options(), name="source_embedding")
+
+    def make_embedding(self) -> PositionalEmbedding:
+        options = self.embedding_options()
+        return PositionalEmbedding(self.config.vocab_size, **options, use_bias=True, name="embedding")
+
+    def embedding_options(self) -> dict[str, Any]:
+        config = self.config
+        options = {"d_model": config.d_model, "dropout": config.dropout, "scale": config.scale_embedding}
+        return options | {"positions": "halves", "dtype": self.dtype_policy}
+
+    def decoder_options(self) -> dict[str, Any]:
+        config = self.config
+        return super().decoder_options() | {"num_heads": config.num_decoder_heads, "d_ff": config.decoder_d_ff}
+
+    def build(self, input_shape: Shape = None) -> None:
+        super().build(input_shape)
+        if self.source_embedding is not None:
+            self.source_embedding.build((None, None))
+
+    def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
+        if self.source_embedding is None:
+            return super().embed_source(source, training)
+        return self.source_embedding.embed(source, training=training)
+
+    def decode_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
+        logits, *others = super().decode_step(*args, **kwargs)
+        return ops.where(ops.arange(self.config.vocab_size, dtype="int32") < CONTROLS, -1e9, logits), *others

@@ -1,0 +1,67 @@
+"""The tokenizer of a MarianMT checkpoint: source.spm, target.spm and vocabulary as one."""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, texts_of
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
+
+SOURCE, TARGET = "source.spm", "target.spm"
+SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
+# The code at the start of a text for a model of several target languages, as in ">>fra<< Good morning."; it ends at the
+# first "<<".
+CODE = "(?s:>>.*?<<)"
+
+
+class MarianTokenizer(PieceTokenizer):
+    """A `Tokenizer` with two SentencePiece models, for sources and for targets, and one vocabulary for both.
+
+    A checkpoint with two vocabularies has two tables; `pieces`, `ids` and `detokenize` then use the target's. Ids and
+    texts are those of `transformers.MarianTokenizer`, as `PieceTokenizer` says.
+
+    Args:
+        model: the attribute `model` of another one, a zip archive of source.spm, target.spm, vocabulary.json and, with
+            two vocabularies, source_vocabulary.json.
+    """
+
+    kind = "MarianMT"
+
+    def read(self, pieces: list[str]) -> None:
+        source, target = self.contents[SOURCE], self.contents[TARGET]
+        separate = SOURCE_VOCABULARY in self.contents
+        source_pieces = json.loads(self.contents[SOURCE_VOCABULARY if separate else VOCABULARY])
+        self.source, self.target = _Side(source, source_pieces), _Side(target, pieces)
+        self.texts = texts_of(pieces, (self.target if separate else self.source).processor)
+
+    def _resources(self) -> "tf.Module":
+        op = super()._resources()
+        op.source = self.source.op
+        return op
+
+    @staticmethod
+    def recognizes(model: bytes) -> bool:
+        return model.startswith(b"PK")  # as a zip archive does
+
+
+class _Side(PieceTable):
+    """The tokenizer of one side, sources or targets, which reads a code, too."""
+
+    def split(self, texts: list[str]) -> list[list[str]]:
+        found = [re.match(CODE, text) for text in texts]
+        rows = super().split([text[code.end() if code else 0 :] for text, code in zip(texts, found, strict=True)])
+        return [[code[0], *row] if code else row for row, code in zip(rows, found, strict=True)]
+
+    def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
+        has_code = tf.strings.regex_full_match(texts, f"{CODE}(?s:.*)")
+        code = tf.boolean_mask(texts, has_code)
+        code = tf.strings.regex_replace(code, f"({CODE})(?s:.*)", r"\1", replace_global=False)
+        text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
+        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none a row
+        return tf.concat([codes, super().split_in_graph(text)], axis=1)

@@ -1,0 +1,199 @@
+"""Tokenizers where SentencePiece's models make pieces and tables of their own number them."""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
+from tf_transformer.tokenizers.strings import text_tensor, utf8
+from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
+from tf_transformer.utils.lazy import Once, lazily
+from tf_transformer.utils.reading import check_archive, reading
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import checked
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a tokenizer of tensors")
+
+VOCABULARY = "vocabulary.json"
+# White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
+END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
+
+
+class PieceTable:
+    """Texts to ids: a SentencePiece model makes pieces, and a table numbers them. Bytes that are not UTF-8 count as
+    spaces, and white space at the end of a text is nothing.
+
+    Args:
+        model: a serialized SentencePiece model.
+        pieces: by id.
+    """
+
+    def __init__(self, model: bytes, pieces: list[str]) -> None:
+        self.model, self.pieces, self.processor = model, pieces, engine_of(model)
+        "".join(pieces).encode()  # raises for what is no text of UTF-8
+        # A text has no controls.
+        self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
+        self._op = Once(self._resources)
+
+    def _resources(self) -> "tf.Module":
+        with tf.init_scope():
+            op = tf.Module()
+            ids = tf.lookup.KeyValueTensorInitializer([*self.ids], [*self.ids.values()], tf.string, tf.int32)
+            op.engine = durable_tokenizer(self.model, pieces=True)
+            op.table = tf.lookup.StaticHashTable(ids, UNKNOWN_ID)
+            op.pieces = tf.constant(self.pieces)
+        return op
+
+    @property
+    def op(self) -> "tf.Module":
+        """What a SavedModel must keep of it."""
+        return self._op()
+
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """The ids of each text."""
+        rows = self.split([utf8(text).rstrip() for text in texts])
+        return [[self.ids.get(piece, UNKNOWN_ID) for piece in row] for row in rows]
+
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
+        """As `encode`, texts [B] to ids, ragged int32 [B, None]."""
+        texts = text_tensor(texts)
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
+        pieces = self.split_in_graph(tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False))
+        return self.op.table.lookup(pieces)
+
+    # A variant overrides these two methods to read more than SentencePiece does.
+
+    def split(self, texts: list[str]) -> list[list[str]]:
+        """The pieces of each text."""
+        return encoded_by(self.processor, texts, str)
+
+    def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
+        """As `split`, texts [B], in UTF-8, to pieces, ragged string [B, None]."""
+        return self.op.engine.tokenize(texts)
+
+
+class PieceTokenizer(Tokenizer):
+    """A `Tokenizer` of a pretrained checkpoint.
+
+    Pieces, ids (in our order: `Vocabulary`) and texts equal those of the tokenizer of `transformers` with
+    `split_special_tokens=True`: a control symbol written in a text is plain text. Bytes that are not UTF-8 count as
+    spaces. White space of any kind at the end of a text is nothing, so a text of white space alone is empty.
+
+    Args:
+        model: a zip archive of SentencePiece's models, vocabulary.json (the pieces in the order of their ids) and what
+            else a kind of tokenizer has; see `archive_of`.
+    """
+
+    kind = ""  # of checkpoint, for messages
+    source: PieceTable
+    target: PieceTable
+    texts: list[bytes]  # of each id
+
+    def __init__(self, model: bytes) -> None:
+        with reading("vocabulary", f"a tokenizer of {self.kind}"):
+            check_archive(io.BytesIO(model))
+            with zipfile.ZipFile(io.BytesIO(model)) as archive:
+                self.contents = {name: archive.read(name) for name in archive.namelist()}
+            pieces = json.loads(self.contents[VOCABULARY])
+            self.first_piece = FIRST_ID
+            self.read(pieces)
+        self.model, self.vocab_size, self.controls = model, len(pieces), []
+        self._op = Once(self._resources)
+
+    def read(self, pieces: list[str]) -> None:
+        """Make `source`, `target` and `texts` of the archive's contents.
+
+        Args:
+            pieces: of targets, by id.
+        """
+        raise NotImplementedError
+
+    def _resources(self) -> "tf.Module":
+        with tf.init_scope():
+            op = tf.Module()
+            op.texts, op.target = tf.constant(self.texts), self.target.op
+        return op
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {name: content for name, content in self.contents.items() if not name.endswith(".json")}
+
+    @property
+    def vocabularies(self) -> dict[str, bytes]:
+        return {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
+
+    @checked
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self.source.encode(texts)
+
+    @checked
+    def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        return self.target.encode(texts)
+
+    @checked
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        spelled = (b"".join(self.texts[id] for id in row) for row in ids)
+        return [text.strip().decode("utf-8", "replace") for text in spelled]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.target.pieces[id] for id in ids]
+
+    def source_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.source.pieces[id] for id in ids]
+
+    def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
+        return self.source.tokenize(texts)
+
+    def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
+        return self.target.tokenize(texts)
+
+    def detokenize(self, ids: Tensor) -> "tf.Tensor":
+        """Ids, ragged or dense [B, N], to texts [B]; control symbols, languages and the unknown symbol are dropped."""
+        found = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
+        return tf.strings.strip(tf.strings.unicode_transcode(found, "UTF-8", "UTF-8", errors="replace"))
+
+    def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
+        return tf.gather(self.target.op.pieces, ids)
+
+    def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
+        return tf.gather(self.source.op.pieces, ids)
+
+    def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
+        return self.target.op.table.lookup(pieces)
+
+
+def archive_of(contents: Mapping[str, Any]) -> bytes:
+    """The attribute `model` of a `PieceTokenizer`.
+
+    Args:
+        contents: by name, of .json the values, and of other files the bytes.
+    """
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, content in sorted(contents.items()):
+            if not isinstance(content, bytes):
+                content = json.dumps(content, ensure_ascii=False).encode()
+            archive.writestr(zipfile.ZipInfo(name), content)  # without the time, for the fingerprint
+    return written.getvalue()
+
+
+def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
+    """The text of each piece: empty for a control symbol, and one byte for a byte piece.
+
+    Args:
+        pieces: by id, our control symbols first.
+        processor: SentencePiece's, which knows the kinds of pieces.
+    """
+    return [b""] * FIRST_ID + [_text(piece, processor) for piece in pieces[FIRST_ID:]]
+
+
+def _text(piece: str, processor: Any) -> bytes:
+    id = processor.piece_to_id(piece)
+    if processor.is_byte(id):
+        return bytes([int(piece[1:-1], 16)])
+    return b"" if processor.is_control(id) else piece.replace("▁", " ").encode()

@@ -1,0 +1,1 @@
+"""Exports to LiteRT, ONNX, CTranslate2 and transformers."""

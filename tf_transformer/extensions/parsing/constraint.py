@@ -1,0 +1,97 @@
+"""The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from tf_transformer.config import BadInput
+from tf_transformer.decoding.primitives import gather, size
+from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.utils.type_names import Tensor
+
+MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
+OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
+
+
+class Grammar:
+    """Restricts lines of ids to trees over given words.
+
+    A word's first piece comes at the beginning, or after the symbol of the word before. A closing bracket closes the
+    innermost open constituent, which has its label and is not empty. At the end nothing is open, and there is always
+    room to close what is open.
+
+    Args:
+        symbols: of the tokenizer.
+        vocab_size: V.
+    """
+
+    def __init__(self, symbols: list[str], vocab_size: int) -> None:
+        ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
+        kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
+        closing = [-1] * vocab_size  # by opening bracket
+        kinds[EOS_ID] = END
+        for symbol, id in ids.items():
+            kinds[id] = {"(": OPEN, ")": CLOSE}.get(symbol[0], LEAF)
+            if kinds[id] == OPEN:
+                closing[id] = ids.get(f"){symbol[1:]}", -1)
+        if LEAF not in kinds or any(kind == OPEN and other < 0 for kind, other in zip(kinds, closing, strict=True)):
+            raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
+        self.kinds, self.closing = np.array(kinds, np.int32), np.array(closing, np.int32)
+
+    def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
+        """For `search.beam_search(allowed=...)`.
+
+        Args:
+            firsts: int32 [B, N], the first piece of each word.
+            count: int32 [B], how many words there are in each row.
+            max_length: int32 [B], more than twice the number of words, if there are words.
+        """
+        all_kinds, closing_of = ops.convert_to_tensor(self.kinds), ops.convert_to_tensor(self.closing)
+        firsts = ops.pad(firsts, ((0, 0), (0, 1)))
+
+        def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
+            kinds = gather(all_kinds, ids)  # [B, K, L]; after `position` all is OTHER
+            opens = kinds == OPEN
+            depths = ops.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
+            depth = depths[:, :, -1]  # [B, K]
+            words = ops.sum(_count(kinds == WORD), axis=2)
+            leaves = ops.sum(_count(kinds == LEAF), axis=2)
+            total = gather(count, row)[:, None]
+            now = (words == leaves) & (words < total)  # the next word comes
+            named = words > leaves  # the newest word has no symbol yet
+            innermost = _last(opens & (depths == depth[:, :, None]))  # place of the innermost open bracket
+            closing = gather(closing_of, gather(ids, ops.maximum(innermost, 0), batch_dims=2))
+            newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
+            room = gather(max_length, row)[:, None] - position - 1  # after what comes now
+            least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
+            never = ops.zeros_like(now)
+            may = {
+                OTHER: never,
+                WORD: never,  # but one
+                LEAF: named,
+                OPEN: named & (newest < MOST_OPEN) & (least <= room),
+                CLOSE: never,  # but one
+                END: (leaves == total) & (depth == 0),
+            }
+            may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)
+            first = gather(gather(firsts, row), ops.minimum(words, size(firsts, 1) - 1), batch_dims=1)
+
+            def only(id: Tensor, condition: Tensor) -> Any:
+                is_id = ops.arange(len(self.kinds), dtype="int32") == id[:, :, None]  # [B, K, V]
+                return condition[:, :, None] & is_id
+
+            return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
+
+        return allowed
+
+
+def _count(condition: Tensor) -> Any:
+    return ops.cast(condition, "int32")
+
+
+def _last(condition: Tensor) -> Any:
+    """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
+    places = ops.arange(size(condition, 2), dtype="int32")
+    return ops.max(ops.where(condition, places, -1), axis=2)

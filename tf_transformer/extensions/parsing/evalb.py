@@ -1,0 +1,138 @@
+"""Labelled bracket precision, recall and F1 as EVALB with COLLINS.prm counts them (Sekine and Collins 1997)."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.parsing.treebank import ROOTS, base_label, words_of
+from tf_transformer.utils.values import shown
+
+if TYPE_CHECKING:
+    from nltk import Tree
+
+PUNCTUATION = (",", ":", "``", "''", ".")  # tags of words that do not count
+EQUAL = {"PRT": "ADVP"}  # labels that count as another
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of brackets in one sentence; the sum of scores counts many sentences."""
+
+    matched: int = 0
+    gold: int = 0
+    test: int = 0
+    complete: int = 0  # sentences whose brackets all match
+    right_tags: int = 0
+    words: int = 0  # that count
+    sentences: int = 0
+
+    signature = "EVALB with COLLINS.prm"
+
+    @property
+    def value(self) -> float:
+        """F1, under the name that all scores have."""
+        return self.f1
+
+    @property
+    def recall(self) -> float:
+        return _percent(self.matched, self.gold)
+
+    @property
+    def precision(self) -> float:
+        return _percent(self.matched, self.test)
+
+    @property
+    def f1(self) -> float:
+        return _percent(2 * self.matched, self.gold + self.test)
+
+    @property
+    def complete_match(self) -> float:
+        """Percent of the sentences."""
+        return _percent(self.complete, self.sentences)
+
+    @property
+    def tagging(self) -> float:
+        """Percent of the words that count."""
+        return _percent(self.right_tags, self.words)
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def __str__(self) -> str:
+        return (
+            f"F1 {self.f1:.2f} (precision {self.precision:.2f}, recall {self.recall:.2f}), complete match "
+            f"{self.complete_match:.2f}, tags {self.tagging:.2f}; {self.sentences:,} sentences, {self.signature}"
+        )
+
+
+def score(gold: "Tree", test: "Tree") -> Score:
+    """One sentence's brackets.
+
+    A bracket is a constituent's label with its first and its last word. Roots, punctuation and constituents of nothing
+    but punctuation do not count. The gold tags decide for both trees which words are punctuation; EVALB takes each
+    tree's own tags, and skips sentences where the remaining words then differ.
+
+    Trees without words count as nothing.
+
+    Raises:
+        BadInput: these are not trees, or not over the same words.
+    """
+    if wrong := [tree for tree in (gold, test) if not hasattr(tree, "leaves")]:
+        raise BadInput(f"expected trees, such as read_tree makes of a text, got {shown(wrong[0])}")
+    words, others = words_of(gold), words_of(test)
+    if words != others:
+        raise BadInput(f"expected trees over the same words, got {words} and {others}"[:400])
+    if not words:
+        return Score()
+    tags = [(gold_tag, tag) for (_, gold_tag), (_, tag) in zip(gold.pos(), test.pos(), strict=True)]
+    counts = [gold_tag not in PUNCTUATION for gold_tag, _ in tags]
+    gold_brackets, test_brackets = brackets(gold, counts), brackets(test, counts)
+    matched = (gold_brackets & test_brackets).total()
+    return Score(
+        matched=matched,
+        gold=gold_brackets.total(),
+        test=test_brackets.total(),
+        complete=int(matched == gold_brackets.total() == test_brackets.total()),
+        right_tags=sum(gold_tag == tag for (gold_tag, tag), count in zip(tags, counts, strict=True) if count),
+        words=sum(counts),
+        sentences=1,
+    )
+
+
+def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
+    """The number of times that each constituent (label, first word, word after the last) occurs."""
+    found: Counter[Any] = Counter()
+    places = iter(counts)
+
+    def end_of(node: Any, start: int) -> int:
+        if isinstance(node[0], str):
+            return start + next(places)
+        end = start
+        for child in node:
+            end = end_of(child, end)
+        label = base_label(node.label())
+        if end > start and label not in ROOTS:
+            found[EQUAL.get(label, label), start, end] += 1
+        return end
+
+    end_of(tree, 0)
+    return found
+
+
+def total(gold: "Iterable[Tree]", test: "Iterable[Tree]") -> Score:
+    """The sum over sentences.
+
+    Raises:
+        BadInput: there are more trees on one side, or none.
+    """
+    gold, test = list(gold), list(test)
+    if not 0 < len(test) == len(gold):
+        count = f"got {len(test):,} trees and {len(gold):,} gold trees"
+        raise BadInput(f"expected as many trees as gold trees, and at least one; {count}")
+    return sum(map(score, gold, test), Score())
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole else 0.0

@@ -1,0 +1,57 @@
+"""A parser as functions of tensors, for a SavedModel: what `Parser` does in Python."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
+from tf_transformer.extensions.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT
+from tf_transformer.extensions.parsing.words import Source
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizers.strings import valid_text
+from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
+from tf_transformer.utils.type_names import Tensor
+
+
+def read(text: Tensor, tokenizer: Tokenizer, most: int) -> Source:
+    """Texts [B] as words and ids; words beyond the first `most` pieces are left out. See `Parser.read`."""
+    # White space and control characters of all kinds separate words, as they do where trees are read.
+    words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
+    plain = words.flat_values
+    for name, bracket in BRACKETS.items():
+        plain = tf.strings.regex_replace(plain, name, bracket)
+    pieces = words.with_flat_values(tokenizer.tokenize(plain))  # [B, None, None]
+    by_word = pieces.values
+    unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
+    firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
+    sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)
+    before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
+    ends = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis]
+    fits = ends <= most
+    count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
+    ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
+    return Source(
+        words=words,
+        count=count,
+        firsts=firsts.to_tensor(),
+        ids=tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID),
+        length=tf.reduce_sum(tf.ragged.boolean_mask(words.with_flat_values(sizes), fits), axis=1),
+        truncated=count < tf.cast(words.row_lengths(), tf.int32),
+    )
+
+
+def trees(ids: Tensor, source: Source, grammar: Grammar, written: list[str]) -> Any:
+    """Ids [B, L] of well-formed lines of symbols, as trees [B]; see `Parser.tree`."""
+    words = source.words
+    for pattern, replacement in ESCAPES:
+        words = tf.strings.regex_replace(words, pattern, replacement)
+    is_leaf = tf.gather(grammar.kinds, ids) == LEAF
+    place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
+    dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
+    word = tf.gather(dense, place, batch_dims=1)  # [B, L]
+    names = tf.gather(written, ids)
+    inner = tf.strings.reduce_join(tf.where(is_leaf, tf.strings.join([names, word, ")"]), names), axis=1)
+    is_left = tf.ragged.range(tf.cast(words.row_lengths(), tf.int32)) >= source.count[:, tf.newaxis]
+    left = tf.strings.join([f" ({NO_TAG} ", tf.ragged.boolean_mask(words, is_left), ")"])
+    tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
+    return tf.where(source.count > 0, tree, "")

@@ -1,0 +1,167 @@
+"""A SavedModel as an engine: the graph that a server runs, called from Python."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.conformance.check import plainly_named
+from tf_transformer.extensions.documents.alignment import Aligned
+from tf_transformer.inference.engine import UNUSED, Answer, Engine, Reply, Request
+from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
+from tf_transformer.tokenizers.strings import begun
+from tf_transformer.utils.files import encoded
+from tf_transformer.utils.folders import saved_model_of
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.reading import check_kinds, read_json, reading
+from tf_transformer.utils.terminal import quiet_stderr
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import MOST, BadInput, Count, between, checked
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a SavedModel")
+
+DESCRIBED = ("assets.extra", "tf_transformer.json")
+
+
+def _facts_of(address: str) -> dict[str, Any]:
+    """What the export's JSON file says; {} if there is none, as in another's SavedModel."""
+    if "://" not in address:
+        file = Path(address).joinpath(*DESCRIBED)
+        return read_json(file) if file.is_file() else {}
+    described = "/".join((address, *DESCRIBED))
+    return dict(json.loads(tf.io.gfile.GFile(described).read())) if tf.io.gfile.exists(described) else {}
+
+
+class SavedModel(Engine):
+    """Calls a SavedModel: a translator's, a parser's, or another whose `serving_default` takes text and gives text.
+
+    Args:
+        path: the folder that holds saved_model.pb, or that of its versions, which means the newest; or an address such
+            as gs://bucket/model/1.
+        batch_size: texts a batch; they are sorted by length first.
+        threads: for one operation; `None` means all cores. It has an effect in processes in which TensorFlow has done
+            nothing before.
+        options: defaults of the calls, for options that a request may give, and languages.
+
+    Attributes:
+        loaded: as `tf.saved_model.load` gives it; it owns what the signatures read.
+
+    Raises:
+        BadInput: the folder holds something else, or an option has another value than it may have.
+    """
+
+    @checked
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: Count = 32,
+        threads: Annotated[int, between(1, 1_024)] | None = None,
+        **options: Any,
+    ) -> None:
+        check_tensorflow_text()
+        if threads:
+            with contextlib.suppress(RuntimeError):  # it is too late
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
+        address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
+        with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
+            try:
+                with quiet_stderr():  # SentencePiece tells of models that do not change texts
+                    self.loaded = tf.saved_model.load(str(plain))
+            except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
+                raise BadInput(message) from error
+        self.batch_size = batch_size
+        signatures = self.loaded.signatures
+        default = signatures.get("serving_default")
+        takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
+        gives = [spec.dtype for spec in default.structured_outputs.values()] if default else []
+        if takes != {"text": tf.string} or gives.count(tf.string) != 1:
+            got = f"{', '.join(takes) or 'nothing'} for {gives.count(tf.string)} texts"
+            raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
+        inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
+        self.changeable = tuple(name for name in SEARCH_OPTIONS if name in inputs)
+        self.translates = "parse" not in signatures
+        self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
+        limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
+        with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
+            self._facts = _facts_of(address)
+            kinds = {fact: int for fact in limits.values() if fact in self._facts}
+            found = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
+        self.highest = {name: found[fact] for name, fact in limits.items() if fact in kinds}
+        self.languages = found["languages"].split(", ") if "languages" in found else ()
+        request = self.request(None, options)
+        self._own = {**request.options, **request.languages}
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What `model_info` answers, and the configuration."""
+        return self._facts
+
+    @checked
+    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
+        if not self.changeable and (n or options):
+            raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
+        return super().request(n, options)
+
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+        batch = tf.constant([encoded(text) for text in texts])
+        if request.n is None and not request.options and not request.languages:
+            return self._best(texts, batch)
+        return self._n_best(texts, batch, request)
+
+    def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[Reply]:
+        """By serving_default, which makes sure of the best output alone."""
+        outputs = self.loaded.signatures["serving_default"](text=batch)
+        (best,) = (output for output in outputs.values() if output.dtype == tf.string)
+        scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
+        truncated = outputs["truncated"].numpy().tolist() if "truncated" in outputs else [False] * len(texts)
+        counted = self._counted(texts) if "tokenize" in self.loaded.signatures else [(None, False)] * len(texts)
+        columns = (texts, best.numpy().tolist(), scores, counted, truncated)
+        for source, text, score, (length, _), cut in zip(*columns, strict=True):
+            yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
+
+    def _counted(self, texts: list[str | bytes]) -> list[tuple[int, bool]]:
+        """Returns each text's number of tokens, and whether the model reads fewer."""
+        most = self.facts.get("max_source_length", MOST)
+        parts = begun(texts, most)  # `tokenize` reads a huge text to its end, which takes seconds and gigabytes
+        lengths = self.loaded.signatures["tokenize"](text=tf.constant([encoded(part) for part, _ in parts]))["length"]
+        return [
+            (length, cut or length > most) for length, (_, cut) in zip(lengths.numpy().tolist(), parts, strict=True)
+        ]
+
+    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
+        found = self.loaded.translate_details(tf.constant([encoded(text) for text in texts]), **self._given(request))
+        tokens = found["tokens"][:, 0]
+        outputs = self.loaded.signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
+        strings = (part.numpy().tolist() for part in (found["source_tokens"], tokens, found["alignments"][:, 0]))
+        rows = zip(texts, outputs, self._counted(texts), *strings, strict=True)
+        for source, text, (length, cut), *parts in rows:
+            # Other white space, such as U+3000, can be part of a token. A control token begins with a space.
+            source_tokens, tokens, pairs = (
+                [token for token in part.decode("utf-8", "replace").split(" ") if token] for part in parts
+            )
+            links = [int(pair.partition("-")[0]) for pair in pairs]
+            source = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+            yield Aligned(source, text.decode("utf-8", "replace"), source_tokens, tokens, links, cut, length)
+
+    def _given(self, request: Request) -> dict[str, Tensor]:
+        """What a request asks for, as inputs of a signature."""
+        given = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
+        return given | {name: tf.constant([language]) for name, language in request.languages.items()}
+
+    def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
+        found = self.loaded.translate(batch, **self._given(request))
+        outputs = {name: value.numpy().tolist() for name, value in found.items()}
+        names = ("translations", "scores", "log_probs", "finished", "lengths")
+        for i, source in enumerate(texts):
+            rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
+            answers = [Answer(text.decode("utf-8", "replace"), *others) for text, *others in rows]
+            used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
+            yield Reply(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])

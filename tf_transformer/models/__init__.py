@@ -1,0 +1,1 @@
+"""The Transformer of Figure 1, and ensembles of it."""

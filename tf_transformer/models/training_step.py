@@ -1,0 +1,151 @@
+"""The training step of `fit` on TensorFlow: the same update on any number of devices and machines."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.distribution import is_a_worker, over_replicas
+from tf_transformer.masks import PAD_ID
+from tf_transformer.utils.type_names import Tensor
+
+
+class Model(keras.Model):
+    """A `keras.Model` of token ids, ((source, target), labels [B, T]), that `fit` trains under any strategy.
+
+    The update does not depend on the number of replicas and parts. The loss is a mean over all real tokens of the
+    batch; gradients are summed first, then measured, clipped and applied.
+
+    Attributes:
+        parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
+        skip_not_finite: leave out an update with a NaN or an infinity: weights, moments, the optimizer's step and
+            metrics stay.
+        steps_made: variable, the number of steps since `compile`.
+        not_finite: variable, the number of updates with a NaN or an infinity since `compile`.
+        not_finite_steps: variable, [50], the numbers of their steps, from 1; the newest replace the oldest.
+        gradient_norm: variable, the norm of the last gradient before clipping.
+    """
+
+    parts = 1
+    skip_not_finite = False
+
+    def make_train_function(self, force: bool = False) -> Any:
+        if self.train_function is None or force:
+            inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            self._sums_gradients = hasattr(inner, "sums_gradients")
+            if self._sums_gradients:  # other optimizers sum after clipping and after the test for finite numbers
+                inner.sums_gradients = False
+            first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+            with self.distribute_strategy.scope():
+                self.steps_made, self.not_finite, self.not_finite_steps = (
+                    tf.Variable(np.zeros(shape, "int64"), **first)  # a GPU has no variables of int32
+                    for shape in ((), (), 50)
+                )
+                self.gradient_norm = tf.Variable(0.0, **first)
+        return super().make_train_function(force)
+
+    def _maybe_symbolic_build(self, iterator: Tensor = None, data_batch: Tensor = None) -> None:
+        # Keras infers sizes from the mean of the first batch over replicas. That fails if their shapes differ, and with
+        # several machines. Without a strategy, Keras creates the optimizer's variables while it traces a step, and must
+        # trace the step again. Our sizes do not depend on the input.
+        ids = tf.ones((1, 2), tf.int32)
+        containers = [one for one in (self._compile_metrics, self._compile_loss) if one is not None and not one.built]
+        with self.distribute_strategy.scope():
+            if containers:  # otherwise Keras traces model, loss and metrics to infer the structure of the logits
+                logits = self((ids, ids))
+                for container in containers:
+                    container.build(ids, logits)
+            self._symbolic_build(data_batch=((ids, ids), ids))
+
+    def train_step(self, data: Tensor) -> dict[str, Any]:
+        before = self._metrics_now()
+        parts = [self._part(data, i) for i in range(self.parts)]
+        tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
+        shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
+        loss: tf.Tensor | float = 0.0
+        gradients: list[tf.Tensor] = []
+        for (x, y, sample_weight), share in zip(parts, tf.unstack(shares), strict=True):
+            with tf.control_dependencies(gradients), tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                part_loss = share * tf.cast(self.compute_loss(x, y, y_pred, sample_weight), tf.float32)
+                scaled = self.optimizer.scale_loss(part_loss)
+            part_gradients = tape.gradient(scaled, self.trainable_variables, unconnected_gradients="zero")
+            gradients = [tf.add_n(pair) for pair in zip(*filter(None, (gradients, part_gradients)), strict=True)]
+            loss += part_loss
+            self.compute_metrics(x, y, y_pred, sample_weight)
+        finite = self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
+        return self._logs(loss, tf.reduce_sum(tokens), finite, before)
+
+    def test_step(self, data: Tensor) -> dict[str, Any]:
+        before = self._metrics_now()
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        loss = tf.cast(self.compute_loss(x, y, y_pred, sample_weight, training=False), tf.float32)
+        self.compute_metrics(x, y, y_pred, sample_weight)
+        return self._logs(loss, over_replicas(_count(y)), tf.math.is_finite(over_replicas(loss)), before)
+
+    def _part(self, data: Tensor, i: int) -> tuple[Any, ...]:
+        if self.parts > 1:
+            data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
+        return keras.utils.unpack_x_y_sample_weight(data)
+
+    def _metrics_now(self) -> list[tuple[keras.Variable, Any]]:
+        """The metrics' variables with their values, where a batch may be left out."""
+        kept = self.metrics_variables if self.skip_not_finite else []
+        return [(variable, tf.identity(tf.convert_to_tensor(variable.value))) for variable in kept]
+
+    def _update(self, loss: Tensor, gradients: Tensor) -> tf.Tensor:
+        """Make an update, or leave it out.
+
+        Returns:
+            whether it was finite.
+        """
+        norm = tf.cast(tf.linalg.global_norm(gradients), tf.float32) / self.optimizer.scale_loss(1.0)
+        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
+        finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
+        self.gradient_norm.assign(norm)
+        self._remember(finite)
+        if self.skip_not_finite and not scales:
+            tf.distribute.get_replica_context().merge_call(self._apply_if, args=(finite, gradients))
+        else:
+            self.optimizer.apply(gradients, self.trainable_variables)
+        return finite
+
+    def _remember(self, finite: Tensor) -> None:
+        """Keep on the device what a callback looks at once in a while: each look waits for the device."""
+        size, step = self.not_finite_steps.shape[0], self.steps_made + 1
+        place = tf.range(size, dtype=tf.int64) == self.not_finite % size
+        self.not_finite_steps.assign(tf.where(~finite & place, step, self.not_finite_steps))
+        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
+        self.steps_made.assign(step)
+
+    def _apply_if(self, strategy: tf.distribute.Strategy, finite: Tensor, gradients: Tensor) -> None:
+        """Called once for all replicas: a branch in a replica may not call an optimizer, which joins the replicas."""
+        variables = self.trainable_variables
+
+        def apply() -> None:
+            strategy.extended.call_for_each_replica(self.optimizer.apply, args=(gradients, variables))
+
+        tf.cond(strategy.experimental_local_results(finite)[0], apply, lambda: None)
+
+    def _logs(self, loss: Tensor, tokens: Tensor, finite: Tensor, before: Tensor) -> dict[str, Any]:
+        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss; without
+        those of a batch that is left out, which put back what they were before."""
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        kept = finite | (not self.skip_not_finite)
+        for variable, value in before:
+            variable.assign(tf.where(kept, variable.value, value))
+        tokens = tf.where(kept, tokens, 0)
+        self._loss_tracker.update_state(tf.where(kept, loss, 0) * replicas, sample_weight=tokens / replicas)
+        logs = self.get_metrics_result()
+        if is_a_worker(self.distribute_strategy):  # Keras averages over the first axis, then
+            logs = {name: tf.reshape(value, (1,)) for name, value in logs.items()}
+        return logs
+
+
+def _count(labels: Tensor) -> Any:
+    if isinstance(labels, tf.RaggedTensor):
+        raise BadInput("labels: expected an array of ids [B, T], got a ragged tensor; write labels.to_tensor()")
+    return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

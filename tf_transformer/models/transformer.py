@@ -1,0 +1,286 @@
+"""The Transformer: Figure 1 as a whole (section 3)."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import keras
+import numpy as np
+
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.layers import (
+    DecoderCache,
+    DecoderLayer,
+    EncoderLayer,
+    PositionalEmbedding,
+    RestrictedDecoderLayer,
+    RestrictedEncoderLayer,
+)
+from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
+from tf_transformer.layers.layer import quantized_inside, resolved_policy
+from tf_transformer.layers.normalization import LayerNormalization
+from tf_transformer.masks import padding_mask
+from tf_transformer.models.keras_model import KerasModel
+from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import checked
+
+
+class AttentionScores(NamedTuple):
+    """Attention weights, one array for each layer."""
+
+    encoder: list[Any]  # [B, h, S, S]
+    decoder: list[Any]  # [B, h, T, T]
+    cross: list[Any]  # [B, h, T, S]
+
+
+class Attention(NamedTuple):
+    """The attention weights of one pair of sentences, with the tokens to draw them by."""
+
+    source: list[str]  # S tokens as the encoder reads them, the end symbol last
+    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
+    scores: AttentionScores
+
+
+def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
+    """Check that weights have no NaN and no infinity, so that nobody gets a model that knows nothing.
+
+    Args:
+        weights: the variables.
+        where: what has them, for the message.
+
+    Raises:
+        BadInput: one has; the message names the first.
+    """
+    for weight in weights:
+        if not (finite := np.isfinite(keras.ops.convert_to_numpy(weight))).all():
+            count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
+            raise BadInput(f"{where}{weight.path}: expected finite weights, got NaN or infinity in {count}")
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Transformer(KerasModel):
+    """The Transformer of Figure 1: logits = model((source, target)).
+
+    Source and target are int ids [B, S] and [B, T], where 0 is padding; logits are float32 [B, T, V]. The target is the
+    decoder's input: the target sentence shifted right by one position, its first id BOS. Source embeddings, target
+    embeddings and the pre-softmax transformation share one matrix (section 3.4).
+
+    Args:
+        config: a `TransformerConfig`, for example `PRESETS["base"]`.
+
+    Examples:
+        >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
+        >>> model = tt.Transformer(config)
+        >>> source, target = keras.ops.array([[5, 6, 7, 2]]), keras.ops.array([[1, 8, 9]])
+        >>> keras.ops.shape(model((source, target)))
+        (1, 3, 500)
+        >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
+    """
+
+    config_class: ClassVar[type[TransformerConfig]] = TransformerConfig  # of a variant's configurations
+
+    @checked
+    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False  # ids that arrive as floats keep their value
+        self.config = config
+        self.embedding = self.make_embedding()
+        self.encoder_layers = self.make_encoder_layers()
+        self.decoder_layers = self.make_decoder_layers()
+        self.encoder_norm = self.make_norm("encoder_norm")
+        self.decoder_norm = self.make_norm("decoder_norm")
+
+    # A variant overrides these methods to use other parts.
+
+    def make_embedding(self) -> PositionalEmbedding:
+        config = self.config
+        table = (config.vocab_size, config.d_model, config.positions, config.max_length, config.dropout)
+        return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
+
+    def make_encoder_layers(self) -> list[EncoderLayer]:
+        kind = RestrictedEncoderLayer if self.config.attention_window else EncoderLayer
+        return [kind(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
+
+    def make_decoder_layers(self) -> list[DecoderLayer]:
+        kind = RestrictedDecoderLayer if self.config.attention_window else DecoderLayer
+        return [kind(**self.decoder_options(), name=f"decoder_{i}") for i in range(self.config.decoder_layers)]
+
+    def make_norm(self, name: str) -> LayerNormalization | None:
+        """The normalization at the end of a stack, if it comes first in each layer."""
+        options = {"epsilon": self.config.epsilon, "name": name, "dtype": self.dtype_policy}
+        return LayerNormalization(**options) if self.config.norm_first else None
+
+    def layer_options(self) -> dict[str, Any]:
+        """The arguments of encoder layers, from the configuration."""
+        names = ["num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout"]
+        names += ["activation", "norm_first", "use_bias", "epsilon"]
+        options = {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
+        window = self.config.attention_window
+        return options if window is None else options | {"window": window}
+
+    def decoder_options(self) -> dict[str, Any]:
+        """The arguments of decoder layers; the paper's are those of the encoder's."""
+        return self.layer_options()
+
+    def build(self, input_shape: Shape = None) -> None:
+        """Create every weight. All sizes come from the configuration."""
+        self.embedding.build((None, None))
+        shape = (None, None, self.config.d_model)
+        for encoder_layer in self.encoder_layers:
+            encoder_layer.build(shape)
+        for decoder_layer in self.decoder_layers:
+            decoder_layer.build(shape, shape)
+        for norm in (self.encoder_norm, self.decoder_norm):
+            if norm is not None:
+                norm.build(shape)
+        self._dtype_policy = resolved_policy(self)
+
+    def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
+        """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
+        return self.embedding.embed(source, training=training)
+
+    def encode(
+        self,
+        source: Tensor,
+        mask: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """Encode source ids [B, S] with their padding mask [B, S], by default made from the ids.
+
+        Returns:
+            memory [B, S, d], its padding mask [B, S] and, if requested, the attention weights of each layer
+            [B, h, S, S].
+        """
+        mask = padding_mask(source) if mask is None else mask
+        x, scores = self.embed_source(source, training), []
+        for layer in self.encoder_layers:
+            if return_attention_scores:
+                x, layer_scores = layer(x, mask=mask, return_attention_scores=True, training=training)
+                scores.append(layer_scores)
+            else:
+                x = layer(x, mask=mask, training=training)
+        return (x if self.encoder_norm is None else self.encoder_norm(x)), mask, scores
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
+
+        Returns:
+            logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
+            cross-attention [B, h, T, S].
+        """
+        x, self_scores, cross_scores = self.embedding.embed(target, training=training), [], []
+        options = {"memory_mask": memory_mask, "training": training}
+        for layer in self.decoder_layers:
+            if return_attention_scores:
+                x, of_self, of_cross = layer(x, memory, return_attention_scores=True, **options)
+                self_scores.append(of_self)
+                cross_scores.append(of_cross)
+            else:
+                x = layer(x, memory, **options)
+        return self.logits(x), self_scores, cross_scores
+
+    def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
+        """The logits [B, T, V] of the output of the decoder's last layer [B, T, d]."""
+        x = x if self.decoder_norm is None else self.decoder_norm(x)
+        return self.embedding.logits(x, softmax_weights)
+
+    def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
+        source, target = inputs
+        # Keras's step on JAX calls this method itself, so that nothing tells the layers that they train.
+        option: dict[str, Any] = {"return_attention_scores": return_attention_scores, "training": training}
+        memory, memory_mask, encoder_scores = self.encode(source, **option)
+        logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **option)
+        if return_attention_scores:
+            return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
+        return logits
+
+    def init_cache(self, memory: Tensor, slots: int = 0) -> list[DecoderCache]:
+        """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
+        return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
+
+    def softmax_weights(self) -> Any:
+        """The softmax's weights, computed once for a loop of `decode_step`. `None` in int8, and in bfloat16, where the
+        product with the stored embeddings is at least as fast."""
+        return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
+
+    def decode_step(
+        self,
+        target: Tensor,
+        cache: list[DecoderCache],
+        memory_mask: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        attention_mask: Tensor = None,
+        softmax_weights: Tensor = None,
+        return_attention_scores: bool = False,
+    ) -> tuple[Any, ...]:
+        """Decode only the newest target ids [B, T], with a cache of the earlier ones.
+
+        Without an `attention_mask` the T columns are consecutive tokens. With one, the mask says which tokens they
+        follow: in beam search, they are the newest tokens of a sentence's T beams, all at the same position.
+
+        Args:
+            target: ids [B, T].
+            cache: from `init_cache` or the step before, with C slots.
+            memory_mask: padding mask of the source [B, S].
+            position: each column's position in the target, [T], from 0; [1] if it is the same for all.
+            slot: the cache's slot for the first column.
+            attention_mask: bool [B, T, C]; `None` means causal.
+            softmax_weights: from `softmax_weights()`.
+            return_attention_scores: also return each layer's attention weights, as `decode` does.
+
+        Returns:
+            logits [B, T, V] and the new cache; if requested, each layer's weights of self-attention [B, h, T, C] and of
+            cross-attention [B, h, T, S].
+        """
+        x, self_scores, cross_scores = self.embedding.embed(target, position), [], []
+        new_cache = []
+        for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
+            x, layer_cache, of_self, of_cross = layer(
+                x,
+                memory_mask=memory_mask,
+                attention_mask=attention_mask,
+                cache=layer_cache,
+                slot=slot,
+                return_attention_scores=True,
+            )
+            new_cache.append(layer_cache)
+            self_scores.append(of_self)
+            cross_scores.append(of_cross)
+        logits = self.logits(x, softmax_weights)
+        return (logits, new_cache, self_scores, cross_scores) if return_attention_scores else (logits, new_cache)
+
+    def compute_output_shape(self, input_shape: Shape) -> Any:
+        return (*input_shape[1], self.config.vocab_size)
+
+    def astype(self, dtype: str) -> "Transformer":
+        """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8".
+        What LoRA has learned is part of them.
+
+        Raises:
+            BadInput: the backend cannot multiply 8-bit integers here.
+        """
+        if dtype == "int8":
+            check_kernel()
+        model = type(self)(self.config, dtype=policy_of(dtype))
+        model.build()
+        copy_weights(model, self)
+        return model
+
+    def merged(self) -> "Transformer":
+        """This model; if it has adapters of LoRA, one without, whose weights include their products."""
+        return self.astype(self.dtype_policy.name) if has_adapters(self) else self
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"config": self.config.to_dict()} | quantized_inside(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
+        return cls(**(config | {"config": cls.config_class(**config["config"])}))

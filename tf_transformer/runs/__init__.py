@@ -1,1 +1,0 @@
-"""Training runs: the recipe, the run's folder, callbacks, and the trainer."""

@@ -1,0 +1,335 @@
+"""The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
+
+Every input is [batch], or [1] for an option. Every output's first axis is the batch and its other axes are fixed, so
+TensorFlow Serving can merge requests. No row ever raises, whatever it contains: its neighbours would fail with it.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tf_transformer.decoding.beams import Hypotheses, penalty
+from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, Length, of_request
+from tf_transformer.decoding.text_decoder import TextDecoder
+from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.layers.int8 import is_scale
+from tf_transformer.masks import PAD_ID
+from tf_transformer.models.transformer import check_finite
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.tokenizers.strings import beginnings
+from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import Fact, checked, convert, number
+from tf_transformer.utils.version import __version__
+
+CONTRACT = "1"
+
+
+class Signature(NamedTuple):
+    """A function of a SavedModel."""
+
+    name: str
+    function: Callable[..., Any]  # from texts [batch], and options [1] or [batch], by name to the outputs by name
+    texts: tuple[str, ...] = ("text",)
+    options: Mapping[str, tf.Tensor] = {}  # by name the default [1]
+
+    def traced(self) -> Any:
+        """As a `tf.function` that knows its inputs and their defaults."""
+        names = [*self.texts, *self.options]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind) for name in self.texts]
+        inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
+
+        def call(*values: Tensor) -> Any:
+            return self.function(**dict(zip(names, values, strict=True)))
+
+        call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
+        dtypes = [tf.string for _ in self.texts] + [default.dtype for default in self.options.values()]
+        specs = [tf.TensorSpec([None], dtype, name) for dtype, name in zip(dtypes, names, strict=True)]
+        return tf.function(call, input_signature=specs, autograph=False)
+
+
+class Root(tf.Module):
+    """The root of a SavedModel; `model_info` is one of its signatures.
+
+    It owns raw `tf.Variable`s and holds Keras objects in closures alone. As attributes their weights would be stored
+    twice, and TensorFlow Serving would not restore the copies that the functions read.
+
+    Args:
+        model: a built `Transformer`.
+        tokenizer: its `Tokenizer`.
+        signatures: besides `model_info`.
+        warm: by name, the signatures to warm up before the server is ready, with their options.
+        facts: further answers of `model_info`.
+
+    Raises:
+        BadInput: a weight is not finite.
+    """
+
+    def __init__(
+        self,
+        model: TextDecoder,
+        tokenizer: Tokenizer,
+        signatures: Iterable[Signature],
+        warm: dict[str, dict[str, Any]],
+        **facts: Any,
+    ) -> None:
+        super().__init__()
+        require_tensorflow("a SavedModel")
+        check_finite(model.weights)
+        self.config = model.config
+        self.weights = [variable.value for variable in model.weights]
+        self.tokenizer = tokenizer.op
+        self.decode = tokenizer.decode
+        self.tokenizer_model: bytes = tokenizer.model
+        self.first_piece = tokenizer.first_piece
+        self.warm = warm
+        self.facts: dict[str, object] = {}
+        self.describe(
+            **facts,
+            contract=CONTRACT,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=tokenizer.fingerprint,
+            parameters=sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight)),
+            dtype=model.dtype_policy.name,
+            framework_version=__version__,
+            tf_version=tf.__version__,
+        )
+
+        self.names = ["model_info"]
+        for signature in signatures:
+            # Also attributes, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            setattr(self, signature.name, signature.traced())
+            self.names.append(signature.name)
+
+    @property
+    def signatures(self) -> dict[str, Any]:
+        """The signatures by name, for `tf.saved_model.save`."""
+        return {name: getattr(self, name) for name in self.names}
+
+    def describe(self, **facts: Any) -> None:
+        """Add answers to `model_info`.
+
+        Raises:
+            BadInput: one is neither text nor a number.
+        """
+        facts = {
+            name: "inf" if number(value) == math.inf else convert(name, value, Fact)  # JSON has no infinity
+            for name, value in facts.items()
+        }
+        self.facts = {**self.facts, **facts}
+        values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
+        self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
+
+        def model_info(key: Tensor) -> Any:
+            return {"value": table.lookup(tf.ensure_shape(key, [None]))}
+
+        # A new function: after a save or a call the old one would keep the old table.
+        self.model_info = Signature("model_info", model_info, ("key",)).traced()
+
+
+class Export(Root):
+    """A translator's SavedModel.
+
+    Args:
+        translator: a `Translator`; its options become the defaults.
+        n_best: the number of translations in an answer, fixed by the export.
+        max_beam_size: the greatest beam size of a request.
+        max_length: the default and the greatest number of symbols in a translation, the end symbol included.
+        completions: a signature more, "complete": outputs that begin with a prefix. It makes the graph a fifth larger.
+        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu. In a model of several
+            languages the first two are the defaults of inputs, by default those of the translator.
+
+    Raises:
+        BadInput: an option is out of range, a weight is not finite, or a model of several languages has no default.
+    """
+
+    @checked
+    def __init__(
+        self,
+        translator: TextModel,
+        n_best: Beams = SEARCH_OPTIONS["n_best"].default,
+        max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
+        max_length: Length = SEARCH_OPTIONS["max_length"].default,
+        completions: bool = False,
+        **facts: Any,
+    ) -> None:
+        values = translator.options | {"n_best": n_best, "max_length": max_length}
+        highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
+        of_request(values, highest | {"max_length": math.inf})
+        if translator.tokenizer.languages:
+            translator = translator.speaking(*(facts.get(name) for name in LANGUAGES))
+            facts |= dict(zip(LANGUAGES, translator.tokenizer.spoken(), strict=True))
+            facts["languages"] = ", ".join(translator.tokenizer.languages)
+        model, tokenizer = translator.model, translator.tokenizer
+        languages = {name: tf.constant([facts[name]]) for name in LANGUAGES if tokenizer.languages}
+        options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+        defaults = {name: tf.constant([values[name]], option.dtype) for name, option in options.items()}
+
+        traced_once = functools.partial(tf.function, autograph=False)  # shared by the signatures that call it alike
+
+        @traced_once
+        def searched(
+            text: Tensor, exact_n: Tensor, rows: Tensor, spoken: Sequence[Tensor], prefix: Tensor = None
+        ) -> Any:
+            speaker = translator.speaking(*spoken)
+            source, source_length, truncated = speaker.source(text)
+            asked = {"n_best": n_best, "exact_n": exact_n, **rows}
+            if prefix is None:
+                found, symbols = speaker.detailed_search(source, source_length, **asked)
+                return source, source_length, truncated, found, symbols
+            begin = speaker.target(beginnings(prefix, max_length)[0]).to_tensor(PAD_ID)
+            return source, source_length, truncated, speaker.search(source, source_length, prefix=begin, **asked), ()
+
+        def languages_of(text: Tensor, given: Mapping[str, Any]) -> list[Any]:
+            return [_per_row(name, given.get(name, default), text) for name, default in languages.items()]
+
+        def search(text: Tensor, exact_n: int, given: Mapping[str, Any], prefix: Tensor = None) -> Any:
+            """Options out of range are clipped: an error would fail the server's whole batch."""
+            text, rows = tf.ensure_shape(text, [None]), {}
+            for name, option in options.items():
+                rows[name] = _per_row(name, given.get(name, defaults[name]), text)
+                if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
+                    rows[name] = tf.where(tf.math.is_nan(rows[name]), defaults[name], rows[name])
+                rows[name] = tf.clip_by_value(rows[name], option.lowest, highest.get(name, option.highest))
+            prefix = () if prefix is None else (_per_row("prefix", prefix, text),)
+            return searched(text, tf.constant(exact_n), rows, languages_of(text, given), *prefix)
+
+        def serving_default(text: Tensor) -> Any:
+            *_, truncated, found, _ = search(text, 1, {})
+            translation = translator.texts(found.ids)[:, 0]
+            return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
+
+        def translate(text: Tensor, **given: Any) -> Any:
+            return answers(*search(text, n_best, given))
+
+        def complete(text: Tensor, prefix: Tensor, **given: Any) -> Any:
+            return answers(*search(text, n_best, given, prefix))
+
+        def answers(_: Tensor, source_length: Tensor, truncated: Tensor, found: Hypotheses, *others: Any) -> Any:
+            return {
+                "translations": translator.texts(found.ids),
+                "scores": found.scores,
+                "log_probs": found.log_probs,
+                "lengths": found.lengths - tf.cast(found.finished, tf.int32),
+                "finished": found.finished,
+                "source_length": source_length,
+                "truncated": truncated,
+            }
+
+        def details(text: Tensor, **given: Any) -> Any:
+            source, *_, found, symbols = search(text, n_best, given)
+            B, _, L = tf.unstack(tf.shape(found.ids))
+            lengths = found.lengths - tf.cast(found.finished, tf.int32)
+            is_token = tf.range(L) < lengths[:, :, tf.newaxis]  # [B, N, L]
+            token_scores = tf.where(is_token, symbols.log_probs, 0.0)
+            token_scores = tf.pad(token_scores, [[0, 0], [0, 0], [0, max_length - L]])
+
+            def tokens(part: Tensor) -> tf.RaggedTensor:
+                return tf.ragged.boolean_mask(tf.reshape(part, [B * n_best, L]), tf.reshape(is_token, [B * n_best, L]))
+
+            def each(flat: Tensor) -> Any:
+                return tf.ensure_shape(tf.reshape(flat, [B, n_best]), [None, n_best])
+
+            return {
+                "tokens": each(_joined(tokenizer.pieces(tokens(found.ids)))),
+                "alignments": each(_alignments(tokens(symbols.attended))),
+                "token_scores": tf.ensure_shape(token_scores, [None, n_best, max_length]),
+                "source_tokens": _joined(tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
+            }
+
+        def score(source: Tensor, target: Tensor, **given: Any) -> Any:
+            source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
+            speaker = translator.speaking(*languages_of(source, given))
+            source_ids, _, cut = speaker.source(source)
+            target_ids, _, target_cut = speaker.reference(target)
+            log_probs = speaker.force(source_ids, target_ids)
+            real = target_ids > 0
+            log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
+            length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
+            scores = log_prob / penalty(length, defaults["length_penalty"])
+            return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
+
+        def tokenize(text: Tensor) -> Any:
+            ids = tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, tokenizer.codes :]
+            return {"tokens": _joined(tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
+
+        def detokenize(tokens: Tensor) -> Any:
+            pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
+            return {"text": tokenizer.detokenize(tokenizer.ids(pieces))}
+
+        super().__init__(
+            model,
+            tokenizer,
+            [
+                Signature("serving_default", serving_default),
+                Signature("translate", translate, options=defaults | languages),
+                Signature("translate_details", details, options=defaults | languages),
+                Signature("score", score, ("source", "target"), languages),
+                Signature("tokenize", tokenize),
+                Signature("detokenize", detokenize, ("tokens",)),
+                *([Signature("complete", complete, ("text", "prefix"), defaults | languages)] * completions),
+            ],
+            {"serving_default": {}, "translate": {name: (values | facts)[name] for name in [*options, *languages]}},
+            **facts,
+            **values,
+            max_beam_size=max_beam_size,
+        )
+
+
+class TextParser(Protocol):
+    """What the export of a parser needs of it: `parsing.parser.Parser` has it."""
+
+    @property
+    def translator(self) -> TextModel: ...
+
+    def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]: ...
+
+
+class ParserExport(Root):
+    """A parser's SavedModel.
+
+    Args:
+        parser: a `Parser`; the export fixes its options of the search.
+        facts: further answers of `model_info`, e.g. step, f1.
+    """
+
+    def __init__(self, parser: TextParser, **facts: Any) -> None:
+        def parse(text: Tensor) -> Any:
+            tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
+            return {"tree": tree, "score": score, "truncated": truncated}
+
+        translator = parser.translator
+        super().__init__(
+            translator.model,
+            translator.tokenizer,
+            [Signature("serving_default", parse), Signature("parse", parse)],
+            {"serving_default": {}, "parse": {}},
+            **facts,
+            **{name: value for name, value in translator.options.items() if SEARCH_OPTIONS[name].parser},
+        )
+
+
+def _per_row(name: str, option: Tensor, text: Tensor) -> Any:
+    """An option [1] or [batch] as [batch]."""
+    option = tf.ensure_shape(option, [None])
+    B, given = tf.shape(text)[0], tf.shape(option)[0]
+    message = f"{name}: expected a vector of length 1 or of the batch size"
+    with tf.control_dependencies([tf.debugging.Assert((given == 1) | (given == B), [message, given, B])]):
+        return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
+
+
+def _joined(pieces: Tensor) -> tf.Tensor:
+    return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
+
+
+def _alignments(attended: tf.RaggedTensor) -> tf.Tensor:
+    """The source tokens [B, None] that belong to an output's tokens, in Pharaoh form "s-t s-t ...": string [B]."""
+    place = tf.ragged.range(attended.row_lengths())
+    pairs = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, place)], "-")
+    return _joined(attended.with_flat_values(pairs))

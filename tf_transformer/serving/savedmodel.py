@@ -1,0 +1,170 @@
+"""Writes the folder of an export: complete, checked, and in one step."""
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.conformance.check import check, failures, plainly_named
+from tf_transformer.extensions.conformance.loader import field
+from tf_transformer.serving.compact import compact
+from tf_transformer.serving.contract import Root
+from tf_transformer.serving.versions import size_of
+from tf_transformer.utils import values
+from tf_transformer.utils.files import new_folder, user_path
+from tf_transformer.utils.folders import is_version, saved_model_of
+from tf_transformer.utils.reading import read_bytes, read_json, reading
+from tf_transformer.utils.terminal import say
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_TIMEOUT_MICROS = 2000
+QUEUED_BATCHES = 64
+WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
+
+
+@values.checked
+def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
+    """Write the folder of a SavedModel, whole or not at all:
+
+        saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
+        batching_params.pbtxt                                      for a server with per-model batching parameters
+        assets.extra/tf_transformer.json                           the configuration and the answers of `model_info`
+        assets.extra/tokenizer.model                               the tokenizer's attribute `model`
+        assets.extra/tf_serving_warmup_requests                    requests that the server runs before it is ready
+
+    Args:
+        export: the export to write; its name, version and time are added to `model_info`.
+        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
+        checked: run the checks of `tf_transformer.extensions.conformance.check` on the result.
+
+    Raises:
+        BadInput: the path has no version, or a check failed; nothing is left behind.
+        FileExistsError: path exists.
+    """
+    path = user_path(path)
+    if not is_version(path.name):
+        raise BadInput(f"path: expected a folder <name>/<integer version>, since a server finds no other, got {path}")
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    export.describe(name=path.absolute().parent.name, version=path.name, created=created)
+    with new_folder(path) as folder:
+        # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
+        saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
+        compact(folder)
+        (folder / "batching_params.pbtxt").write_text(batching_params())
+        extra = folder / "assets.extra"
+        extra.mkdir()
+        description = export.facts | {"config": export.config.to_dict()}
+        (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
+        (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
+        with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
+            for record in warmup_records(export):
+                file.write(record)
+        if checked:
+            check_export(folder, path)
+
+
+def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
+    """Refuse a folder that fails a check; it would be published as `path`. A check takes long: it says what it does."""
+    say("checking that it can be used ...")
+    began, findings = time.monotonic(), check(folder)
+    if failed := failures(findings):
+        listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
+        raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
+    say(f"{len(findings)} checks passed in {time.monotonic() - began:.0f} s")
+
+
+def share_in_8_bits(path: Path) -> float:
+    """How much of an export's weights, 0 to 1, are integers of 8 bits. It reads no weights."""
+    with plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+    dtypes = stored.get_variable_to_dtype_map()
+    sizes = {name: math.prod(shape) for name, shape in stored.get_variable_to_shape_map().items()}
+    sizes = {name: size for name, size in sizes.items() if name.startswith("weights/")}
+    return sum(size for name, size in sizes.items() if dtypes[name] == tf.int8) / sum(sizes.values())
+
+
+def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
+    """Read the values that `save_export` wrote, without loading or running the graph.
+
+    Returns:
+        assets.extra/tf_transformer.json; the tokenizer's `model`; the weights, in the order of `Transformer.weights`.
+
+    Raises:
+        BadInput: the folder holds something else.
+    """
+    path = saved_model_of(path)
+    described = path / "assets.extra" / "tf_transformer.json"
+    if not described.is_file():
+        raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
+    facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
+    with reading(path, "a whole SavedModel of this package"):
+        if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
+            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
+    with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+        shapes = {
+            name: shape for name, shape in stored.get_variable_to_shape_map().items() if name.startswith("weights/")
+        }
+        if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
+            raise ValueError("weights that are no larger than their file, got larger ones")
+        names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
+        try:
+            return facts, tokenizer, [stored.get_tensor(name) for name in names]
+        except IndexError as error:  # of TensorFlow's reader, where a file is too short
+            raise ValueError(str(error)) from error
+
+
+def batching_params() -> str:
+    """batching_params.pbtxt. The last allowed size must be the greatest batch, or the server refuses to load."""
+    lines = [
+        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",
+        f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
+        f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
+        *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def warmup_records(export: Root) -> list[bytes]:
+    """Warm-up requests for the signatures that `export` names: one row and the greatest batch, short and long texts.
+
+    Every row has every option, since a server that merges requests needs them. The texts are made of the vocabulary's
+    pieces, since the language is unknown here.
+    """
+    records = []
+    for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
+        for tokens in WARMUP_TOKENS:
+            text = _example(export, tokens)
+            for name, options in export.warm.items():
+                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in options.items()}
+                records.append(prediction_log(str(export.facts["name"]), name, inputs))
+    return records
+
+
+def _example(export: Root, tokens: int) -> bytes:
+    """A text of about N = `tokens` tokens."""
+    pieces = range(export.first_piece, export.config.vocab_size)
+    (text,) = export.decode([[pieces[i % len(pieces)] for i in range(tokens)]])
+    return text.encode()
+
+
+def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
+    """A `tensorflow.serving.PredictionLog` of one request, serialized.
+
+    It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
+    tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+    """
+    request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}
+    for name, value in inputs.items():
+        tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
+        request += field(2, field(1, name.encode()) + field(2, tensor.SerializeToString(deterministic=True)))
+    return field(6, field(1, request))  # predict_log {request}

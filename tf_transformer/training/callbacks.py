@@ -1,0 +1,356 @@
+"""Keras callbacks for `fit`: checkpoints and resuming, dev scores, plain progress lines, a check for finite numbers.
+
+`Trainer` uses them. They also work in a `model.fit` of your own:
+
+    checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
+    model.fit(batches, epochs=10, callbacks=[checkpoints])  # run again: goes on after the last whole epoch
+    tt.load("runs/mine").save("savedmodels/mine/1")  # the average of its last checkpoints
+"""
+
+import importlib.util
+import math
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras.ops import convert_to_numpy
+
+from tf_transformer.config import BadInput
+from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.training.checkpoints import Checkpoints as Checkpoints
+from tf_transformer.training.checkpoints import Logs, numbers_in
+from tf_transformer.training.checkpoints import Stopped as Stopped
+from tf_transformer.training.run import Run
+from tf_transformer.utils.files import encoded, user_path
+from tf_transformer.utils.terminal import is_watched, say
+from tf_transformer.utils.values import Amount, Count, Natural, check_fields, checked
+
+RATE_CALLBACKS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+Answers = Callable[[list[str]], list[str]]  # of sources
+
+
+@dataclass(frozen=True)
+class DevText:
+    """A dev text and its score, to watch a training with.
+
+    Attributes:
+        metric: the score's name, for example "BLEU".
+        score: a function from outputs and references to a number.
+        source: sentences.
+        references: the outputs wanted for them.
+    """
+
+    metric: str
+    score: Callable[[list[str], list[str]], float]
+    source: list[str]
+    references: list[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
+    def thinned(self, most: Count) -> "DevText":
+        """At most `most` of the sentences, evenly spread."""
+        every = max(1, -(-len(self.source) // most))
+        return DevText(self.metric, self.score, self.source[::every], self.references[::every])
+
+
+class DevScore(keras.callbacks.Callback):
+    """Scores the dev text at the end of every epoch, as `dev_bleu` in the logs, and shows some outputs.
+
+    Args:
+        function: from a list of strings to a list of strings, for example a `Translator`.
+        dev: the text to score it with.
+        show: the number of outputs to print.
+        logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first; on the
+            TensorFlow backend alone, since TensorBoard's own package writes numbers.
+    """
+
+    @checked
+    def __init__(self, function: Answers, dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None):
+        super().__init__()
+        self.function, self.dev, self.show = function, dev, show
+        self.logs = None if logs is None else user_path(logs, "logs")
+        self._writer: Any = None
+
+    def on_train_begin(self, logs: object = None) -> None:
+        if hasattr(self.model, "after_fit"):
+            self.model.after_fit.callback(self.on_train_end)
+
+    def on_train_end(self, logs: object = None) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        source, references = self.dev.source, self.dev.references
+        outputs = self.function(source)
+        value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
+        step = steps_of(self.model)
+        say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
+        shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
+        width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
+        for k in shown:
+            texts = source[k], outputs[k], references[k]
+            lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
+            say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
+        if self.logs and shown and ON_TENSORFLOW and _is_installed("tensorboard"):
+            self._draw(self.logs, step, shown, outputs)
+
+    def _draw(self, logs: Path, step: int, shown: list[int], outputs: list[str]) -> None:
+        import tensorflow as tf
+
+        source, references = self.dev.source, self.dev.references
+        lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in shown]
+        self._writer = self._writer or tf.summary.create_file_writer(str(logs / "outputs"))
+        with self._writer.as_default(step):
+            table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
+            tf.summary.text("outputs", encoded(table))
+            if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
+                scores = self.function.attention_scores(source[shown[0]], outputs[shown[0]])
+                heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
+                tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
+
+
+class PlainLines(keras.callbacks.Callback):
+    """Progress for a log file: a line every N seconds, and one at the end of an epoch.
+
+    Args:
+        seconds: from one line to the next.
+        steps: all steps of the training, where an epoch is not a pass over the text but ends at a checkpoint. The lines
+            then count steps instead of epochs.
+    """
+
+    @checked
+    def __init__(self, seconds: Amount = 30.0, steps: Count | None = None):
+        super().__init__()
+        self.seconds, self.steps = seconds, steps
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self.last_line = time.monotonic()
+        self.first = steps_of(self.model) if self.steps else 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if time.monotonic() - self.last_line >= self.seconds:
+            self.last_line = time.monotonic()
+            if self.steps:
+                self._say(f"step {self.first + batch + 1:,} of {self.steps:,}", logs)
+            else:
+                self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if self.steps:
+            self._say(f"step {steps_of(self.model):,} of {self.steps:,}", logs)
+        else:
+            self._say(f"epoch {epoch + 1:,}", logs)
+
+    def _say(self, what: str, logs: dict[str, Any]) -> None:
+        values = (
+            f"{name} {value:,.0f}" if abs(value) >= 1_000 else f"{name} {value:.4g}"
+            for name, value in numbers_in(logs).items()
+        )
+        say(f"{what}: {', '.join(values)}")
+
+
+class Bar(PlainLines):
+    """Progress on a terminal or in a notebook: Keras's bar for the steps to the next checkpoint, and a line there.
+
+    Args:
+        steps: all steps of the training.
+    """
+
+    FIXED = 50  # columns of the bar, its counts and its times
+
+    @checked
+    def __init__(self, steps: Count):
+        super().__init__(steps=steps)
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        super().on_epoch_begin(epoch)
+        count = self.params["steps"]
+        say(f"steps {self.first + 1:,} to {self.first + count:,} of {self.steps:,}")
+        self.bar = keras.utils.Progbar(count, unit_name="step")
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        room, shown = shutil.get_terminal_size((80, 24)).columns - self.FIXED, list[tuple[str, Any]]()
+        for name in ("loss", "tokens/s", "accuracy", *logs):  # a line that is too long would not change but come again
+            room -= len(f" - {name}: 12345.6789")
+            if name in logs and name not in dict(shown) and room >= 0:
+                shown.append((name, logs[name]))
+        self.bar.update(batch + 1, shown, finalize=batch + 1 == self.bar.target)
+
+
+def steps_of(model: keras.Model) -> int:
+    """The updates that a model's optimizer has made."""
+    return int(convert_to_numpy(model.optimizer.iterations))
+
+
+class StopOnNonFinite(keras.callbacks.Callback):
+    """Checks that losses and gradients are finite. If not, it stops, or reports the skipped updates.
+
+    It looks every 50 steps and at the end of an epoch: each look waits for the device. Stand before the callbacks that
+    save, since weights may have been wrong for some steps.
+
+    Args:
+        batches: by their numbers, from 0; each has the numbers of its `lines`.
+        first: the number of the batch that training begins with.
+        skip: go on, since the model's `skip_not_finite` leaves the updates out.
+    """
+
+    @checked
+    def __init__(self, batches: Any, first: Natural, skip: bool = False):
+        super().__init__()
+        self.batches, self.number, self.skip = batches, first, skip
+
+    def on_train_begin(self, logs: object = None) -> None:
+        self.counts = hasattr(self.model, "not_finite")  # on TensorFlow
+        self.every = self.model.not_finite_steps.shape[0] if self.counts else 50  # as many as the model remembers
+        self.seen = int(self.model.not_finite.numpy()) if self.counts else 0
+        self.unchecked = 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        self.number += 1
+        self.unchecked += 1
+        self.loss = logs["loss"]  # a mean over the epoch so far
+        if self.unchecked == self.every:
+            self.check()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Look at the steps since the last look.
+
+        Raises:
+            BadInput: the loss or a gradient of one was not finite, and such updates are not skipped.
+        """
+        looked_at, self.unchecked = self.unchecked, 0
+        if not self.counts:
+            if looked_at and not math.isfinite(float(self.loss)):
+                steps = f"steps {self.number - looked_at + 1:,} to {self.number:,}"
+                raise BadInput(f"{steps}: a loss is not finite; the last checkpoint is from before it")
+            return
+        before, self.seen = self.seen, int(self.model.not_finite.numpy())
+        if self.seen == before:
+            return
+        steps = self.model.not_finite_steps.numpy()
+        newest = [steps[i % len(steps)] for i in range(max(before, self.seen - len(steps)), self.seen)]
+        first = self.number - int(self.model.steps_made.numpy())
+        numbers = [first + int(step) for step in newest]
+        if not self.skip:
+            raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
+        for number in numbers[:3]:  # their lines take a while to find
+            say(f"\n  {self._describe(number)}; this update was left out")
+        if numbers[3:]:
+            say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
+
+    def _describe(self, number: int) -> str:
+        lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # 0 is in rows of padding
+        others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
+        lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
+        return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Stops a training whose value has not become better for some epochs, which end at checkpoints.
+
+    It counts the rows of the run's history, so a resumed run goes on counting. Stand before `Checkpoints`, which adds
+    the newest row.
+
+    Args:
+        run: whose history it is.
+        name: of the value.
+        count: of epochs in a row.
+    """
+
+    @checked
+    def __init__(self, run: Run, name: str, count: Count):
+        super().__init__()
+        self.run, self.name, self.count = run, name, count
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        values = [float(row[self.name]) for row in (*self.run.history, logs) if self.name in row]
+        if values and len(values) - 1 - int(np.argmax(values)) >= self.count:
+            say(f"  no better {self.name} in {self.count:,} checkpoints")
+            self.model.stop_training = True
+
+
+class Scalars(keras.callbacks.Callback):
+    """The values of each epoch for TensorBoard, by its own package, where TensorFlow is not installed.
+
+    Args:
+        logs: TensorBoard's folder.
+    """
+
+    @checked
+    def __init__(self, logs: str | os.PathLike[str]):
+        super().__init__()
+        self.logs = user_path(logs, "logs")
+        self._writer: Any = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = self._writer or EventFileWriter(str(self.logs / "train"))
+        for name, value in numbers_in(logs).items():
+            summary = Summary(value=[Summary.Value(tag=f"epoch_{name}", simple_value=value)])
+            self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
+        self._writer.flush()
+
+    def on_train_end(self, logs: object = None) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+
+def check_callbacks(callbacks: Iterable[keras.callbacks.Callback], scheduled: bool) -> None:
+    """Checks that callbacks work with a `Trainer`.
+
+    Args:
+        callbacks: of the user.
+        scheduled: whether a schedule sets the learning rate, which no callback can change then.
+
+    Raises:
+        BadInput: If one does not.
+    """
+    for callback in callbacks:
+        if getattr(callback, "restore_best_weights", False):
+            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise BadInput("callbacks: expected no SwapEMAWeights. Use Recipe(ema_momentum=...)")
+        if scheduled and isinstance(callback, RATE_CALLBACKS):
+            got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
+            raise BadInput(f"callbacks: expected none that changes the rate of a schedule, got {got}")
+
+
+def board(logs: Path) -> list[keras.callbacks.Callback]:
+    """The callback that writes for TensorBoard, by TensorFlow or by TensorBoard's own package; none without both."""
+    if not _is_installed("tensorboard"):  # which TensorFlow, too, writes by
+        say("nothing for TensorBoard, which is not installed: pip install tensorboard")
+        return []
+    if _is_installed("tensorflow"):
+        return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
+    return [Scalars(logs)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+
+@checked
+def progress(steps: Count) -> keras.callbacks.Callback:
+    """The callback that shows the progress of a training: a bar on a terminal or in a notebook, lines elsewhere."""
+    return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)

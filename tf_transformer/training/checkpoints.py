@@ -1,0 +1,312 @@
+"""The callback that makes of a `fit` a run: it saves checkpoints, and goes on from the newest."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+from keras.ops import convert_to_numpy
+
+from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.training.run import Run, compiled, inner
+from tf_transformer.utils.terminal import Stopped as Stopped
+from tf_transformer.utils.terminal import duration, say, say_in_a_handler
+from tf_transformer.utils.values import Count, checked
+
+if TYPE_CHECKING:
+    from tf_transformer.tokenizers.tokenizer import Tokenizer
+
+Logs = dict[str, Any]  # Keras's values by name, at the end of a batch or an epoch
+
+
+def exchange_averages(model: keras.Model) -> bool:
+    """Exchanges a model's weights and their moving averages, and returns whether its optimizer has any."""
+    optimizer = inner(model.optimizer)
+    if not getattr(optimizer, "use_ema", False):
+        return False
+    for weight, average in zip(model.trainable_weights, optimizer._model_variables_moving_average, strict=True):
+        value = np.array(convert_to_numpy(weight))
+        weight.assign(average)
+        average.assign(value)
+    return True
+
+
+def numbers_in(logs: Logs) -> dict[str, float]:
+    """Returns the logs that are numbers: other callbacks may add texts and arrays."""
+    numbers = dict[str, float]()
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # the last is PyTorch's
+            numbers[name] = float(value)
+    return numbers
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Resumes from a run's newest checkpoint; saves a checkpoint and a row of the history after every epoch.
+
+    In the logs, "tokens/s" replaces the metric `TokenCount`, if the model has it. Each row has the learning rate and
+    the norm of the last gradient. `fit` skips completed epochs, and says so. Weights, optimizer and learning rate are
+    then the checkpoint's; a model that was compiled with another optimizer, rate or loss is refused.
+
+    If the optimizer has `use_ema=True`, validation, later callbacks at an epoch's end and the stored weights are the
+    moving averages, and training resumes from the weights that it had. `SwapEMAWeights` would exchange them twice.
+
+    Begin the data where the checkpoint is: with `tt.data.text_pairs(..., first_epoch=checkpoints.epoch)`, or, if epochs
+    are parts of an endless dataset, with `batches.skip(checkpoints.step)`.
+
+    Args:
+        run: the run's folder, or a `Run`.
+        tokenizer: kept in the folder, so that `load` can make a translator of the run; not needed if it is there.
+        steps: the last step of the training, where an epoch ends; `None` leaves that to `fit`.
+        until: save and stop at this step; `None` means no such stop.
+        alone: whether this process trains by itself. One of several workers stops only where the others do.
+
+    Attributes:
+        step: number of updates made.
+        epoch: number of complete epochs.
+    """
+
+    @checked
+    def __init__(
+        self,
+        run: Run | str | os.PathLike[str],
+        tokenizer: "Tokenizer | None" = None,
+        steps: Count | None = None,
+        until: Count | None = None,
+        alone: bool = True,
+    ):
+        super().__init__()
+        self.run = run if isinstance(run, Run) else Run(run)
+        self.tokenizer = tokenizer
+        self.steps, self.until, self.alone = steps, until, alone
+        newest = self.run.newest()
+        self._begin_at(newest[1] if newest else {"step": 0})
+        self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
+        self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
+        self._locked = False  # by this callback
+        self._averaged = False  # the model has the moving averages, and the optimizer the weights
+        self._scoring = False  # an epoch's steps are made; its row and its checkpoint are not
+        self.told_to_stop = 0
+
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        self.step: int = state["step"]
+        self.epoch = len(state.get("history", ()))
+        tokens, rows = state.get("target_tokens", 0), state.get("history")
+        self.tokens: int | None = None if rows and not tokens else tokens  # None: nobody counted
+        self.seconds: float = state.get("seconds", 0.0)
+        self.stopped_of = state.get("stopped_of", 0)  # all steps of a training that another callback stopped before
+        self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
+        self._compiled: dict[str, Any] = state.get("compiled", {})  # of a run that this callback began
+
+    def restore(self, model: keras.Model) -> None:
+        """Load the newest checkpoint, if there is one, into a built and compiled model.
+
+        `fit` then begins at its `initial_epoch`; without this call it begins after the last complete epoch.
+        """
+        self._load(model)
+        self._restored = model
+
+    def _load(self, model: keras.Model) -> None:
+        strategy = getattr(model, "distribute_strategy", None)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            state = self.run.restore(model)
+            if state and state.get("averaged"):
+                exchange_averages(model)
+        if state:
+            self._begin_at(state)
+
+    def on_train_begin(self, logs: object = None) -> None:
+        self._locked = self.run.lock()
+        if hasattr(self.model, "after_fit"):
+            self.model.after_fit.callback(self._unlock)
+        if self._restored is not self.model:
+            try:
+                self._resume()
+            except BaseException:
+                self._unlock()
+                raise
+
+    def _resume(self) -> None:
+        """Begin a run, or continue one after its last whole epoch."""
+        self._begin()
+        now = compiled(self.model)  # before a callback changes the rate
+        self._load(self.model)
+        if self.step:
+            self._say_where()
+        else:
+            self._compiled = now
+        self.model._initial_epoch = self.epoch or None  # Keras's own for this: BackupAndRestore's
+
+    def _say_where(self) -> None:
+        done, epochs = self.epoch, self.params["epochs"]
+        say(
+            f"going on from the checkpoint at step {self.step:,} of {self.run.path}, with its weights, optimizer and "
+            f"learning rate; {done:,} {'epoch is' if done == 1 else 'epochs are'} done"
+        )
+        if epochs <= done:
+            asked = f"all {epochs:,} epochs are" if epochs > 1 else "the one epoch is"
+            say(f"{asked} done: nothing to train; give more epochs=, or another folder")
+
+    def _begin(self) -> None:
+        """Write config.json and the tokenizer, as `Trainer` does for a new run, if `load` can rebuild the model.
+
+        Raises:
+            BadInput: the folder holds another run, or another tokenizer; the tokenizer has another size than the model.
+        """
+        if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
+            return
+        V, tokenizer = self.model.config.vocab_size, self.tokenizer
+        if tokenizer and tokenizer.vocab_size != V:
+            raise BadInput(f"tokenizer: expected one of the model's vocab_size={V}, got {tokenizer.vocab_size}")
+        model, is_there = self.model.config.to_dict(), (self.run.path / "config.json").exists()
+        if is_there:
+            self.run.exists(self.run.settings() | {"model": model})  # raises if the settings differ
+        self._keep_tokenizer(self.run.path / "tokenizer.model", is_there)
+        if not is_there:
+            self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
+
+    def _keep_tokenizer(self, file: Path, is_there: bool) -> None:
+        """Keep the tokenizer, also of a run that began without one, or that was killed before it had one."""
+        if not self.tokenizer:
+            return
+        from tf_transformer.models.families import load_tokenizer  # TensorFlow's
+
+        if not (is_there and file.exists()):
+            self.tokenizer.save(file)
+        elif load_tokenizer(file).fingerprint != self.tokenizer.fingerprint:
+            raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
+
+    def on_train_end(self, logs: object = None) -> None:
+        self._unlock()
+        if self.told_to_stop:  # a signal during the last epoch's end counts, too
+            raise self._stopped()
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
+
+    @contextlib.contextmanager
+    def saving_on_signals(self) -> Iterator[None]:
+        """Inside this block, SIGTERM and Ctrl-C save a checkpoint and raise `Stopped`; a second Ctrl-C stops at once.
+
+        While an epoch is scored they end the scoring, so its row in the history has fewer values. Ignored signals stay
+        ignored, as Ctrl-C is in a program that a script starts with &.
+        """
+
+        def stop(number: int, _: object) -> None:
+            first, self.told_to_stop = not self.told_to_stop, number
+            when = "now" if self._scoring else "after this step"
+            if number == signal.SIGINT:
+                signal.signal(number, before[number])
+                say_in_a_handler(f"saving {when}; Ctrl-C again stops at once")
+            else:
+                say_in_a_handler(f"saving {when}")
+            if first and self._scoring:
+                raise KeyboardInterrupt  # which everything lets through
+
+        able = self.alone and threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if able}
+        before: dict[int, Any] = {
+            number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+        }
+        try:
+            for number in before:
+                signal.signal(number, stop)
+            yield
+        except KeyboardInterrupt:
+            if not (self.told_to_stop and self._scoring):
+                raise
+            self._end_epoch()
+            raise self._stopped() from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._unlock()  # an exception ended `fit` of a model of another kind
+
+    def _unlock(self) -> None:
+        """What the end of `fit` undoes, also an end by an exception."""
+        if self.model:
+            self.model._initial_epoch = None
+            self._use_averages(False)
+        if self._locked:
+            self.run.unlock()
+            self._locked = False
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        if self.told_to_stop:  # in another callback's end of the epoch before, which is saved
+            raise self._stopped()
+        self.began = time.perf_counter()
+        self.first = self.step
+        if self.half_done:
+            self.began -= self.half_done["seconds"]
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        self.elapsed = time.perf_counter() - self.began
+        self.step = self.first + batch + 1
+        if self.half_done:  # all metrics are sums, and some are made in the first step
+            for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
+                now = convert_to_numpy(variable)
+                variable.assign(now + np.asarray(value, now.dtype))
+            self.half_done = None
+        self._logs = dict(logs)
+        if "tokens" in logs:
+            logs["tokens/s"] = logs.pop("tokens") / self.elapsed
+        self.model.stop_training |= self.step == self.steps
+        ends = self.model.stop_training or batch + 1 == self.params["steps"]  # of the epoch, whose end saves
+        if (self.told_to_stop or self.step == self.until) and not ends:
+            sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
+            self._save(half_done={"seconds": self.elapsed, "metrics": sums})
+            raise self._stopped()
+        self._scoring = ends
+        if ends and self.told_to_stop:  # who waits for scores of the dev text may kill this process before it saves
+            self._end_epoch()
+            raise self._stopped()
+
+    def on_test_begin(self, logs: object = None) -> None:
+        self._use_averages(True)
+
+    def _use_averages(self, use: bool) -> None:
+        if use != self._averaged:
+            self._averaged = exchange_averages(self.model) and use
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        self._end_epoch(logs)
+
+    def _end_epoch(self, logs: Logs | None = None) -> None:
+        """Save with the epoch's values, or with those of its steps alone."""
+        self._scoring, logs = False, self._logs if logs is None else logs
+        self.seconds += self.elapsed
+        if "tokens" in logs:
+            tokens = int(logs.pop("tokens"))
+            self.tokens = None if self.tokens is None else self.tokens + tokens
+            logs["tokens/s"] = tokens / self.elapsed
+        else:
+            self.tokens = None
+        logs.pop("val_tokens", None)
+        logs["learning_rate"] = float(convert_to_numpy(self.model.optimizer.learning_rate))
+        if hasattr(self.model, "gradient_norm"):  # on TensorFlow
+            logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
+        row = {"step": self.step} | self._counted() | {"seconds": round(self.seconds, 1)}
+        self.run.history.append(row | numbers_in(logs))
+        self.epoch = len(self.run.history)
+        stopped = self.steps and self.model.stop_training and self.step < self.steps
+        self._save(**({"stopped_of": self.steps} if stopped else {}))
+        if self.steps and self.steps > self.step:
+            left = (self.steps - self.step) * self.seconds / self.step
+            say(f"  step {self.step:,} of {self.steps:,}, {duration(left)} to go")
+
+    def _save(self, **state: Any) -> None:
+        self.before_saving()
+        state |= self._counted() | ({"compiled": self._compiled} if self._compiled else {})
+        self._use_averages(True)
+        if self._averaged:
+            state["averaged"] = True
+        self.run.save(self.model, self.step, seconds=self.seconds, **state)
+        self._use_averages(False)
+
+    def _counted(self) -> dict[str, int]:
+        return {} if self.tokens is None else {"target_tokens": self.tokens}

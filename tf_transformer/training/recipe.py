@@ -1,0 +1,132 @@
+"""How a run is trained: all settings in one place, and the recipe of each preset."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from tf_transformer.config import PRESETS, BadInput
+from tf_transformer.utils.type_names import VocabularyKind
+from tf_transformer.utils.values import Count, Natural, Positive, Rate, Seed, between, check_fields, checked
+
+Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
+PAPER_STEPS = 100_000  # of base (section 5.2)
+# What may change as a run goes on:
+CHANGEABLE = {"steps", "epochs", "eval_every", "stop_after", "average_last", "dev_sentences"}
+CHANGEABLE |= {"parts", "on_nan", "jit_compile"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
+
+    Attributes:
+        steps: updates to make. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
+        epochs: passes over the training text to make, instead of `steps`.
+        batch_tokens: source tokens in a batch, and as many target tokens. Padding is included (section 5.1).
+        warmup_steps: steps in which the learning rate grows, equation (3).
+        factor: multiplies equation (3)'s learning rate.
+        learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
+        cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
+            none.
+        eval_every: steps between checkpoints, about, so that the last is at the end. `None` means a twentieth of all
+            steps, and at most 1,500.
+        stop_after: checkpoints in a row without a better dev score that end the training. Where there are no scores, a
+            smaller dev loss is better; `None` means never.
+        average_last: checkpoints to average at the end (section 6.1), and to keep, two at least. `None` means 5, or 1
+            with `ema_momentum`.
+        dev_sentences: sentences of the dev text to decode at each checkpoint.
+        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
+            (docs/reference/vocabulary.md).
+        mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
+        parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
+        clip_norm: the largest norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
+        ema_momentum: momentum of a moving average of the weights, for example 0.999. It covers about
+            1 / (1 - momentum) steps, and takes the place of the weights in scores and checkpoints. `None` means none.
+        on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
+        jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It does so once for each shape of
+            batches; "auto" is Keras's choice, which is on with one GPU.
+        seed: of weights, dropout and the order of the text: any whole number. One below 0, or beyond 32 bits,
+            becomes one of 32 bits.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_tokens: Count = 25_000
+    warmup_steps: Count = 4_000
+    factor: Positive = 1.0
+    learning_rate: Positive | None = None
+    cooldown_steps: Natural = 0
+    eval_every: Count | None = None
+    stop_after: Count | None = None
+    average_last: Count | None = None
+    dev_sentences: Count = 500
+    tokenizer: VocabularyKind = "bpe"
+    mixed_precision: Literal["bfloat16", "float16"] | None = None
+    parts: Parts = 1
+    clip_norm: Positive | None = None
+    ema_momentum: Rate | None = None
+    on_nan: Literal["stop", "skip"] = "stop"
+    jit_compile: Literal["auto", "on", "off"] = "auto"
+    seed: Seed = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.steps and self.epochs:
+            raise BadInput(f"expected steps or epochs, got {self.steps:,} steps and {self.epochs:,} epochs")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
+        return dataclasses.asdict(self)
+
+    @property
+    def averaged(self) -> int:
+        """Number of checkpoints to average at the end."""
+        return self.average_last or (1 if self.ema_momentum else 5)
+
+    def last_step(self, epoch: int) -> int:
+        """Number of updates, where a pass over the training text has `epoch` batches."""
+        return self.epochs * epoch if self.epochs else self.steps or PAPER_STEPS
+
+    @checked
+    def interval(self, steps: Count) -> int:
+        """Steps from one checkpoint to the next, about `eval_every`, so that the last one is at the end."""
+        every = self.eval_every or min(1_500, -(-steps // 20))
+        return -(-steps // max(1, round(steps / every)))
+
+
+RECIPES = {
+    # To fine-tune a pretrained model.
+    "finetune": Recipe(epochs=3, batch_tokens=2_048, warmup_steps=100, learning_rate=5e-5),
+    "tiny": Recipe(steps=800, batch_tokens=2_048, warmup_steps=300, eval_every=80),
+    "small": Recipe(steps=12_000, batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
+    # The learning rate rises to 0.005 (Wu et al. 2021).
+    "multi30k": Recipe(steps=8_000, batch_tokens=4_096, warmup_steps=2_000, factor=2.53, eval_every=250),
+    # Ten minutes between checkpoints, as the paper has them on 8 P100.
+    "base": Recipe(steps=PAPER_STEPS, eval_every=1_500),
+    "big": Recipe(steps=300_000, eval_every=600),
+    "parsing_small": Recipe(steps=14_000, batch_tokens=2_048, warmup_steps=600, factor=1.5, eval_every=1_000),
+    "parsing_wsj": Recipe(steps=300_000, eval_every=1_000),
+    "parsing_semi": Recipe(steps=300_000, eval_every=1_000),
+}
+
+
+@checked
+def recipe_of(preset: str, kind: Literal["translation", "parsing"]) -> Recipe:
+    """The recipe of a preset, to translate or to parse. Rows of Table 3 are trained as `base`.
+
+    Args:
+        preset: a name in `PRESETS`.
+        kind: "translation" or "parsing".
+
+    Raises:
+        BadInput: there is no such preset, or it is one for parsing and not for translation.
+    """
+    names = [name for name in PRESETS if kind == "parsing" or not name.startswith("parsing")]
+    if preset not in names:
+        raise BadInput(f"preset: expected one of {', '.join(names)} for {kind}; got {preset!r}")
+    recipe = RECIPES.get(preset, RECIPES["base"])
+    if kind == "parsing" and not preset.startswith("parsing"):
+        return dataclasses.replace(RECIPES["parsing_wsj"], steps=recipe.steps)
+    return recipe
