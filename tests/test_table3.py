@@ -3,11 +3,11 @@
 import csv
 
 import pytest
+from test_config import TABLE_3
 
 import tf_transformer as tt
 from examples.table3 import table as table3
 from examples.table3 import train
-from tests.test_config import TABLE_3
 
 BASE = tt.PRESETS["base"]
 

@@ -16,7 +16,7 @@ import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.models.families import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
 
 

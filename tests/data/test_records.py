@@ -329,7 +329,7 @@ def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus):
 @pytest.mark.parametrize("family", ["marian", "m2m100"])
 def test_records_of_a_pretrained_tokenizer(family, tmp_path):
     """So a large corpus fine-tunes: each side by its own vocabulary, with the codes of languages."""
-    tokenizer = tt.Translator.from_pretrained(Path(__file__).parent / family / "trained").tokenizer
+    tokenizer = tt.Translator.from_pretrained(Path(__file__).parents[1] / family / "trained").tokenizer
     if tokenizer.languages:
         with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
             list(write(([("a", "b")], tokenizer), tmp_path))

@@ -1,7 +1,7 @@
 """Checkpoints of MarianMT against what `transformers` answers with them.
 
 tests/marian holds one and its answers, made by tests/marian/make.py. Where transformers and torch are installed
-(pip install torch "transformers<6"), others are made anew: pytest tests/test_marian.py
+(pip install torch "transformers<6"), others are made anew: pytest tests/extensions/interop/test_marian.py
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 pytest.importorskip("safetensors")
 
-HERE = Path(__file__).parent / "marian"
+HERE = Path(__file__).parents[2] / "marian"
 sys.path.insert(0, str(HERE))
 import make  # noqa: E402
 

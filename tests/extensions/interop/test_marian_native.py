@@ -18,7 +18,7 @@ from tf_transformer.extensions.interop.families.marian.native import OPTIONS, Na
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")
 
-sys.path.insert(0, str(Path(__file__).parent / "marian"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "marian"))
 import separate  # noqa: E402
 
 TRAINED = separate.TRAINED

@@ -1,6 +1,6 @@
 """Our layers against PyTorch's own, torch.nn.TransformerEncoderLayer and TransformerDecoderLayer (extra `torch`):
 
-pip install -e ".[dev,torch]" && pytest tests/test_torch_parity.py
+pip install -e ".[dev,torch]" && pytest tests/extensions/interop/test_torch_parity.py
 """
 
 import keras

@@ -20,7 +20,7 @@ import tf_transformer as tt
 from tf_transformer.evaluation.visualize import attention_figure, attention_page
 from tf_transformer.models.transformer import AttentionScores
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!-- <script>",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from conftest import TEXTS, random_model
-from portable import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
 from programs import ROOT, without_the_package
 
 import tf_transformer as tt

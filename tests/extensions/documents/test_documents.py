@@ -389,7 +389,7 @@ def test_white_space_in_tokens_stays_there(tmp_path):
     assert served.document(page, "html") == ours.document(page, "html")
 
 
-PAGES = sorted((Path(__file__).parent / "documents").iterdir())
+PAGES = sorted((Path(__file__).parents[2] / "documents").iterdir())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

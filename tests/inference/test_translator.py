@@ -1,4 +1,4 @@
-"""Text in, text out, in Python; tests/test_export.py has the same from a SavedModel."""
+"""Text in, text out, in Python; tests/serving/test_export.py has the same from a SavedModel."""
 
 import functools
 import json
@@ -91,7 +91,7 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
         tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"
     ):
         translator.n_best(texts, 1, prefixes)
-    pretrained = tt.Translator.from_pretrained(Path(__file__).parent / "marian/trained")
+    pretrained = tt.Translator.from_pretrained(Path(__file__).parents[1] / "marian/trained")
     with pytest.raises(tt.BadInput, match="^prefixes: expected symbols of the vocabulary, got '東京 x' at place 1$"):
         pretrained.n_best(["a", "a"], 1, ["a", "東京 x"])
     with pytest.raises(tt.BadInput, match="^texts: expected strings, got int at place 0$"):

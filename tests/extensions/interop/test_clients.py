@@ -23,7 +23,7 @@ from savedmodels.clients import rest
 
 pytest.importorskip("flask")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 README = (ROOT / "savedmodels" / "README.md").read_text(encoding="utf-8")
 GRPC = importlib.util.find_spec("tensorflow_serving") is not None
 needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")

@@ -14,7 +14,7 @@ from promises import tensorflow_only
 
 import tf_transformer as tt
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 pytestmark = tensorflow_only
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
 OPTIMIZERS = {"tt": tt.Adam, "keras": keras.optimizers.Adam}

@@ -19,7 +19,7 @@ import sentencepiece
 import tensorflow as tf
 from checkpoints import M2M100
 from conftest import TEXTS, random_model
-from portable import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
 from programs import ROOT, without_the_package
 from test_marian_tokenizer import CODES
 

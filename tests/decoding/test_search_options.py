@@ -13,7 +13,7 @@ from tf_transformer.decoding.search import OPTIONS
 from tf_transformer.decoding.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
 from tf_transformer.serving.contract import CONTRACT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def error_of(values, highest=None):

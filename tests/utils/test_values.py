@@ -27,7 +27,7 @@ from tf_transformer.serving.versions import publish
 from tf_transformer.training.recipe import recipe_of
 from tf_transformer.utils.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOSTILE = [
     *(True, False, None, 0, 1, -1, 2.0, 1e5, 512.5, 0.5, 1 - 2**-60, 1e-300, 1e300, math.nan, math.inf, -math.inf),
     *(2**31 - 1, 2**31, 2**63, -(2**40), 10**400, -(10**400), 10**5000, 1j, fractions.Fraction(4, 2)),

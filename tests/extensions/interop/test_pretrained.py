@@ -22,7 +22,7 @@ from trainers import export, prepare, translation
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("safetensors")
 
-TRAINED = Path(__file__).parent / "marian" / "trained"
+TRAINED = Path(__file__).parents[2] / "marian" / "trained"
 SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
 CARD = """---
 language:

@@ -179,7 +179,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
 
 
 def test_several_folders_are_runs_or_refused(saved, tmp_path):
-    marian = Path(__file__).parent / "marian/trained"
+    marian = Path(__file__).parents[1] / "marian/trained"
     for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):
         for none in ([], (), iter([]), {}, {"runs": 1}):
             with pytest.raises(

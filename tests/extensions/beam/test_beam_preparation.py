@@ -21,7 +21,7 @@ from tf_transformer.data.records import Records
 beam = pytest.importorskip("apache_beam")
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PAIRS, SHARD = 331, 53
 
 
