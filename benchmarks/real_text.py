@@ -100,13 +100,13 @@ def main(argv=None) -> list[dict]:
 def export(folder: Path, args) -> None:
     """Write the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
-    from tf_transformer.serving.formats import FORMATS
+    from tf_transformer.serving.formats import formats
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
     for name in ENGINES:
         engine, dtype = name.split()
-        FORMATS[engine].save(translator, folder_of(folder, name), None if dtype == "float32" else dtype)
+        formats()[engine].save(translator, folder_of(folder, name), None if dtype == "float32" else dtype)
 
 
 def folder_of(folder: Path, name: str) -> Path:

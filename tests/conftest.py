@@ -195,10 +195,10 @@ def served(saved):
 @pytest.fixture
 def unscored(monkeypatch):
     """While a run trains, its search, which is traced for seconds, gives the dev text's sources as they are."""
-    from tf_transformer.training.tasks import TASKS
+    from tf_transformer.training import tasks
 
-    task = dataclasses.replace(TASKS["translation"], decoder=lambda *_: list)
-    monkeypatch.setitem(TASKS, "translation", task)
+    task = dataclasses.replace(tasks.TRANSLATION, decoder=lambda *_: list)
+    monkeypatch.setattr(tasks, "TRANSLATION", task)
 
 
 def normal(*shape, seed=0):

@@ -13,8 +13,8 @@ from programs import ROOT
 
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.models.families import FAMILIES as REGISTERED
-from tf_transformer.serving.formats import FORMATS
+from tf_transformer.models.families import families
+from tf_transformer.serving.formats import formats
 from trainers.__main__ import PROGRAMS
 
 # Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.
@@ -29,8 +29,8 @@ ROWS = {
 
 def test_the_table_has_what_the_registries_have():
     """A family, a program or a client that is not there has no row or column yet."""
-    assert {family.split("_")[0] for family in FAMILIES} == {family.name for family in REGISTERED}
-    assert {format for door in DOORS.values() for format in door.takes} == FORMATS.keys()
+    assert {family.split("_")[0] for family in FAMILIES} == {family.name for family in families()}
+    assert {format for door in DOORS.values() for format in door.takes} == formats().keys()
     train_or_draw = {"translation", "parsing", "prepare", "attention", "export"}
     assert PROGRAMS.keys() - DOORS.keys() == train_or_draw
     clients = {file.stem for file in (ROOT / "savedmodels/clients").glob("*.py")}
@@ -53,7 +53,7 @@ def mark(family, format, dtype, door):
 
 
 def cells():
-    for family, format in itertools.product(FAMILIES, FORMATS.values()):
+    for family, format in itertools.product(FAMILIES, formats().values()):
         for cell in itertools.product([family], [format.name], format.dtypes, DOORS):
             yield pytest.param(*cell, marks=mark(*cell), id="-".join(cell))
 
@@ -73,7 +73,7 @@ class Row:
         slow = (family, dtype) not in ROWS[format]
         options = {"completions": True} if format == "savedmodel" and slow and family != "transformer_parser" else {}
         try:
-            FORMATS[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
+            formats()[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
         except tt.BadInput as error:
             self.refused = str(error)
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.serving.formats import FORMATS
+from tf_transformer.serving.formats import format_of, formats
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
     add("--version", type=positive, metavar="N", help="version number (the next one)")
     add("--average-last", type=positive, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
-    formats, first = "; ".join(f"{name}: {format.title}" for name, format in FORMATS.items()), next(iter(FORMATS))
-    add("--format", default=first, choices=FORMATS, metavar="FORMAT", help=f"{formats} ({first})")
+    titles, first = "; ".join(f"{name}: {format.title}" for name, format in formats().items()), next(iter(formats()))
+    add("--format", default=first, choices=formats(), metavar="FORMAT", help=f"{titles} ({first})")
     dtypes = f"dtype of the weights: {_dtypes()}; float16 is for GPUs (float32)"
     add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
             args.name = model_name(whole.name)
         except argparse.ArgumentTypeError:
             parser.error(f"--name: expected one, since {whole} has none for a server")
-    format = FORMATS[args.format]
+    format = format_of(args.format)
     if args.no_check and "check" not in format.takes:
         parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
@@ -129,8 +129,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _dtypes() -> str:
     """The dtypes of every format, and what some formats have beyond them."""
-    every = set.intersection(*(set(format.dtypes) for format in FORMATS.values()))
-    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in FORMATS.items()}
+    every = set.intersection(*(set(format.dtypes) for format in formats().values()))
+    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in formats().items()}
     also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in more.items() if dtypes)
     return f"{', '.join(sorted(every))}; {also}"
 

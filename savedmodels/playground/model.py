@@ -14,9 +14,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from savedmodels.playground.engine import EngineExport
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.conformance.check import plainly_named
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.inference import savedmodel
+from tf_transformer.utils.files import plainly_named
 from tf_transformer.utils.folders import is_version, model_folder, needs_no_tensorflow
 
 DEFAULT_SIGNATURE = "serving_default"

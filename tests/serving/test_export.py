@@ -16,7 +16,7 @@ from served import Served, merge
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.serving.contract import CONTRACT, Export
-from tf_transformer.serving.formats import FORMATS
+from tf_transformer.serving.formats import formats
 from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
@@ -362,7 +362,7 @@ def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
     first = model.encoder_layers[1].feed_forward.hidden.bias
     first.assign([np.inf, *np.zeros(first.shape[0] - 1)])
     wrong = f"^{first.path}: expected finite weights, got NaN or infinity in 1 of {first.shape[0]}$"
-    for format in FORMATS:
+    for format in formats():
         with pytest.raises(tt.BadInput, match=wrong):
             broken.save(tmp_path / "model/1", format=format)
     assert not (tmp_path / "model").exists()

@@ -3,11 +3,11 @@
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.serving.formats import FORMATS, format_of
+from tf_transformer.serving.formats import format_of, formats
 from trainers import export
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
+@pytest.mark.parametrize("format", formats().values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
     for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # whose own tests convert
@@ -25,7 +25,7 @@ def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, req
 
 
 def test_a_format_says_what_it_cannot_hold():
-    ctranslate2, saved_model = FORMATS["ctranslate2"], FORMATS["savedmodel"]
+    ctranslate2, saved_model = format_of("ctranslate2"), format_of("savedmodel")
     assert saved_model.problem("int8", {"parser": True, "facts": True, "n_best": 3}) == ""
     assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
     wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
@@ -39,4 +39,4 @@ def test_a_format_says_what_it_cannot_hold():
 def test_the_program_names_no_format():
     with open(export.__file__, encoding="utf-8") as file:
         text = file.read().lower()
-    assert not [name for name in FORMATS if name != "savedmodel" and name in text]
+    assert not [name for name in formats() if name != "savedmodel" and name in text]

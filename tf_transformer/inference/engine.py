@@ -12,10 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
+from tf_transformer import registry
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
-from tf_transformer.extensions.documents.alignment import Aligned
-from tf_transformer.extensions.documents.document import translated
-from tf_transformer.extensions.documents.marked import Splitter
+from tf_transformer.inference.alignment import Aligned
 from tf_transformer.tokenizers.languages import LANGUAGES, check_language
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
@@ -219,7 +218,7 @@ class Engine(ABC):
         self,
         texts: str | bytes | Iterable[str | bytes],
         format: str = "text",
-        sentences: Splitter | None = None,
+        sentences: Callable[[str], Sequence[str]] | None = None,
         **options: Any,
     ) -> str | list[str]:
         """Texts of any length, translated sentence by sentence, with the white space and the markup between them.
@@ -247,7 +246,7 @@ class Engine(ABC):
         one = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
         given = check_texts([texts] if one else texts)
         strings = [text.decode("utf-8", "replace") if isinstance(text, bytes) else text for text in given]
-        outputs = translated(self, strings, format, sentences, options)
+        outputs: list[str] = registry.find("services", "documents")(self, strings, format, sentences, options)
         return outputs[0] if one else outputs
 
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:

@@ -21,7 +21,6 @@ from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 if TYPE_CHECKING:
-    from tf_transformer.extensions.parsing.parser import Parser
     from tf_transformer.inference.translator import Translator
 
 

@@ -12,15 +12,15 @@ from tf_transformer.extensions.interop.families import hub
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import (
-    FAMILIES,
+    Family,
     build_model,
     config_of,
+    families,
     family_named,
     family_of_folder,
     load_tokenizer,
     tokenizer_of,
 )
-from tf_transformer.models.family import Family
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.losses import average_weights
@@ -173,11 +173,11 @@ def checkpoint_of(
 ) -> tuple[Path, Family]:
     """The folder of a pretrained checkpoint, and its family, which has `load`; the arguments are as in
     `Translator.from_pretrained`."""
-    families, name = [family_named(family)] if family else FAMILIES, os.fspath(name)
-    owner = next((one.owner for one in families if one.owner), "")
+    kinds, name = [family_named(family)] if family else families(), os.fspath(name)
+    owner = next((one.owner for one in kinds if one.owner), "")
     folder = hub.folder_of(name, owner, revision)
     _check_no_export(folder)  # which has its tokenizer
-    kind = families[0] if family else family_of_folder(folder)
+    kind = kinds[0] if family else family_of_folder(folder)
     if kind is None or kind.load is None:
         raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
     return folder, kind

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.extensions.conformance.check import plainly_named
-from tf_transformer.extensions.documents.alignment import Aligned
+from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import UNUSED, Answer, Engine, Reply, Request
 from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
 from tf_transformer.tokenizers.strings import begun
-from tf_transformer.utils.files import encoded
+from tf_transformer.utils.files import encoded, plainly_named
 from tf_transformer.utils.folders import saved_model_of
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import check_kinds, read_json, reading

@@ -16,7 +16,7 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.decoding.text_decoder import TextDecoder
 from tf_transformer.decoding.text_model import TextModel, padded
-from tf_transformer.extensions.documents.alignment import Aligned
+from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
     Answer,

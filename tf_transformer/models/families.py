@@ -1,24 +1,77 @@
-"""The registry of families: which one a configuration, a tokenizer's file or a folder of a checkpoint belongs to."""
+"""Families of models: the paper's, and those whose pretrained checkpoints load here."""
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from tf_transformer import registry
 from tf_transformer.config import BadInput, TransformerConfig
-from tf_transformer.extensions.interop.families.m2m100 import family as m2m100
-from tf_transformer.extensions.interop.families.marian import family as marian
 from tf_transformer.layers.int8 import policy_of
-from tf_transformer.models.family import Family
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import made_of, read_bytes
 
-PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer, write=marian.FAMILY.write)
-# A tokenizer of MarianMT takes any archive, and the paper's any file, so these come last.
-FAMILIES = (m2m100.FAMILY, marian.FAMILY, PAPER)
+
+class Pretrained(NamedTuple):
+    """A checkpoint's contents."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    options: Mapping[str, Any]  # of a `Translator`, as the checkpoint sets them
+    max_length: int | None = None  # the most symbols of an output, the end symbol included
+
+
+class Contents(NamedTuple):
+    """What the files of a checkpoint hold that `transformers` reads."""
+
+    tensors: Mapping[str, np.ndarray]  # float32, by PyTorch's names
+    files: Mapping[str, Any]  # by name: of .json the values, of others the bytes
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the package needs to know of a family of models.
+
+    Attributes:
+        name: in one word, for `Translator.from_pretrained(family=)`.
+        config: the class of its configurations; its fields tell it from every other family's.
+        model: the class of its models.
+        tokenizer: the class of its tokenizers.
+        recognizes: whether a folder holds one of its checkpoints.
+        load: reads such a folder; `None` if there are no pretrained models.
+        write: what such a folder holds of a translator of this family, whose parts compute what the family's do.
+        owner: on the Hugging Face hub, of models that a name without an owner means.
+    """
+
+    name: str
+    config: type[TransformerConfig]
+    model: type[Transformer]
+    tokenizer: type[Tokenizer]
+    recognizes: Callable[[Path], bool] = field(default=lambda folder: False)
+    load: Callable[[Path], Pretrained] | None = None
+    write: Callable[[Any], Contents] | None = None
+    owner: str = ""
+
+
+# A checkpoint of the paper's models is one of MarianMT's.
+PAPER = Family(
+    "transformer",
+    TransformerConfig,
+    Transformer,
+    Tokenizer,
+    write=lambda translator: registry.find("families", "marian").write(translator),
+)
+
+
+def families() -> list[Family]:
+    """Returns all families in the order in which they are asked what they recognize."""
+    return [*registry.everything("families").values()]
 
 
 def family_named(name: str) -> Family:
@@ -27,15 +80,13 @@ def family_named(name: str) -> Family:
     Raises:
         BadInput: there is none.
     """
-    for family in FAMILIES:
-        if family.name == name:
-            return family
-    raise BadInput(f"family: expected one of {', '.join(family.name for family in FAMILIES)}; got {name!r}")
+    found: Family = registry.find("families", name)
+    return found
 
 
 def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
     """The family of the checkpoint in a folder; `None` if it holds none."""
-    return next((family for family in FAMILIES if family.recognizes(Path(folder))), None)
+    return next((family for family in families() if family.recognizes(Path(folder))), None)
 
 
 def config_of(values: Mapping[str, Any]) -> TransformerConfig:
@@ -44,7 +95,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
     Raises:
         BadInput: no family has these fields, or a value has another type or is out of range.
     """
-    fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in FAMILIES}
+    fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:
         known = set().union(*fields.values())
@@ -55,8 +106,8 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
 
 def family_of_config(config: TransformerConfig) -> Family:
     """The family of models with this configuration."""
-    families = {family.config: family for family in FAMILIES}
-    return next(families[parent] for parent in type(config).__mro__ if parent in families)
+    by_config = {family.config: family for family in families()}
+    return next(by_config[parent] for parent in type(config).__mro__ if parent in by_config)
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
@@ -88,4 +139,4 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _kind_of(model: bytes) -> type[Tokenizer]:
-    return next(family.tokenizer for family in FAMILIES if family.tokenizer.recognizes(model))
+    return next(family.tokenizer for family in families() if family.tokenizer.recognizes(model))

@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -279,39 +279,6 @@ class Export(Root):
             **facts,
             **values,
             max_beam_size=max_beam_size,
-        )
-
-
-class TextParser(Protocol):
-    """What the export of a parser needs of it: `parsing.parser.Parser` has it."""
-
-    @property
-    def translator(self) -> TextModel: ...
-
-    def parse(self, text: Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]: ...
-
-
-class ParserExport(Root):
-    """A parser's SavedModel.
-
-    Args:
-        parser: a `Parser`; the export fixes its options of the search.
-        facts: further answers of `model_info`, e.g. step, f1.
-    """
-
-    def __init__(self, parser: TextParser, **facts: Any) -> None:
-        def parse(text: Tensor) -> Any:
-            tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
-            return {"tree": tree, "score": score, "truncated": truncated}
-
-        translator = parser.translator
-        super().__init__(
-            translator.model,
-            translator.tokenizer,
-            [Signature("serving_default", parse), Signature("parse", parse)],
-            {"serving_default": {}, "parse": {}},
-            **facts,
-            **{name: value for name, value in translator.options.items() if SEARCH_OPTIONS[name].parser},
         )
 
 

@@ -1,26 +1,22 @@
-"""The registry of formats: what a translator can be saved as. It needs neither Keras nor TensorFlow.
+"""Formats: what a translator can be saved as. `Translator.save`, the export program and its help read the registry.
 
-A format is a `Format` in `FORMATS`; `Translator.save`, `trainers.export` and its help read them there.
+It needs neither Keras nor TensorFlow.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tf_transformer.config import DTYPES, BadInput
+from tf_transformer import registry
+from tf_transformer.config import DTYPES
 from tf_transformer.utils import values
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
 
 if TYPE_CHECKING:
-    from tf_transformer.extensions.interop.formats import ctranslate2, hugging_face, litert, onnx
     from tf_transformer.serving import savedmodel
 else:
-    ctranslate2 = lazily("tf_transformer.extensions.interop.formats.ctranslate2", "an export to CTranslate2")
-    hugging_face = lazily("tf_transformer.extensions.interop.formats.hugging_face", "a checkpoint")
-    litert = lazily("tf_transformer.extensions.interop.formats.litert", "an export to LiteRT")
-    onnx = lazily("tf_transformer.extensions.interop.formats.onnx", "an export to ONNX")
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
 
 
@@ -84,90 +80,31 @@ def _save_savedmodel(
     savedmodel.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
-@values.checked
-def _save_ctranslate2(
-    model: Any,
-    path: str | os.PathLike[str],
-    dtype: Dtype | Literal["int16"] | None = None,
-    checked: bool = False,
-    **options: Any,
-) -> None:
-    quantization: Any = None if dtype == "float32" else dtype
-    ctranslate2.save(model, path, quantization, **options)
+SAVED_MODEL = Format(
+    "savedmodel",
+    "a SavedModel",
+    "savedmodels",
+    DTYPES,
+    frozenset(
+        {
+            *("parser", "ensemble", "facts", "scores", "check"),
+            *("n_best", "max_length", "max_beam_size", "completions"),
+        }
+    ),
+    _save_savedmodel,
+)
 
 
-def _saving(module: Any) -> Save:
-    """The `Save` of a module with a `Portable`."""
-
-    def save(
-        model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
-    ) -> None:
-        own = getattr(model, "export_options", {})
-        kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
-        module.save(model, path, dtype, checked=checked, **(kept | options))
-
-    return save
-
-
-FORMATS = {
-    format.name: format
-    for format in (
-        Format(
-            "savedmodel",
-            "a SavedModel",
-            "savedmodels",
-            DTYPES,
-            frozenset(
-                {
-                    *("parser", "ensemble", "facts", "scores", "check"),
-                    *("n_best", "max_length", "max_beam_size", "completions"),
-                }
-            ),
-            _save_savedmodel,
-        ),
-        Format(
-            "litert",
-            "a folder for LiteRT",
-            "litert",
-            ("float32", "int8"),
-            frozenset({"ensemble", "facts", "check", "max_length"}),
-            _saving(litert),
-        ),
-        Format(
-            "onnx",
-            "a folder for ONNX",
-            "onnx",
-            ("float32", "int8"),
-            frozenset({"ensemble", "facts", "check", "max_length"}),
-            _saving(onnx),
-        ),
-        Format(
-            "ctranslate2",
-            "a folder for CTranslate2",
-            "ctranslate2",
-            ("float32", "int8", "int16", "float16", "bfloat16"),
-            frozenset(),
-            _save_ctranslate2,
-        ),
-        Format(
-            "transformers",
-            "a checkpoint for `transformers`",
-            "transformers",
-            ("float32", "bfloat16", "float16"),
-            frozenset({"facts", "scores", "check"}),
-            lambda *args, **options: hugging_face.save(*args, **options),
-            scored_in="float32",  # its user chooses the dtype to compute in, and float16 is slow on some CPUs
-        ),
-    )
-}
+def formats() -> dict[str, Format]:
+    """Returns all formats by name, SavedModel first."""
+    return {"savedmodel": SAVED_MODEL} | registry.everything("formats")
 
 
 def format_of(name: str) -> Format:
-    """The format with this name.
+    """Returns the format with this name.
 
     Raises:
-        BadInput: there is none.
+        BadInput: If there is none.
     """
-    if name not in FORMATS:
-        raise BadInput(f"format: expected one of {', '.join(FORMATS)}; got {name!r}")
-    return FORMATS[name]
+    found: Format = registry.find("formats", name)
+    return found

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_transformer import registry
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.conformance.check import check, failures, plainly_named
-from tf_transformer.extensions.conformance.loader import field
 from tf_transformer.serving.compact import compact
 from tf_transformer.serving.contract import Root
 from tf_transformer.serving.versions import size_of
 from tf_transformer.utils import values
-from tf_transformer.utils.files import new_folder, user_path
+from tf_transformer.utils.files import new_folder, plainly_named, user_path
 from tf_transformer.utils.folders import is_version, saved_model_of
 from tf_transformer.utils.reading import read_bytes, read_json, reading
 from tf_transformer.utils.terminal import say
@@ -75,8 +74,8 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
 def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
     """Refuse a folder that fails a check; it would be published as `path`. A check takes long: it says what it does."""
     say("checking that it can be used ...")
-    began, findings = time.monotonic(), check(folder)
-    if failed := failures(findings):
+    began, findings = time.monotonic(), registry.find("services", "check")(folder)
+    if failed := [finding for finding in findings if finding.level == "FAIL"]:
         listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
         raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
     say(f"{len(findings)} checks passed in {time.monotonic() - began:.0f} s")
@@ -163,8 +162,17 @@ def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
     It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
     tensorflow_serving/apis/{prediction_log,predict,model}.proto.
     """
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
     request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}
     for name, value in inputs.items():
         tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
         request += field(2, field(1, name.encode()) + field(2, tensor.SerializeToString(deterministic=True)))
     return field(6, field(1, request))  # predict_log {request}
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])

@@ -4,15 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tf_transformer.config import BadInput
+from tf_transformer import registry
 from tf_transformer.data import corpus
 from tf_transformer.data.corpus import Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.decoding.text_decoder import TextDecoder
 from tf_transformer.evaluation import bleu
-from tf_transformer.extensions.parsing import corpus as parsing
-from tf_transformer.extensions.parsing import evalb, treebank
-from tf_transformer.extensions.parsing.parser import EXTRA_LENGTH, Parser
+from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Answers
@@ -27,12 +25,16 @@ class Task:
         read: sources and references from files; it raises BadInput where they are others.
         scores: of outputs and references, by name, `metric` among them; each has a `value` and a `signature`.
         decoder: a function of a list of sources that gives the outputs of greedy search.
+        open: the engine of a run or a SavedModel, called with its path and options of `Translator.from_pretrained`.
+        recognizes: whether a SavedModel with this tokenizer does the task.
     """
 
     metric: str
     read: Callable[[Files], Texts]
     scores: Callable[[list[str], list[str]], dict[str, Any]]
     decoder: Callable[[TextDecoder, Tokenizer], Answers]
+    open: Callable[..., Engine] = Translator.from_pretrained
+    recognizes: Callable[[Tokenizer], bool] = lambda tokenizer: False
 
     def score(self, outputs: list[str], references: list[str]) -> float:
         """The score that a training is watched with."""
@@ -40,34 +42,22 @@ class Task:
         return value
 
 
-def _of_translations(outputs: list[str], references: list[str]) -> dict[str, Any]:
+def _scores(outputs: list[str], references: list[str]) -> dict[str, Any]:
     return {"BLEU": bleu.bleu(outputs, references), "chrF": bleu.chrf(outputs, references)}
 
 
-def _of_trees(outputs: list[str], references: list[str]) -> dict[str, Any]:
-    return {"F1": evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))}
-
-
-def _translator(model: TextDecoder, tokenizer: Tokenizer) -> Answers:
+def _decoder(model: TextDecoder, tokenizer: Tokenizer) -> Answers:
     return Translator(model, tokenizer, beam_size=1)
 
 
-def _parser(model: TextDecoder, tokenizer: Tokenizer) -> Answers:
-    return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
-
-
-TASKS = {  # by the kind of a corpus
-    "translation": Task("BLEU", corpus.read_texts, _of_translations, _translator),
-    "parsing": Task("F1", parsing.read_texts, _of_trees, _parser),
-}
+TRANSLATION = Task("BLEU", corpus.read_texts, _scores, _decoder)
 
 
 def task_of(kind: str) -> Task:
-    """The task of a kind of run.
+    """Returns the task of a kind of run.
 
     Raises:
-        BadInput: there is none.
+        BadInput: If there is none.
     """
-    if kind not in TASKS:
-        raise BadInput(f"kind: expected a run of {' or '.join(TASKS)}, got {kind!r}")
-    return TASKS[kind]
+    found: Task = registry.find("tasks", kind)
+    return found

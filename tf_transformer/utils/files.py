@@ -261,3 +261,16 @@ def checksum(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
     with open(user_path(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def plainly_named(folder: Path) -> Iterator[Path]:
+    """A folder under a name without brackets, stars and question marks, by a link if need be: TensorFlow takes names of
+    variables' files for patterns."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as above:
+        link = Path(above) / "1"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        yield link

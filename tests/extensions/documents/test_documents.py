@@ -13,8 +13,8 @@ import pytest
 from hostile import TEXTS
 
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.documents.alignment import Aligned, words_of
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.inference.alignment import Aligned, words_of
 from tf_transformer.inference.engine import Answer, Engine, Reply
 
 MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)

@@ -14,13 +14,13 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.models.families import FAMILIES, build_model, config_of, family_of_folder, tokenizer_of
+from tf_transformer.models.families import build_model, config_of, families, family_of_folder, tokenizer_of
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_a_configuration_says_its_family(family):
     """The fields of a configuration, as JSON has them, give it back, and its family's model."""
     own = {field.name: 3 for field in dataclasses.fields(family.config) if field.name.startswith("num_decoder")}

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-from tf_transformer.extensions.documents.alignment import Aligned, Placing
-from tf_transformer.extensions.documents.marked import Marked, Span, Splitter, sentences_in
+from tf_transformer.extensions.documents.alignment import Placing
+from tf_transformer.extensions.documents.marked import Marked, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
+from tf_transformer.inference.alignment import Aligned, Span
 from tf_transformer.utils.values import BadInput, shown
 
 Format = Literal["text", "html", "xml"]

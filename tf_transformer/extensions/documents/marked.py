@@ -9,11 +9,11 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tf_transformer.inference.alignment import Span
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
-Span = tuple[int, int]  # of a text's characters, the second one not included
 # What comes out as it went in, once each: addresses, and the places of values in the messages of programs.
 PLACEHOLDER = re.compile(
     r"""https?://[^\s<>"']*[^\s<>"'.,;:!?()\[\]{}]

@@ -4,10 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT
 from tf_transformer.extensions.parsing.words import Source
 from tf_transformer.masks import PAD_ID
+from tf_transformer.serving.contract import Root, Signature
 from tf_transformer.tokenizers.strings import valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.type_names import Tensor
@@ -55,3 +57,27 @@ def trees(ids: Tensor, source: Source, grammar: Grammar, written: list[str]) -> 
     left = tf.strings.join([f" ({NO_TAG} ", tf.ragged.boolean_mask(words, is_left), ")"])
     tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
     return tf.where(source.count > 0, tree, "")
+
+
+class ParserExport(Root):
+    """A parser's SavedModel.
+
+    Args:
+        parser: a `Parser`; the export fixes its options of the search.
+        facts: further answers of `model_info`, e.g. step, f1.
+    """
+
+    def __init__(self, parser: Any, **facts: Any) -> None:
+        def parse(text: Tensor) -> Any:
+            tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
+            return {"tree": tree, "score": score, "truncated": truncated}
+
+        translator = parser.translator
+        super().__init__(
+            translator.model,
+            translator.tokenizer,
+            [Signature("serving_default", parse), Signature("parse", parse)],
+            {"serving_default": {}, "parse": {}},
+            **facts,
+            **{name: value for name, value in translator.options.items() if SEARCH_OPTIONS[name].parser},
+        )

@@ -37,12 +37,10 @@ from tf_transformer.utils.values import MOST, Natural, checked
 
 if TYPE_CHECKING:
     from tf_transformer.extensions.parsing import in_graph
-    from tf_transformer.serving import contract, savedmodel
+    from tf_transformer.serving import savedmodel
 else:
-    contract, savedmodel, in_graph = (
-        lazily(f"tf_transformer.{name}", "a SavedModel")
-        for name in ("exports.contract", "exports.savedmodel", "parsing.in_graph")
-    )
+    savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
+    in_graph = lazily("tf_transformer.extensions.parsing.in_graph", "a SavedModel")
 
 EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
 
@@ -265,7 +263,7 @@ class Parser(SetOnce, Engine):
         """Write a SavedModel of the serving contract (savedmodels/README.md), as `exports.savedmodel` does."""
         savedmodel.save_export(self.export(**facts), path, checked)
 
-    def export(self, **facts: Any) -> "contract.ParserExport":
+    def export(self, **facts: Any) -> "in_graph.ParserExport":
         """The export that `save` writes; `facts` are further answers of its `model_info`, e.g. step, f1."""
         model, facts = self.translator.model.merged(), self.translator.export_options | facts
-        return contract.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)
+        return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)

@@ -1,1 +1,64 @@
 """Exports to LiteRT, ONNX, CTranslate2 and transformers."""
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from tf_transformer.serving.formats import Format, Save
+from tf_transformer.utils import values
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Dtype
+
+if TYPE_CHECKING:
+    from tf_transformer.extensions.interop.formats import ctranslate2, hugging_face, litert, onnx
+else:
+    ctranslate2 = lazily(f"{__name__}.ctranslate2", "an export to CTranslate2")
+    hugging_face = lazily(f"{__name__}.hugging_face", "a checkpoint")
+    litert = lazily(f"{__name__}.litert", "an export to LiteRT")
+    onnx = lazily(f"{__name__}.onnx", "an export to ONNX")
+
+
+@values.checked
+def _save_ctranslate2(
+    model: Any,
+    path: str | os.PathLike[str],
+    dtype: Dtype | Literal["int16"] | None = None,
+    checked: bool = False,
+    **options: Any,
+) -> None:
+    quantization: Any = None if dtype == "float32" else dtype
+    ctranslate2.save(model, path, quantization, **options)
+
+
+def _saving(module: Any) -> Save:
+    """The `Save` of a module with a `Portable`."""
+
+    def save(
+        model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
+    ) -> None:
+        own = getattr(model, "export_options", {})
+        kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
+        module.save(model, path, dtype, checked=checked, **(kept | options))
+
+    return save
+
+
+PORTABLE = frozenset({"ensemble", "facts", "check", "max_length"})
+LITERT = Format("litert", "a folder for LiteRT", "litert", ("float32", "int8"), PORTABLE, _saving(litert))
+ONNX = Format("onnx", "a folder for ONNX", "onnx", ("float32", "int8"), PORTABLE, _saving(onnx))
+CTRANSLATE2 = Format(
+    "ctranslate2",
+    "a folder for CTranslate2",
+    "ctranslate2",
+    ("float32", "int8", "int16", "float16", "bfloat16"),
+    frozenset(),
+    _save_ctranslate2,
+)
+TRANSFORMERS = Format(
+    "transformers",
+    "a checkpoint for `transformers`",
+    "transformers",
+    ("float32", "bfloat16", "float16"),
+    frozenset({"facts", "scores", "check"}),
+    lambda *args, **options: hugging_face.save(*args, **options),
+    scored_in="float32",  # its user chooses the dtype to compute in, and float16 is slow on some CPUs
+)

@@ -13,7 +13,7 @@ from tf_transformer.layers import (
     MultiHeadAttention,
     PositionalEmbedding,
 )
-from tf_transformer.models.families import FAMILIES
+from tf_transformer.models.families import families
 from tf_transformer.models.transformer import Transformer
 
 
@@ -36,7 +36,7 @@ def check_parts(model: Transformer) -> None:
     """
 
     def check(part: keras.layers.Layer, kind: type, *methods: str) -> None:
-        kinds = (kind, *(family.model for family in FAMILIES))
+        kinds = (kind, *(family.model for family in families()))
         for method in methods:
             if getattr(type(part), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(

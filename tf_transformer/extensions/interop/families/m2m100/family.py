@@ -4,7 +4,7 @@ from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkp
 from tf_transformer.extensions.interop.families.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import PIECES, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.m2m100.writing import write
-from tf_transformer.models.family import Family
+from tf_transformer.models.families import Family
 
 FAMILY = Family(
     "m2m100",

@@ -8,7 +8,7 @@ from tf_transformer.extensions.interop.families.marian.model import MarianConfig
 from tf_transformer.extensions.interop.families.marian.native import DECODER, NativeCheckpoint
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, MarianTokenizer
 from tf_transformer.extensions.interop.families.marian.writing import write
-from tf_transformer.models.family import Family
+from tf_transformer.models.families import Family
 from tf_transformer.utils.files import user_path
 
 

@@ -1,0 +1,91 @@
+"""Everything that can be plugged in: engines, formats, families, tasks and commands.
+
+Each is an object with a name. The package's own are listed below as "module:attribute" and imported when they are first
+needed. Another distribution adds its own by an entry point, for example in its setup.cfg:
+
+    [options.entry_points]
+    tf_transformer.formats =
+        mine = my_package.formats:MINE
+"""
+
+import functools
+import importlib
+from importlib import metadata
+from typing import Any, Literal, get_args
+
+from tf_transformer.utils.values import BadInput
+
+Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"]
+
+BUILT_IN: dict[Kind, dict[str, str]] = {
+    "engines": {
+        "savedmodel": "inference.openers:SAVED_MODEL",
+        "litert": "extensions.interop:LITERT",
+        "onnx": "extensions.interop:ONNX",
+        "run": "inference.openers:RUN",
+        "checkpoint": "extensions.interop:CHECKPOINT",
+    },
+    "formats": {
+        "savedmodel": "serving.formats:SAVED_MODEL",
+        "litert": "extensions.interop.formats:LITERT",
+        "onnx": "extensions.interop.formats:ONNX",
+        "ctranslate2": "extensions.interop.formats:CTRANSLATE2",
+        "transformers": "extensions.interop.formats:TRANSFORMERS",
+    },
+    # A folder belongs to the first family that recognizes it. MarianMT takes any archive as a tokenizer and the paper's
+    # models take any file, so these two come last.
+    "families": {
+        "m2m100": "extensions.interop.families.m2m100.family:FAMILY",
+        "marian": "extensions.interop.families.marian.family:FAMILY",
+        "transformer": "models.families:PAPER",
+    },
+    "tasks": {
+        "translation": "training.tasks:TRANSLATION",
+        "parsing": "extensions.parsing.task:PARSING",
+    },
+    "commands": {
+        name: f"trainers.{name}:main"
+        for name in ("translation", "parsing", "prepare", "evaluate", "translate", "serve", "attention", "export")
+    }
+    | {"check": "extensions.conformance.check:main"},
+    # What the core calls by name, since it imports no extension.
+    "services": {
+        "documents": "extensions.documents.document:translated",
+        "check": "extensions.conformance.check:check",
+    },
+}
+
+
+@functools.cache
+def _entry_points(kind: Kind) -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=f"tf_transformer.{kind}")}
+
+
+def names(kind: Kind) -> list[str]:
+    """Returns the names of one kind, those of other distributions first."""
+    return [*dict.fromkeys([*_entry_points(kind), *BUILT_IN[kind]])]
+
+
+def find(kind: Kind, name: str) -> Any:
+    """Returns the object with this name, importing its module.
+
+    Raises:
+        BadInput: If there is none, or its distribution cannot be imported.
+    """
+    if entry := _entry_points(kind).get(name):
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"{kind}: cannot load {name!r} from {entry.value}: {error}. Reinstall it.") from error
+    if name not in BUILT_IN[kind]:
+        raise BadInput(f"{kind}: expected one of {', '.join(names(kind))}, got {name!r}")
+    module, _, attribute = BUILT_IN[kind][name].partition(":")
+    return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)
+
+
+def everything(kind: Kind) -> dict[str, Any]:
+    """Returns all objects of one kind by name, in the order in which they are asked."""
+    return {name: find(kind, name) for name in names(kind)}
+
+
+assert {*BUILT_IN} == {*get_args(Kind)}
