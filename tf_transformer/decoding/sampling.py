@@ -1,5 +1,6 @@
 """Random sampling of outputs, with the same decoding step as the search. The paper does not sample."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,49 +8,32 @@ from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.logits import RULES, Prefixes, restricted
-from tf_transformer.decoding.primitives import IMPOSSIBLE, ON_TENSORFLOW, AnyTensor, gather, least, size, sorted_top_k
+from tf_transformer.decoding.primitives import IMPOSSIBLE, AnyTensor, gather, least, size, sorted_top_k
 from tf_transformer.decoding.search import SearchProblem
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, Natural, Positive, Seed, checked
 
-WIDE = "float64" if ON_TENSORFLOW else "float32"  # Keras sums in 32 bits elsewhere
-
 
 @checked
-def seeds_of(seed: Seed, rows: Natural) -> np.ndarray:
-    """A seed of each row of a list, of one seed for all: uint64 [rows].
+def uniforms_of(seed: Seed, rows: Sequence[int], length: Natural) -> np.ndarray:
+    """Returns the numbers in [0, 1) that sample the tokens of each row: float32 [B, L].
 
-    It depends on the seed and the row's place alone, so that a row's output does not depend on how the list is batched.
-    """
-    return np.random.PCG64(seed).random_raw(rows)
-
-
-@checked
-def chances_of(seeds: np.ndarray, length: Natural) -> np.ndarray:
-    """The numbers in [0, 1) that draw the symbols of each row, for `sample`: float64 [B, L].
-
-    They are SplitMix64's (Steele et al. 2014): each row has a stream of its own, and a longer one begins like a shorter
-    one.
+    They depend on the seed and on the row's index in the whole list, so that a row's output does not depend on the
+    batch. A longer row begins like a shorter one.
 
     Args:
-        seeds: uint64 [B], such as those of `seeds_of`; equal seeds give equal numbers.
+        seed: Any whole number.
+        rows: Index of each row in the whole list.
         length: L.
     """
-
-    def mixed(bits: np.ndarray, shift: int, factor: int = 1) -> np.ndarray:
-        return (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-
-    numbers = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = mixed(seeds.astype(np.uint64)[:, None] + numbers, 30, 0xBF58476D1CE4E5B9)
-    bits = mixed(mixed(bits, 27, 0x94D049BB133111EB), 31)
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return np.stack([np.random.default_rng((seed, row)).random(length, "float32") for row in rows])
 
 
 @checked
 def sample(
     problem: SearchProblem,
-    chances: Tensor,
+    uniforms: Tensor,
     temperature: Positive | AnyTensor = 1.0,
     k: Count | AnyTensor | None = None,
     widest: Count | None = None,
@@ -57,12 +41,12 @@ def sample(
 ) -> Hypotheses:
     """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
 
-    Rows that begin alike have independent outputs if their chances differ, and a row's output is the same in every
+    Rows that begin alike have independent outputs if their uniforms differ, and a row's output is the same in every
     batch.
 
     Args:
         problem: the model's step, and the beginning of each row.
-        chances: [B, L] from `chances_of`, where L is at least the longest output.
+        uniforms: [B, L] from `uniforms_of`, where L is at least the longest output.
         temperature: float32 above 0; near 0 it draws the likeliest symbol.
         k: the number of symbols to choose from; `None` means all.
         widest: a number that k is at most, where shapes are fixed and k is a tensor.
@@ -72,15 +56,14 @@ def sample(
         `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.
     """
     decoder, start_ids, max_length, end_id = problem
-    B, L = size(start_ids, 0), size(chances, 1)
+    B, L = size(start_ids, 0), size(uniforms, 1)
     max_length = ops.cast(max_length, "int32")
     rules = {
         name: ops.broadcast_to(ops.cast(options.get(name, SEARCH_OPTIONS[name].default), "int32"), (B,))
         for name in RULES
     }
     rules["min_length"] = ops.minimum(rules["min_length"], max_length)
-    chances = ops.convert_to_tensor(chances, WIDE)
-    chances = ops.minimum(chances, 1 - float(np.finfo(WIDE).epsneg))  # below 1 after rounding, too
+    uniforms = ops.convert_to_tensor(uniforms, "float32")
     places = ops.arange(L, dtype="int32")
 
     def draw(
@@ -98,15 +81,15 @@ def sample(
         logits = ops.cast(logits, "float32")
         possible = restricted(logits, Prefixes(ids[:, None], position, end_id), rules)[:, 0]
         logits = logits[:, 0]  # [B, V]
-        chance = gather(chances, position, axis=1)
+        uniform = gather(uniforms, position, axis=1)
         if k is None:
-            newest = _drawn(possible, temperature, chance)
+            newest = _drawn(possible, temperature, uniform)
         else:
             most = least(k if widest is None else widest, size(possible, 1))
             top_logits, symbols = sorted_top_k(possible, most)
             if widest is not None:
                 top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, IMPOSSIBLE)
-            newest = gather(symbols, _drawn(top_logits, temperature, chance), batch_dims=1)
+            newest = gather(symbols, _drawn(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
         ids = ops.where((places == position) & running[:, None], newest[:, None], ids)
         log_probs = log_probs + ops.where(running, log_prob, 0.0)
@@ -134,14 +117,10 @@ def sample(
     return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, None])
 
 
-def _drawn(logits: Tensor, temperature: Tensor, chance: Tensor) -> Any:
-    """The first symbol up to which softmax(logits [B, V] / temperature) adds up to more than chance [B]: int32 [B].
-
-    In float64 on TensorFlow, since the probabilities of a large vocabulary's rare symbols are below the
-    steps of float32.
-    """
-    below = ops.cast(logits - ops.max(logits, axis=1, keepdims=True), WIDE)  # 0 at the likeliest
-    heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo(WIDE).min), below / ops.cast(temperature, WIDE))
+def _drawn(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:
+    """The first token up to which softmax(logits [B, V] / temperature) adds up to more than uniform [B]: int32 [B]."""
+    below = logits - ops.max(logits, axis=1, keepdims=True)  # 0 at the likeliest
+    heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
     total = ops.cumsum(ops.softmax(heated), axis=1)
-    symbol = ops.sum(ops.cast(total <= chance[:, None] * total[:, -1:], "int32"), axis=1)
-    return ops.minimum(symbol, size(logits, 1) - 1)
+    token = ops.sum(ops.cast(total <= uniform[:, None] * total[:, -1:], "int32"), axis=1)
+    return ops.minimum(token, size(logits, 1) - 1)

@@ -214,14 +214,14 @@ class TextModel(SetOnce):
         source: Tensor,
         source_length: Tensor,
         start: Tensor,
-        chances: Tensor,
+        uniforms: Tensor,
         **options: Any,
     ) -> Hypotheses:
         """A random output for source ids [B, S]; the first arguments are as in `search`, the others as in
         `sampling.sample`."""
-        fixed = None if ON_TENSORFLOW else Fixed(1, chances.shape[1])
+        fixed = None if ON_TENSORFLOW else Fixed(1, uniforms.shape[1])
         problem = self.problem(source, source_length, MOST, start, fixed)
-        return sample(problem, chances, **options, **{name: self.options[name] for name in RULES})
+        return sample(problem, uniforms, **options, **{name: self.options[name] for name in RULES})
 
     @checked
     def fixed(self, source: Tensor, beams: Count, longest: Count | None = None) -> Fixed | None:

@@ -270,24 +270,23 @@ class Translator(TextModel, Engine):
             languages: source_language and target_language, of a model of several; by default the translator's own.
         """
         sources, request = check_texts(texts), self.request(None, languages)
-        seeds = sampling.seeds_of(seed, len(sources))
         given = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
         widest = None if k is None or ON_TENSORFLOW else 1 << (k - 1).bit_length()  # few functions for all k
 
         def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
-            source, length, chances = columns
-            return self.drawn(source, length, start, chances, temperature=temperature, k=k, widest=widest)
+            source, length, uniforms = columns
+            return self.drawn(source, length, start, uniforms, temperature=temperature, k=k, widest=widest)
 
         def replies(places: list[int]) -> Iterator[Reply]:
             batch = [sources[i] for i in places]
 
-            def chances(source: np.ndarray, length: np.ndarray) -> list[np.ndarray]:
+            def uniforms(source: np.ndarray, length: np.ndarray) -> list[np.ndarray]:
                 fixed = self.fixed(source, 1)
                 longest = fixed.steps if fixed else int(np.max(self.limit(length, MOST)))
-                return [sampling.chances_of(seeds[places], longest)]
+                return [sampling.uniforms_of(seed, places, longest)]
 
             tokenizer = self._speaking(request.languages)
-            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, 1, tokenizer, chances, *given)
+            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, 1, tokenizer, uniforms, *given)
             for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
                 yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
 
