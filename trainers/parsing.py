@@ -3,7 +3,6 @@
 The parser takes a sentence a line, words and punctuation separated by spaces; `tf-transformer translate` runs it.
 """
 
-import itertools
 import time
 from pathlib import Path
 
@@ -21,7 +20,6 @@ def main(argv: list[str] | None = None) -> None:
     add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on as well")
     add("--extra-ratio", type=float, default=1.0, metavar="R", help="trees of --extra for each tree of --train (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
-    add("--tune", action="store_true", help="choose beam size and length penalty on the dev trees, before the test")
     add_training_options(add)
     add_search_options(add, without=["min_length", "patience"])  # a tree says how long it is; the search is exact
     args = parser.parse_args(argv)
@@ -41,7 +39,6 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.extensions.parsing import evalb, treebank
     from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
     from tf_transformer.serving.versions import next_version
-    from tf_transformer.training.tasks import task_of
 
     from .publishing import averaged, is_complete, plan_of, publish, record, search_of, show_plan
 
@@ -65,17 +62,6 @@ def main(argv: list[str] | None = None) -> None:
     if not trainer.writes or is_complete(trainer):
         return
     learned = averaged(trainer, search)
-
-    if args.tune:
-        scores = {}
-        for beam_size, length_penalty in itertools.product((1, 4, 8), (0.0, 0.3, 0.6)):
-            tuned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
-            value = task_of("parsing").score(tuned(corpus.dev[0]), corpus.dev[1])
-            scores[beam_size, length_penalty] = value
-            print(f"dev F1 {value:.2f} with {beam_size} beams, length penalty {length_penalty}", flush=True)
-        beam_size, length_penalty = max(scores, key=lambda options: scores[options])
-        learned = learned.replace(beam_size=beam_size, length_penalty=length_penalty)
-
     sources, _ = corpus.test or corpus.dev
     result = trainer.evaluate(translator=learned)["F1"]
     seen = gold[:: -(-len(gold) // 500)]

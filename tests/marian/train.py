@@ -3,7 +3,7 @@
     pip install torch "transformers<6" && python tests/marian/train.py tests/marian/trained
 
 makes such a folder of the toy corpus. The one beside this is by transformers 5.24.0 and torch 2.13.0, of other
-sentences of the same grammar (`examples/toy_grammar.py`, seed 0). It translates to German; with ">>eng<<" before a text
+sentences of the same grammar (seed 0). It translates to German; with ">>eng<<" before a text
 it writes that again. With files it learns from these, some tens of thousands of lines:
 
     python tests/marian/train.py /tmp/multi30k --train train.en train.de --vocab-size 4000 --steps 6000 --width 128

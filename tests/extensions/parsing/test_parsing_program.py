@@ -41,7 +41,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     run, export = tmp_path / "run", tmp_path / "exports"
     extra = write_trees(tmp_path / "extra.trees", 97, seed=5)
     argv = ["--train", files[0], "--dev", files[1], "--extra", extra, "--extra-ratio", "0.5", "--preset", "tiny"]
-    argv += ["--vocab-size", "300", "--batch-tokens", "512", "--warmup-steps", "40", "--eval-every", "20", "--tune"]
+    argv += ["--vocab-size", "300", "--batch-tokens", "512", "--warmup-steps", "40", "--eval-every", "20"]
     argv += ["--run", str(run), "--base", str(export.parent), "--name", export.name]
     parsing.main([*argv, "--steps", "20"])
     parsing.main([*argv, "--steps", "80"])  # goes on
