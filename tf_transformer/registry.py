@@ -19,11 +19,11 @@ Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"
 
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "engines": {
-        "savedmodel": "inference.openers:SAVED_MODEL",
-        "litert": "extensions.interop:LITERT",
-        "onnx": "extensions.interop:ONNX",
-        "run": "inference.openers:RUN",
-        "checkpoint": "extensions.interop:CHECKPOINT",
+        "savedmodel": "inference.loading:SAVED_MODEL",
+        "litert": "extensions.interop.engines:LITERT",
+        "onnx": "extensions.interop.engines:ONNX",
+        "run": "training.opening:RUN",
+        "checkpoint": "extensions.interop.families.opening:CHECKPOINT",
     },
     "formats": {
         "savedmodel": "serving.formats:SAVED_MODEL",

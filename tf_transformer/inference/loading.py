@@ -1,27 +1,103 @@
-"""The door: whatever a folder, or a name on the hub, holds, as an engine. TensorFlow is loaded where it is needed."""
+"""Opens whatever a directory, or a name on the hub, holds. Each registered engine says what it can open.
 
-import os
-from typing import TYPE_CHECKING, Any
+It loads neither Keras nor TensorFlow before an engine needs them.
+"""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tf_transformer import registry
 from tf_transformer.inference.engine import Engine
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import (
-    CTRANSLATE2,
-    EXPORTS,
-    LITERT,
-    ONNX,
-    SAVED_MODEL,
-    folders_of,
-    found_in,
-    is_hub_name,
-    newest,
-)
+from tf_transformer.utils.folders import SAVED_MODEL as SAVED_MODEL_FILE
+from tf_transformer.utils.folders import folders_of, found_in, holds
 from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.type_names import Folders
-from tf_transformer.utils.values import BadInput, Count, checked, shown
+from tf_transformer.utils.values import BadInput, Count, checked
 
-if TYPE_CHECKING:
-    from tf_transformer.inference.translator import Translator
+SPECIAL = ("threads", "average_last", "family", "revision")  # options that only some kinds of models take
+
+
+@dataclass(frozen=True)
+class Opener:
+    """How one kind of model is opened. It is what the registry holds of an engine.
+
+    Attributes:
+        title: Name of the kind in a sentence.
+        can_open: Returns whether a path, an address such as gs://bucket/model or a name holds such a model. It loads no
+            framework and reads little.
+        open: Returns the `Engine` of a path, or of a list of paths if `several`, with `load`'s options.
+        rebuild: Returns the model of a path as `Rebuilt`; `None` if its weights cannot be read back.
+        takes: Options of `SPECIAL` that it takes.
+        several: Whether several paths can be opened together. It gets a list then, also of one path.
+        trains: Whether `open` gives a Keras model, to train or to change it.
+    """
+
+    title: str
+    can_open: Callable[[str], bool]
+    open: Callable[..., Engine]
+    rebuild: Callable[..., Any] | None = None
+    takes: frozenset[str] = frozenset()
+    several: bool = False
+    trains: bool = False
+
+
+def _open_saved_model(path: str, **options: Any) -> Engine:
+    with quiet_import():
+        from tf_transformer.inference.savedmodel import SavedModel
+
+    return SavedModel(path, **options)
+
+
+def _rebuild_saved_model(path: str) -> Any:
+    from tf_transformer.inference.rebuild import from_saved_model
+
+    return from_saved_model(path)
+
+
+SAVED_MODEL = Opener(
+    "a SavedModel",
+    lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
+    _open_saved_model,
+    _rebuild_saved_model,
+    frozenset({"threads"}),
+)
+
+
+def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False) -> tuple[Opener, Any]:
+    """Returns the first registered engine that can open a path, and what it gets: the path, or a list of several.
+
+    Args:
+        path: As in `load`.
+        options: Those of `SPECIAL` that the caller gave.
+        rebuilds: Whether it must be able to rebuild the Keras model.
+
+    Raises:
+        BadInput: If no engine can open it, or the engine does not take one of the options.
+    """
+    paths = (
+        [path if "://" in path else str(user_path(path))] if isinstance(path, str) else list(map(str, folders_of(path)))
+    )
+    tried = list[Opener]()
+    for name in registry.names("engines"):
+        opener: Opener = registry.find("engines", name)
+        if rebuilds and not opener.rebuild:
+            continue
+        tried.append(opener)
+        chosen = {"family", "revision"} & options.keys()
+        if (
+            chosen <= opener.takes
+            and (opener.several or len(paths) == 1)
+            and (chosen or all(map(opener.can_open, paths)))
+        ):
+            for option in options.keys() - opener.takes:
+                raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
+            return opener, paths if opener.several else paths[0]
+    if len(paths) > 1:
+        raise BadInput(f"expected runs, since several are an ensemble of runs, got {', '.join(paths)}")
+    titles = [opener.title for opener in tried]
+    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0])}")
 
 
 @checked
@@ -42,8 +118,8 @@ def load(
 
     Args:
         path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX export
-            or a pretrained checkpoint, or of its versions, which means the newest; or a checkpoint's name on the
-            Hugging Face hub.
+            or a pretrained checkpoint, or of its versions, which means the newest; or a checkpoint's name, with its
+            owner, on the Hugging Face hub.
         batch_size: texts a batch; `None` means the engine's default. LiteRT takes one text at a time, and so
             does ONNX in int8.
         threads: of an export's engine for one operation; `None` means its default.
@@ -54,50 +130,29 @@ def load(
     Raises:
         BadInput: the folder holds something else, or the model does not take such an option.
     """
-    if not isinstance(path, str | os.PathLike):
-        path = folders_of(path)
-        path = path[0] if len(path) == 1 else path
-    rows = {} if batch_size is None else {"batch_size": batch_size}
-    if isinstance(path, str | os.PathLike) and not (family or revision):
-        where = os.fspath(path)
-        export = None if "://" in where else newest(user_path(path), *EXPORTS, CTRANSLATE2)
-        if "://" in where or (export and (export / SAVED_MODEL).is_file()):
-            with quiet_import():
-                from tf_transformer.inference.savedmodel import SavedModel
-
-            return SavedModel(export or where, threads=threads, **rows, **options)
-        if export and (export / LITERT).is_file():
-            from tf_transformer.extensions.interop.engines.litert import LiteRT
-
-            return LiteRT(export, threads or 1, **options)
-        if export and (export / ONNX).is_file():
-            from tf_transformer.extensions.interop.engines.onnx_export import ONNX as OnnxEngine
-
-            return OnnxEngine(export, threads or 1, **rows, **options)
-        is_name = "/" in where and is_hub_name(where)
-        if export or not (user_path(path).is_dir() or is_name):
-            raise BadInput(f"expected a run, a SavedModel, a LiteRT or ONNX export, or a checkpoint, {found_in(path)}")
-    if threads:
-        raise BadInput(f"threads: expected an export with it, since TensorFlow has its own setting, got {shown(path)}")
-    return trained(path, family=family, revision=revision, **rows, **options)
+    given = {"batch_size": batch_size, "threads": threads, "family": family, "revision": revision} | options
+    given = {name: value for name, value in given.items() if value is not None}
+    special = {name: given[name] for name in SPECIAL if name in given}
+    if isinstance(path, str) and "/" not in path and not user_path(path).exists() and not (family or revision):
+        raise BadInput(f"expected a model's folder, or its owner and name on the hub, {found_in(path)}")
+    opener, where = opener_of(path, special)
+    return opener.open(where, **given)
 
 
-def trained(path: Folders, **options: Any) -> "Translator | Parser":
-    """The Keras model of a run, a SavedModel or a checkpoint, as a `Translator`, or as the `Parser` that it is.
+def trained(path: Folders, **options: Any) -> Any:
+    """The Keras model of a run, a SavedModel or a checkpoint, as a `Translator`, or as the engine of its task.
 
     Args:
         path: as in `Translator.from_pretrained`.
         options: as there.
     """
     with quiet_import():
-        from tf_transformer.extensions.parsing.parser import Parser
-        from tf_transformer.inference.rebuild import is_run
         from tf_transformer.inference.translator import Translator
-        from tf_transformer.training.run import Run
 
-    path = path if isinstance(path, str | os.PathLike) else folders_of(path)
-    (first, *_) = folders_of(path)
-    if is_run(first) and Run(first).settings()["kind"] == "parsing":
-        return Parser.from_pretrained(path, **options)
+    options = {name: value for name, value in options.items() if value is not None}
+    opener, where = opener_of(path, {name: options[name] for name in SPECIAL if name in options}, rebuilds=True)
+    if opener.trains:
+        return opener.open(where, **options)
     translator = Translator.from_pretrained(path, **options)
-    return Parser(translator) if translator.tokenizer.controls else translator
+    tasks = registry.everything("tasks").values()
+    return next((task.engine(translator) for task in tasks if task.recognizes(translator.tokenizer)), translator)

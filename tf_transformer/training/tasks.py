@@ -1,7 +1,7 @@
 """What a run learns to do: how its texts are read, decoded and scored."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tf_transformer import registry
@@ -25,16 +25,18 @@ class Task:
         read: sources and references from files; it raises BadInput where they are others.
         scores: of outputs and references, by name, `metric` among them; each has a `value` and a `signature`.
         decoder: a function of a list of sources that gives the outputs of greedy search.
-        open: the engine of a run or a SavedModel, called with its path and options of `Translator.from_pretrained`.
+        engine: the engine that does the task by a translator.
         recognizes: whether a SavedModel with this tokenizer does the task.
+        run_options: the translator's defaults for a run.
     """
 
     metric: str
     read: Callable[[Files], Texts]
     scores: Callable[[list[str], list[str]], dict[str, Any]]
     decoder: Callable[[TextDecoder, Tokenizer], Answers]
-    open: Callable[..., Engine] = Translator.from_pretrained
+    engine: Callable[[Translator], Engine] = lambda translator: translator
     recognizes: Callable[[Tokenizer], bool] = lambda tokenizer: False
+    run_options: Mapping[str, Any] = field(default_factory=dict)
 
     def score(self, outputs: list[str], references: list[str]) -> float:
         """The score that a training is watched with."""

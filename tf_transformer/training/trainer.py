@@ -17,7 +17,6 @@ from tf_transformer.data.pairs import Texts
 from tf_transformer.data.records import Records
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.extensions.parsing.parser import Parser
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.int8 import freeze, frozen_weights
@@ -406,7 +405,7 @@ class Trainer:
             raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
         return lists[0], lists[1]
 
-    def translator(self, **search: Any) -> Translator | Parser:
+    def translator(self, **search: Any) -> Any:
         """The average of the run's last checkpoints (section 6.1), in float32, or with `ema_momentum` the last one.
 
         Args:

@@ -62,6 +62,12 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
     return bool(HUB_NAME.fullmatch(name)) and first not in OF_PROGRAMS and not user_path(first).exists()
 
 
+def holds(path: str, file: str) -> bool:
+    """Returns whether a local folder, or the newest of the versions in it, is the kind of export that has this file."""
+    export = None if "://" in path else newest(user_path(path), *EXPORTS, CTRANSLATE2)
+    return export is not None and (export / file).is_file()
+
+
 def versions(path: Path) -> list[Path]:
     """The versions in a model's folder, those in folders named by a number, the newest first."""
     found = [folder for folder in path.iterdir() if VERSION.fullmatch(folder.name)] if path.is_dir() else []

@@ -43,6 +43,7 @@ else:
     in_graph = lazily("tf_transformer.extensions.parsing.in_graph", "a SavedModel")
 
 EXTRA_LENGTH = 300  # section 6.3: the most symbols beyond the source's length
+RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # section 6.3, exact search
 
 
 class Parser(SetOnce, Engine):
@@ -78,11 +79,9 @@ class Parser(SetOnce, Engine):
 
     @classmethod
     def from_pretrained(cls, path: Folders, **options: Any) -> Self:
-        """A parser with its Keras model; see `Translator.from_pretrained`. The defaults of a run are section 6.3's
-        length_penalty (α) and extra_length, and an exact search."""
-        own = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}
+        """A parser with its Keras model; see `Translator.from_pretrained`. The defaults of a run are `RUN_OPTIONS`."""
         runs = not isinstance(path, str | os.PathLike) or find_saved_model(path) is None
-        return cls(Translator.from_pretrained(path, **((own if runs else {}) | options)))
+        return cls(Translator.from_pretrained(path, **((RUN_OPTIONS if runs else {}) | options)))
 
     def _described(self) -> str:
         return self.translator._described()

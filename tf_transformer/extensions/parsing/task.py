@@ -4,7 +4,7 @@ from typing import Any
 
 from tf_transformer.decoding.text_decoder import TextDecoder
 from tf_transformer.extensions.parsing import corpus, evalb, treebank
-from tf_transformer.extensions.parsing.parser import EXTRA_LENGTH, Parser
+from tf_transformer.extensions.parsing.parser import EXTRA_LENGTH, RUN_OPTIONS, Parser
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Answers
@@ -24,6 +24,7 @@ PARSING = Task(
     corpus.read_texts,
     _scores,
     _decoder,
-    Parser.from_pretrained,
+    Parser,
     lambda tokenizer: bool(tokenizer.controls),
+    RUN_OPTIONS,
 )

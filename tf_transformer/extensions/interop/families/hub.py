@@ -15,7 +15,6 @@ INDEX = "model.safetensors.index.json"  # names the files of weights that lie in
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # one of them is enough
 PARTS = {INDEX: ["model-*.safetensors"]}
 HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
-FACTS = ("origin", "commit", "license", "languages", "source_language", "target_language")
 OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
 
 

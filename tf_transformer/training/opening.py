@@ -1,0 +1,68 @@
+"""Opens a run: the average of its last checkpoints (section 6.1)."""
+
+from pathlib import Path
+from typing import Any
+
+from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.loading import Opener
+from tf_transformer.inference.rebuild import Rebuilt, together
+from tf_transformer.inference.translator import Translator
+from tf_transformer.models.families import build_model, config_of, family_of_folder, load_tokenizer
+from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.training.losses import average_weights
+from tf_transformer.training.recipe import Recipe
+from tf_transformer.training.run import Run
+from tf_transformer.training.tasks import task_of
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.folders import CTRANSLATE2, LITERT, ONNX, newest
+from tf_transformer.utils.reading import check_h5, made_of, reading
+from tf_transformer.utils.values import BadInput, Count, checked
+
+
+def is_run(path: str) -> bool:
+    """Returns whether a folder holds a run, and neither an export nor a checkpoint."""
+    folder = user_path(path)
+    if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
+        return False
+    return family_of_folder(folder) is None
+
+
+@checked
+def from_runs(folders: list[str | Path], average_last: Count | None = None) -> Rebuilt:
+    """The average of a run's last checkpoints, in float32; of several runs an `Ensemble`, which has the languages of
+    the first.
+
+    Raises:
+        BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
+    """
+    runs = [Run(folder) for folder in folders]
+    models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
+    for run in runs:
+        settings = run.settings()
+        weights = run.weights(average_last or made_of(Recipe, settings["recipe"]).averaged)
+        if not weights:
+            raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
+        expected = "checkpoints of the model in config.json"
+        with reading(run.path, expected):
+            config = config_of(settings["model"])
+            for file in weights:
+                check_h5(file)
+                config.check_stored(file.stat().st_size)
+        models.append(build_model(config, "float32"))
+        with reading(run.path, expected):
+            average_weights(models[-1], weights)
+        tokenizers.append(load_tokenizer(run.path / "tokenizer.model"))
+    if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
+        raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
+    start = settings.get("start")
+    facts = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
+    return Rebuilt(together(models), tokenizers[0], {}, facts)  # a run has its own step
+
+
+def open_runs(folders: list[str], **options: Any) -> Engine:
+    """Returns the engine of a run's task; several runs are an `Ensemble`."""
+    task = task_of(Run(folders[0]).settings()["kind"])
+    return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
+
+
+RUN = Opener("a run", is_run, open_runs, from_runs, frozenset({"average_last"}), several=True, trains=True)
