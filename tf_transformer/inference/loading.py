@@ -95,9 +95,10 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
                 raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
             return opener, paths if opener.several else paths[0]
     if len(paths) > 1:
-        raise BadInput(f"expected runs, since several are an ensemble of runs, got {', '.join(paths)}")
+        wrong = next(path for path in paths if not any(opener.several and opener.can_open(path) for opener in tried))
+        raise BadInput(f"{wrong}: expected a run, since several paths are an ensemble of runs, {found_in(wrong)}")
     titles = [opener.title for opener in tried]
-    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0])}")
+    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0], 'config.json')}")
 
 
 @checked

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
@@ -13,7 +13,6 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import of_request
-from tf_transformer.extensions.documents.document import Format
 from tf_transformer.inference.engine import REQUEST_OPTIONS, Answer, Reply, batches
 from tf_transformer.inference.loading import load
 from tf_transformer.tokenizers.languages import LANGUAGES
@@ -48,7 +47,7 @@ class TranslationSettings:
     batch_bytes: Count = 8_192
     threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    document: Format | None = None
+    document: Literal["text", "html", "xml"] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
