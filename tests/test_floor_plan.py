@@ -1,4 +1,4 @@
-"""Which room may look into which: neither rooms nor files form a circle, and much of it knows no TensorFlow."""
+"""Which subpackage may import which: neither subpackages nor files form a circle, and most need no TensorFlow."""
 
 import ast
 import re
@@ -8,40 +8,33 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
-ROOMS = {  # a folder or a file, and the rooms that it may import; every room may import the paper's files and base
-    "base": (),
-    "text": (),
-    "evaluation": (),
-    "conformance": (),
-    "runs": (),
-    "documents": (),
-    "families": ("text",),
-    "exports": ("conformance", "families", "text"),
-    "engines": ("conformance", "documents", "exports", "families", "runs", "text"),
-    "corpora": ("families", "text"),
-    "parsing": ("corpora", "engines", "exports", "text"),
-    "loading": ("engines", "parsing", "runs"),
-    "fitting": ("corpora", "engines", "evaluation", "families", "loading", "parsing", "runs", "text"),
-    "beam": ("corpora", "documents", "engines", "loading", "text"),
+CORE = ("config", "masks", "distribution", "registry")  # files that every subpackage may import, as well as utils
+ROOMS = {  # a subpackage, and those that it may import
+    "utils": (),
+    "layers": (),
+    "tokenizers": (),
+    "models": ("layers", "tokenizers"),
+    "data": ("models", "tokenizers"),
+    "decoding": ("layers", "models", "tokenizers"),
+    "evaluation": ("models",),
+    "serving": ("decoding", "layers", "models", "tokenizers"),
+    "inference": ("decoding", "layers", "models", "serving", "tokenizers"),
+    "training": ("data", "decoding", "evaluation", "inference", "layers", "models", "tokenizers"),
+    "extensions.beam": ("data", "decoding", "inference", "tokenizers"),
+    "extensions.conformance": (),
+    "extensions.documents": ("inference",),
+    "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
+    "extensions.parsing": ("data", "decoding", "inference", "models", "serving", "tokenizers", "training"),
 }
-PAPER = ("config", "masks", "layers", "keras_model", "model", "ensemble", "training", "training_step", "distribution")
-BACKEND_NEUTRAL = ["base", "config", "masks", "layers", "keras_model", "model", "ensemble", "training", "runs"]
-BACKEND_NEUTRAL += [
-    "distribution",
-    "evaluation",
-    "corpora",
-    "fitting",
-    "parsing",
-    "conformance",
-    "documents",
-    "exports.formats",
-    "exports.hugging_face",
-    "exports.model_card",
-    "exports.parts",
-    "exports.versions",
+ON_TENSORFLOW = ["decoding.growing", "extensions.parsing.in_graph"]  # loaded only there
+ON_TENSORFLOW += [
+    "models.training_step",
+    "inference.savedmodel",
+    "extensions.beam.preparation",
+    "extensions.beam.shards",
 ]
-BACKEND_NEUTRAL += ["families", "engines", "loading", "text"]
-ON_TENSORFLOW = ["text.growing", "parsing.in_graph"]  # of the neutral rooms, what is loaded there alone
+ON_TENSORFLOW += ["extensions.beam.translation", "serving.compact", "serving.contract", "serving.savedmodel"]
+ON_TENSORFLOW += [f"extensions.interop.formats.{name}" for name in ("ctranslate2", "litert", "onnx", "portable")]
 
 
 FILES = {
@@ -78,21 +71,25 @@ def of_names(node):
 
 
 def room_of(module):
-    name = module.split(".")[0]
-    return None if name in PAPER else name
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "extensions" and len(parts) > 1 else parts[0]
 
 
-def test_a_room_imports_the_rooms_of_its_row():
+def test_a_subpackage_imports_those_of_its_row():
+    """So no core subpackage imports an extension, and no extension another one."""
     used = {room: set() for room in ROOMS}
     for name, tree in modules():
-        if not name:  # the package itself, which knows all names
-            continue
         room = room_of(name)
-        assert room is None or room in ROOMS, f"{name} is in no room"
+        if not name or name == "extensions":  # the package itself, which knows all names
+            continue
+        assert room in ROOMS or name in CORE, f"{name} is in no subpackage"
         for imported in package_imports(tree):
             other = room_of(imported)
-            assert other in (None, room, "base", *ROOMS.get(room, ())), f"{name} imports {imported}"
-            used.get(room, set()).add(other)
+            if name in CORE:
+                assert other in ("utils", *CORE), f"{name} imports {imported}"
+            elif other not in (room, "utils", *CORE):
+                assert other in ROOMS[room], f"{name} imports {imported}"
+                used[room].add(other)
     for room, others in ROOMS.items():
         assert set(others) <= used[room], f"{room} does not import {set(others) - used[room]}"
 
@@ -112,7 +109,7 @@ def test_neither_rooms_nor_files_form_a_circle():
 
 
 def is_neutral(module):
-    return module not in ON_TENSORFLOW and bool({module, module.split(".")[0]} & set(BACKEND_NEUTRAL))
+    return module not in ON_TENSORFLOW
 
 
 def test_what_needs_no_tensorflow_imports_none():

@@ -43,11 +43,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "translation": "training.tasks:TRANSLATION",
         "parsing": "extensions.parsing.task:PARSING",
     },
-    "commands": {
-        name: f"trainers.{name}:main"
-        for name in ("translation", "parsing", "prepare", "evaluate", "translate", "serve", "attention", "export")
-    }
-    | {"check": "extensions.conformance.check:main"},
+    # The other programs are the modules of trainers/, which also run in a clone.
+    "commands": {"check": "extensions.conformance.check:main"},
     # What the core calls by name, since it imports no extension.
     "services": {
         "documents": "extensions.documents.document:translated",

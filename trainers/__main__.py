@@ -5,6 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from tf_transformer import registry
 from tf_transformer.utils.version import __version__
 
 from .command import run_program
@@ -29,19 +30,23 @@ def main() -> None:
 def run() -> None:
     """The program that the command line names."""
     command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
+    others = [name for name in registry.names("commands") if name not in PROGRAMS]
+    programs = PROGRAMS | dict.fromkeys(others, "from another package")
     parser = argparse.ArgumentParser(
         command,
         f"{command} PROGRAM [options]",
-        "\n".join(["programs:", *(f"  {name:13}{what}" for name, what in PROGRAMS.items())]),
+        "\n".join(["programs:", *(f"  {name:13}{what}" for name, what in programs.items())]),
         f"{command} PROGRAM --help shows a program's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", metavar="PROGRAM", choices=PROGRAMS, help="one of these")
+    parser.add_argument("program", metavar="PROGRAM", choices=programs, help="one of these")
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]
-    package = "tf_transformer.extensions.conformance" if name == "check" else __package__
-    importlib.import_module(f"{package}.{name}").main()
+    if name in PROGRAMS and name != "check":  # from this clone, or as installed
+        importlib.import_module(f"{__package__}.{name}").main()
+    else:
+        registry.find("commands", name)()
 
 
 if __name__ == "__main__":

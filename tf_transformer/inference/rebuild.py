@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.loading import opener_of
+from tf_transformer.inference.openers import opener_of
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import build_model, config_of, tokenizer_of

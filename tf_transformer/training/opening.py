@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.loading import Opener
+from tf_transformer.inference.openers import Opener
 from tf_transformer.inference.rebuild import Rebuilt, together
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import build_model, config_of, family_of_folder, load_tokenizer

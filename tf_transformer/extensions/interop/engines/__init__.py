@@ -3,7 +3,7 @@
 from typing import Any
 
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.loading import Opener
+from tf_transformer.inference.openers import Opener
 from tf_transformer.utils import folders
 
 

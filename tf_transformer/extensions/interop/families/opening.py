@@ -6,7 +6,7 @@ from typing import Any
 
 from tf_transformer.extensions.interop.families import hub
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.loading import Opener
+from tf_transformer.inference.openers import Opener
 from tf_transformer.inference.rebuild import Rebuilt
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import Family, families, family_named, family_of_folder

@@ -1,0 +1,107 @@
+"""Another distribution adds an engine, a format, a family, a task and a command, without a change to this package."""
+
+import sys
+
+import pytest
+from programs import ROOT, run_python
+
+import tf_transformer as tt
+from tf_transformer import registry
+from tf_transformer.models.families import build_model, config_of, family_of_config
+from tf_transformer.training.tasks import task_of
+
+TOY = """
+import dataclasses
+from pathlib import Path
+
+import tf_transformer as tt
+from tf_transformer.inference.engine import Answer, Engine, Reply
+from tf_transformer.inference.openers import Opener
+from tf_transformer.models.families import Family
+from tf_transformer.serving.formats import Format
+from tf_transformer.training.tasks import TRANSLATION
+
+
+class Reversing(Engine):
+    changeable, highest, facts, options, batch_size, languages = (), {"n_best": 1}, {}, {}, 7, ()
+
+    def _replies(self, texts, request):
+        return [Reply(text, (Answer(text[::-1], 0.0),), len(text), False) for text in texts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(tt.TransformerConfig):
+    toy: int = 3
+
+
+class Model(tt.Transformer):
+    config_class = Config
+
+
+ENGINE = Opener("a toy", lambda path: path.endswith(".toy"), lambda path, **options: Reversing())
+FORMAT = Format("toy", "a toy", "toys", ("float32",), frozenset(),
+                lambda model, path, *others, **options: Path(path).write_text(str(model.beam_size)))
+FAMILY = Family("toy", Config, Model, tt.Tokenizer)
+TASK = dataclasses.replace(TRANSLATION, metric="chrF")
+
+
+def command():
+    print("a toy's command")
+"""
+POINTS = """
+[tf_transformer.engines]
+toy = toy_plugin:ENGINE
+[tf_transformer.formats]
+toy = toy_plugin:FORMAT
+broken = missing_plugin:FORMAT
+[tf_transformer.families]
+toy = toy_plugin:FAMILY
+[tf_transformer.tasks]
+toy = toy_plugin:TASK
+[tf_transformer.commands]
+toy = toy_plugin:command
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    folder = tmp_path / "site"
+    (folder / "toy_plugin-1.0.dist-info").mkdir(parents=True)
+    (folder / "toy_plugin.py").write_text(TOY)
+    (folder / "toy_plugin-1.0.dist-info/METADATA").write_text("Name: toy-plugin\nVersion: 1.0\n")
+    (folder / "toy_plugin-1.0.dist-info/entry_points.txt").write_text(POINTS)
+    monkeypatch.syspath_prepend(folder)
+    registry._entry_points.cache_clear()
+    yield folder
+    registry._entry_points.cache_clear()
+    sys.modules.pop("toy_plugin", None)
+
+
+def test_a_plugin_of_every_kind(plugin, translator, tmp_path):
+    import toy_plugin
+
+    assert tt.load(str(tmp_path / "any.toy"))(["ab", "cde"]) == ["ba", "edc"]
+    translator.save(tmp_path / "saved", format="toy")
+    assert (tmp_path / "saved").read_text() == str(translator.beam_size)
+    sizes = {"num_layers": 1, "d_model": 8, "d_ff": 16, "num_heads": 2, "vocab_size": 31}
+    config = config_of(sizes | {"toy": 5})
+    assert type(build_model(config)) is toy_plugin.Model and family_of_config(config).name == "toy"
+    assert type(config_of(sizes)) is tt.TransformerConfig  # the built-in ones stay
+    assert task_of("toy").metric == "chrF"
+
+
+def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):
+    with pytest.raises(tt.BadInput, match="^formats: cannot load 'broken' from missing_plugin:FORMAT: No module named"):
+        translator.save(tmp_path / "saved", format="broken")
+
+
+def test_what_opens_nothing_lists_the_engines(plugin, tmp_path):
+    with pytest.raises(
+        tt.BadInput, match="expected a toy, a SavedModel, a LiteRT export, .* or a checkpoint, found no"
+    ):
+        tt.load(tmp_path)
+
+
+def test_a_command_of_a_plugin(plugin):
+    program = "import sys; sys.argv = ['tf-transformer', *sys.argv[1:]]; from trainers.__main__ import run; run()"
+    assert run_python(program, "toy", PYTHONPATH=f"{plugin}:{ROOT}") == "a toy's command\n"
