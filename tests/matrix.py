@@ -135,6 +135,8 @@ CANNOT_BE_SAVED = {
     ("transformer_window", "transformers"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "transformers"): "expected one model, as a checkpoint has it, got an ensemble of 2",
     ("transformer_parser", "transformers"): "translator: expected a TextModel, got Parser(",
+    ("transformer_ensemble", "litert"): "expected one model for LiteRT, got an ensemble of 2",
+    ("transformer_ensemble", "onnx"): "expected one model for ONNX, got an ensemble of 2",
     ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
     ("transformer_parser", "onnx"): "translator: expected a TextModel, got Parser(",
 }

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     sample = "sentences to learn the vocabulary from (1,000,000)"
     add("--sample", type=positive, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="leave out empty, over-long and invalid lines")
-    filters = "leave out pairs, e.g. duplicates identical max-ratio=3 languages=en,de"
+    filters = "pairs to drop: duplicates, identical"
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help=filters)
     add_pipeline_options(parser.add_argument_group("many workers").add_argument)
     own, beams = split_options(sys.argv[1:] if argv is None else argv)

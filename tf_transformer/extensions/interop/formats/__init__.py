@@ -42,7 +42,7 @@ def _saving(module: Any) -> Save:
     return save
 
 
-PORTABLE = frozenset({"ensemble", "facts", "check", "max_length"})
+PORTABLE = frozenset({"facts", "check", "max_length"})
 LITERT = Format("litert", "a folder for LiteRT", "litert", ("float32", "int8"), PORTABLE, _saving(litert))
 ONNX = Format("onnx", "a folder for ONNX", "onnx", ("float32", "int8"), PORTABLE, _saving(onnx))
 CTRANSLATE2 = Format(

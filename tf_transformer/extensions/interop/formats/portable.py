@@ -21,6 +21,7 @@ from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
+from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.transformer import check_finite
 from tf_transformer.serving.savedmodel import check_export
 from tf_transformer.tokenizers.languages import LANGUAGES
@@ -90,6 +91,9 @@ class Portable(abc.ABC):
             raise BadInput(f"dtype: expected one of {', '.join(DTYPES)} for {self.engine}, got {dtype!r}")
         if is_int8(translator.model):
             raise BadInput("translator: expected weights of 16 or 32 bits, which the converter can round, got int8")
+        if isinstance(translator.model, Ensemble):
+            count = len(translator.model.models)
+            raise BadInput(f"translator: expected one model for {self.engine}, got an ensemble of {count}")
         self._check(translator)
         if checked:
             import_extra(self.package, self.engine.lower(), "the check of this format")
