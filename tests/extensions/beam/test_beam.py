@@ -342,19 +342,10 @@ tree_parser = test_parsing.parser  # a fixture
 
 
 @pytest.mark.slow
-def test_a_parser(tmp_path, tree_parser):
+def test_a_parser_is_refused(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
-    texts = ["The cat slept .", "", "A dog saw ( the ) man ."]
-    model = Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
-    answers = model.replies(texts)
-    assert [answer.text for answer in answers] == tt.load(tmp_path / "parser/1")(texts)
-    assert [answer.empty for answer in answers] == [False, True, False]
-    assert answers[0].text.startswith("(TOP ")
-    documents = Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), document="text"))
-    with pytest.raises(tt.BadInput, match="document: expected a translator, got a parser"):
-        documents.replies(texts)
-    with pytest.raises(tt.BadInput, match="expected a translator's SavedModel, for n_best or options"):
-        Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1"), options={"beam_size": 2}))
+    with pytest.raises(tt.BadInput, match="parser/1: expected a translator's export, got a parser"):
+        Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
 
 
 def workers_of(process):

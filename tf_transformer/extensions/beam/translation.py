@@ -1,5 +1,4 @@
-"""An export on the elements of a Beam pipeline: a translator's or a parser's SavedModel, a LiteRT or an
-ONNX export."""
+"""An export on the elements of a Beam pipeline: a translator's SavedModel, a LiteRT or an ONNX export."""
 
 import os
 import time
@@ -73,11 +72,11 @@ class Translate(beam.PTransform[Any, Any]):
 
     The model is loaded once a process; a LiteRT or an ONNX export loads no
     TensorFlow. Beam's metrics have, in the namespace
-    tf_transformer, the counters sentences, tokens (of sources; not for a parser), truncated and empty, and the
+    tf_transformer, the counters sentences, tokens (of sources), truncated and empty, and the
     distribution batch_milliseconds.
 
     Args:
-        path: the folder of a translator's SavedModel, a parser's, a LiteRT or an ONNX export, or that of its versions,
+        path: the folder of a translator's SavedModel, a LiteRT or an ONNX export, or that of its versions,
             which means the newest.
         text: the name of the field that holds the text.
         method: the other fields of `TranslationSettings`.
@@ -105,6 +104,8 @@ class Model:
     def __init__(self, method: TranslationSettings) -> None:
         self._method = method
         self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
+        if not self._engine.translates:
+            raise BadInput(f"{method.path}: expected a translator's export, got a parser. Parse with tt.load.")
         try:
             self._engine.request(self._n, method.options)
         except BadInput as error:
