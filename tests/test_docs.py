@@ -298,7 +298,7 @@ def test_the_paper_table_points_at_what_exists():
         tree = ast.parse((ROOT / "tf_transformer" / path).read_text(encoding="utf-8"))
         assert defines(tree, name), f"{path} has no {name}"
     for name in re.findall(r"`(test_\w+\.py)`", table):
-        assert (ROOT / "tests" / name).exists(), name
+        assert list((ROOT / "tests").rglob(name)), name
     sections = re.findall(r"^\| ([\d.]+) \|", table, re.MULTILINE)
     wanted = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
     assert set(wanted) <= set(sections)
@@ -308,7 +308,8 @@ def test_what_works_with_keras_is_tested():
     promises = re.findall(r"`(test_\w+\.py)::(test_\w+)`", pages.read("docs/reference/keras.md"))
     assert len(promises) > 20
     for file, name in promises:
-        assert defines(ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")), name), f"{file}::{name}"
+        (path,) = (ROOT / "tests").rglob(file)
+        assert defines(ast.parse(path.read_text(encoding="utf-8")), name), f"{file}::{name}"
 
 
 def test_the_reference_has_every_public_name():

@@ -1,6 +1,7 @@
 """Translate with a LiteRT folder: python litert_client.py FOLDER < text
 
-The client is tf_transformer/extensions/interop/engines/litert_client.py, a file that needs ai-edge-litert, sentencepiece and NumPy alone.
+The client is tf_transformer/extensions/interop/engines/litert_client.py, a file that needs only ai-edge-litert,
+sentencepiece and NumPy.
 Copy that one where this repository is not; this one runs it where it lies.
 """
 

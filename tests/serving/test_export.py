@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -339,8 +340,8 @@ def test_options_of_the_translator(translator):
 
 
 def run(program, saved, *arguments):
-    path = os.path.join(os.path.dirname(__file__), program)
-    command = [sys.executable, path, str(saved), *map(str, arguments)]
+    path = Path(__file__).parents[1] / program
+    command = [sys.executable, str(path), str(saved), *map(str, arguments)]
     process = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
     print(process.stdout)
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.extensions.conformance.check import Finding
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
@@ -45,7 +46,7 @@ def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch, 
         seen.append(path)
         return [Finding("ok", "good"), Finding("FAIL", "weights are stored once, but: a = b")]
 
-    monkeypatch.setattr(publish, "check", check)
+    monkeypatch.setattr(checking, "check", check)
     monkeypatch.setattr(tf.saved_model, "save", lambda _, path, **__: Path(path, "saved_model.pb").touch())
     monkeypatch.setattr(publish, "compact", lambda path: None)
     with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
@@ -270,7 +271,7 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
 
 
 def test_what_is_published_is_checked(light, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
+    monkeypatch.setattr(checking, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with pytest.raises(tt.BadInput, match="FAIL 1 is wrong$"):
         versions.publish(writer(light(), checked=True), tmp_path / "name")
     assert versions.publish(writer(light()), tmp_path / "name").name == "1"

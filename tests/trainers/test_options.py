@@ -182,7 +182,7 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
             ["--tokenizer", "a", "--vocab-size", "7"],
             "--tokenizer: expected no --vocab-size and no --vocab-kind with it",
         ),
-        (["--from", os.devnull], "expected a run, a SavedModel or a checkpoint, found a file, no folder"),
+        (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no folder"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at "),
         (["--train", os.devnull, os.devnull], f"expected a text file, found none at {os.devnull}"),

@@ -19,6 +19,8 @@ from tf_transformer.extensions.interop.families.hub import origin_of
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig
 from tf_transformer.inference import rebuild
 from tf_transformer.models.families import build_model
+from tf_transformer.serving.savedmodel import warmup_records
+from tf_transformer.training import opening
 from tf_transformer.training.recipe import Recipe
 from tf_transformer.training.run import Run
 from tf_transformer.utils import reading
@@ -178,7 +180,7 @@ def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
     model.build()
     export = tt.Translator(model, tokenizer).export()
     export.describe(name="char")
-    assert tt.exports.savedmodel.warmup_records(export)
+    assert warmup_records(export)
 
 
 def test_control_symbols_of_ones_own_are_not_those_of_trees(text):
@@ -218,7 +220,8 @@ def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypa
     with pytest.raises(ZeroDivisionError):
         run.restore(SimpleNamespace(optimizer=optimizer, trainable_variables=()))
     for kind in (MemoryError, TypeError, ValueError):
-        monkeypatch.setattr(rebuild, "build_model", Mock(side_effect=kind("no room")))
+        for module in (rebuild, opening):
+            monkeypatch.setattr(module, "build_model", Mock(side_effect=kind("no room")))
         for load in (lambda: tt.load(tmp_path), lambda: tt.Translator.from_pretrained(saved)):
             with pytest.raises(kind, match="^no room$"):
                 load()

@@ -5,8 +5,8 @@ No sentence of train or dev contains one. Every sentence of test contains at lea
 memory. The single words are all frequent in train.
 
 Data card: written by a program from a context-free grammar with seed 1, so free of personal data and of other people's
-rights; license of the package. Sentences have 2 to 18 words, 541 different ones in English and 1,052 in German. Use it for
-demonstrations and tests only.
+rights; license of the package. Sentences have 2 to 18 words, 541 different ones in English and 1,052 in German. Use it
+for demonstrations and tests only.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Bulk work on Apache Beam. Loaded at first use, so that `import tf_transformer.extensions.beam` works without apache_beam."""
+"""Bulk work on Apache Beam. Parts load at first use, so that the import works without apache_beam."""
 
 import importlib
 from typing import Any

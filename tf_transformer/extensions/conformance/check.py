@@ -4,8 +4,8 @@
 
 reads the graph, opens it in a process of Python, calls it in another process through the server's loader, prints the
 findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python
-tf_transformer/extensions/conformance/check.py DIR, it needs no import of this package, for example under another version of
-TensorFlow. The folder of a LiteRT or an ONNX export is called in a process without TensorFlow.
+tf_transformer/extensions/conformance/check.py DIR, it needs no import of this package, for example under another
+version of TensorFlow. The folder of a LiteRT or an ONNX export is called in a process without TensorFlow.
 """
 
 import argparse

@@ -1,20 +1,17 @@
 """Exports to LiteRT, ONNX, CTranslate2 and transformers."""
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tf_transformer.serving.formats import Format, Save
 from tf_transformer.utils import values
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
 
-if TYPE_CHECKING:
-    from tf_transformer.extensions.interop.formats import ctranslate2, hugging_face, litert, onnx
-else:
-    ctranslate2 = lazily(f"{__name__}.ctranslate2", "an export to CTranslate2")
-    hugging_face = lazily(f"{__name__}.hugging_face", "a checkpoint")
-    litert = lazily(f"{__name__}.litert", "an export to LiteRT")
-    onnx = lazily(f"{__name__}.onnx", "an export to ONNX")
+_ctranslate2 = lazily(f"{__name__}.ctranslate2", "an export to CTranslate2")
+_hugging_face = lazily(f"{__name__}.hugging_face", "a checkpoint")
+_litert = lazily(f"{__name__}.litert", "an export to LiteRT")
+_onnx = lazily(f"{__name__}.onnx", "an export to ONNX")
 
 
 @values.checked
@@ -26,7 +23,7 @@ def _save_ctranslate2(
     **options: Any,
 ) -> None:
     quantization: Any = None if dtype == "float32" else dtype
-    ctranslate2.save(model, path, quantization, **options)
+    _ctranslate2.save(model, path, quantization, **options)
 
 
 def _saving(module: Any) -> Save:
@@ -43,8 +40,8 @@ def _saving(module: Any) -> Save:
 
 
 PORTABLE = frozenset({"facts", "check", "max_length"})
-LITERT = Format("litert", "a folder for LiteRT", "litert", ("float32", "int8"), PORTABLE, _saving(litert))
-ONNX = Format("onnx", "a folder for ONNX", "onnx", ("float32", "int8"), PORTABLE, _saving(onnx))
+LITERT = Format("litert", "a folder for LiteRT", "litert", ("float32", "int8"), PORTABLE, _saving(_litert))
+ONNX = Format("onnx", "a folder for ONNX", "onnx", ("float32", "int8"), PORTABLE, _saving(_onnx))
 CTRANSLATE2 = Format(
     "ctranslate2",
     "a folder for CTranslate2",
@@ -59,6 +56,6 @@ TRANSFORMERS = Format(
     "transformers",
     ("float32", "bfloat16", "float16"),
     frozenset({"facts", "scores", "check"}),
-    lambda *args, **options: hugging_face.save(*args, **options),
+    lambda *args, **options: _hugging_face.save(*args, **options),
     scored_in="float32",  # its user chooses the dtype to compute in, and float16 is slow on some CPUs
 )
