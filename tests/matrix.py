@@ -45,11 +45,6 @@ def transformer_learned(translator, folder):
     return tt.Translator(random_model(350, 37, 2.0, sizes), translator.tokenizer, **LIMITS)
 
 
-def transformer_window(translator, folder):
-    """With restricted self-attention."""
-    return tt.Translator(random_model(350, 3, 2.0, {"attention_window": 5}), translator.tokenizer, **LIMITS)
-
-
 def transformer_ensemble(translator, folder):
     both = [random_model(350, seed, 1.0, {}) for seed in (2, 9)]
     return tt.Translator(tt.Ensemble(both), translator.tokenizer, **LIMITS)
@@ -107,7 +102,6 @@ FAMILIES = {
     for family in (
         transformer,
         transformer_learned,
-        transformer_window,
         transformer_ensemble,
         transformer_parser,
         marian,
@@ -125,14 +119,12 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 # Formats: what cannot be saved in one, and the line that says so.
 
 CANNOT_BE_SAVED = {
-    ("transformer_window", "ctranslate2"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
     ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
     (
         "transformer_learned",
         "transformers",
     ): "positions: expected sinusoidal, as MarianMT's models have it, got learned",
-    ("transformer_window", "transformers"): "got RestrictedEncoderLayer, whose attend_to_itself is its own",
     ("transformer_ensemble", "transformers"): "expected one model, as a checkpoint has it, got an ensemble of 2",
     ("transformer_parser", "transformers"): "translator: expected a TextModel, got Parser(",
     ("transformer_ensemble", "litert"): "expected one model for LiteRT, got an ensemble of 2",

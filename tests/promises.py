@@ -114,10 +114,6 @@ def restricted_encoder(**kwargs):
     return tt.layers.RestrictedEncoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **OTHER, **kwargs)
 
 
-def restricted_decoder(**kwargs):
-    return tt.layers.RestrictedDecoderLayer(d_ff=17, window=WINDOW, **SIZES, **RATES, **OTHER, **kwargs)
-
-
 def transformer(**kwargs):
     return tt.Transformer(CONFIG, **kwargs)
 
@@ -132,7 +128,6 @@ LAYERS = [
     Case("encoder", encoder, mixes=True, scores=True),
     Case("decoder", decoder, (T, S), mixes=True, scores=True),
     Case("restricted_encoder", restricted_encoder, mixes=True, scores=True, slow=True),
-    Case("restricted_decoder", restricted_decoder, (T, S), mixes=True, scores=True),
 ]
 MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]
 

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
+from tf_transformer.config import current_fields
 
 # Table 3: what each row changes of `base`.
 TABLE_3 = {
@@ -62,3 +63,10 @@ def test_a_head_width_is_needed_where_d_model_is_not_a_multiple_of_the_heads(fie
     with pytest.raises(BadInput, match=f"{field}=None.*d_model=512.*num_heads=7"):
         TransformerConfig(num_heads=7, **{other: 64})
     assert TransformerConfig(num_heads=7, d_k=64, d_v=64).d_k == 64
+
+
+def test_a_stored_configuration_of_an_earlier_version():
+    values = PRESETS["tiny"].to_dict()
+    assert current_fields(values | {"attention_window": None}) == values
+    with pytest.raises(BadInput, match="^attention_window: this version has no such option. Override"):
+        current_fields(values | {"attention_window": 7})

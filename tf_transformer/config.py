@@ -1,6 +1,7 @@
 """One configuration is one row of Table 3."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -31,8 +32,6 @@ class TransformerConfig:
         label_smoothing: epsilon_ls of section 5.4.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: rows of the table of learned positions; unused when sinusoidal.
-        attention_window: r of restricted self-attention (section 4): a position attends to positions at most r // 2
-            away, in the decoder only to earlier ones; `None` means no restriction, as in the paper's models.
         vocab_size: V, symbols that source and target share, control symbols included.
         num_decoder_layers: layers in the decoder, if not as in the encoder; with few it translates faster.
         norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
@@ -56,7 +55,6 @@ class TransformerConfig:
     label_smoothing: Rate = 0.1
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     max_length: Count = 1024
-    attention_window: Count | None = None
     vocab_size: Count = 37_000
     num_decoder_layers: Layers | None = None
     norm_first: bool = False
@@ -109,6 +107,17 @@ class TransformerConfig:
                 f"{name}={getattr(self, name)}" for name in ("vocab_size", "d_model", "d_ff", "num_layers")
             )
             raise BadInput(f"expected sizes of a model that fit the {size:,} bytes of its weights, got {sizes}")
+
+
+def current_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a stored configuration without those that only earlier versions had.
+
+    Raises:
+        BadInput: If the model depends on one of them.
+    """
+    if values.get("attention_window"):
+        raise BadInput("attention_window: this version has no such option. Override make_encoder_layers instead.")
+    return {name: value for name, value in values.items() if name != "attention_window"}
 
 
 BASE = TransformerConfig()

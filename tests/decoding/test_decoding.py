@@ -58,12 +58,10 @@ def search_without_cache(model, source, max_length, favour, **options):
 @pytest.mark.parametrize(
     "K, alpha, other",
     [
-        (1, 0.6, {}),
         pytest.param(4, 0.0, {}, marks=pytest.mark.slow),
         (4, 1.0, {"num_layers": 3, "num_decoder_layers": 2, "norm_first": True, "activation": "gelu"}),
-        (4, 0.6, {"attention_window": 4}),
-        pytest.param(1, 0.6, {"attention_window": 4}, marks=pytest.mark.slow),
-        pytest.param(3, 1.0, {"attention_window": 3}, marks=pytest.mark.slow),
+        (1, 0.6, {}),
+        (3, 1.0, {}),
     ],
 )
 def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeypatch):
@@ -90,7 +88,6 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
     # Each output has the log-probabilities and the attention that the oracle gives to its symbols: a beam remembers its
     # own ancestors.
     weights, other = weights_of(model), {"num_layers": 2} | other
-    other["window"] = other.pop("attention_window", None)
     for b, k in np.argwhere(found.lengths):
         ids = found.ids[b, k, : found.lengths[b, k]].numpy()
         logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, num_heads=3, **other)
@@ -104,8 +101,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_copy_task_is_learned_and_decoded_exactly(window):
+def test_a_copy_task_is_learned_and_decoded_exactly():
     """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""
     V, L, place = 11, 6, np.arange(6)
     random = np.random.default_rng(0)
@@ -115,7 +111,7 @@ def test_a_copy_task_is_learned_and_decoded_exactly(window):
         symbols = random.integers(BOS + 1, V, (count, L))
         return np.where(place < lengths, symbols, np.where(place == lengths, END, 0))  # [B, L]
 
-    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4, attention_window=window)
+    model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4)
     model.compile(
         optimizer=keras.optimizers.Adam(WarmupSchedule(32, warmup_steps=200), beta_1=0.9, beta_2=0.98, epsilon=1e-9),
         loss=SmoothedCrossEntropy(0.1),

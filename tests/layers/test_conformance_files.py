@@ -124,7 +124,7 @@ def test_saved_model_needs_tensorflow_alone(case, exported):
 # Fewer numbers
 
 
-@promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "restricted_decoder", "transformer"))
+@promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "transformer"))
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8(case, tmp_path):
     """Near the layer; and a file of it is loaded, as is a file of what was loaded."""

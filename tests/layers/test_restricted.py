@@ -5,20 +5,17 @@ import numpy as np
 import oracle
 import pytest
 from conftest import BACKEND, array, close, draw_weights, normal, value_and_gradients, weights_of
-from hypothesis import given
-from hypothesis import strategies as st
 from keras import ops
 from programs import run_python
 
 from tf_transformer.layers import (
     EncoderLayer,
-    RestrictedDecoderLayer,
     RestrictedEncoderLayer,
     attention,
     restricted_attention,
 )
-from tf_transformer.layers.restricted import last_allowed, near_mask
-from tf_transformer.masks import as_key_mask, causal_mask, intersect
+from tf_transformer.layers.restricted import near_mask
+from tf_transformer.masks import as_key_mask, intersect
 
 B, h, S, d, d_k, d_v, d_ff = 2, 3, 7, 11, 13, 17, 19
 MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
@@ -26,7 +23,7 @@ MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
 
 def built(kind, **options):
     layer = kind(num_heads=h, d_ff=d_ff, d_k=d_k, d_v=d_v, **options)
-    layer.build((None, None, d), *[(None, None, d)] * (kind is RestrictedDecoderLayer))
+    layer.build((None, None, d))
     return draw_weights(layer)
 
 
@@ -37,13 +34,6 @@ def built(kind, **options):
 def test_a_neighbourhood_is_centered(T, window):
     mask = array(near_mask(T, window))
     assert mask.dtype == bool and np.array_equal(mask[0], oracle.near(T, window))
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(1, 4))
-def test_the_newest_are_the_last_that_are_allowed(allowed, count):
-    allowed_slots = [slot for slot, seen in enumerate(allowed) if seen]
-    mask = array(last_allowed(np.array([[allowed]]), count))
-    assert mask.dtype == bool and np.where(mask[0, 0])[0].tolist() == allowed_slots[-count:]
 
 
 # Attention. Blocks are of 16 positions, or of window // 2 if that is more.
@@ -57,31 +47,29 @@ def padding(T):
 WINDOWS = [(1, 3), (7, 200), (16, 1), (17, 2), (33, 5), (33, 32), (47, 35), (53, 34), (32, 33), (0, 3)]  # T, r
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("T, window", WINDOWS)
-def test_restricted_attention_is_attention_under_a_banded_mask(T, window, causal):
+def test_restricted_attention_is_attention_under_a_banded_mask(T, window):
     query, key, value = normal(B, h, T, d_k), normal(B, h, T, d_k), normal(B, h, T, d_v)
     arguments = [ops.array(x) for x in (query, key, value)]
     for mask in (None, padding(T)):
         given = as_key_mask(mask)
-        output, scores = restricted_attention(*arguments, given, window=window, causal=causal)
+        output, scores = restricted_attention(*arguments, given, window=window)
         assert output.shape == value.shape and ops.dtype(scores) == "float32"
         for b, i in np.ndindex(B, h):
-            allowed = np.array(oracle.near(T, window, causal), bool).reshape(T, T) & (True if mask is None else mask[b])
+            allowed = np.array(oracle.near(T, window), bool).reshape(T, T) & (True if mask is None else mask[b])
             expected, weights = oracle.attention(query[b, i], key[b, i], value[b, i], allowed)
             close(output[b, i], expected)
             close(array(scores[b, i]).sum(-1).reshape(-1)[:T], weights.sum(-1))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_restricted_attention_has_the_gradients_of_the_banded_mask(causal):
+def test_restricted_attention_has_the_gradients_of_the_banded_mask():
     T, window = 37, 11
     inputs = [keras.Variable(normal(B, h, T, width, seed=width)) for width in (d_k, d_k, d_v)]
     direction, mask = ops.array(normal(B, h, T, d_v, seed=1)), as_key_mask(padding(T))
-    band = intersect(intersect(near_mask(T, window), causal_mask(T) if causal else None), mask)
+    band = intersect(near_mask(T, window), mask)
 
     def restricted(*inputs):
-        return restricted_attention(*inputs, mask, window=window, causal=causal)[0]
+        return restricted_attention(*inputs, mask, window=window)[0]
 
     def gradients(function):
         def scalar():
@@ -142,29 +130,25 @@ def test_a_restricted_layer_of_lengths_unknown_until_it_runs(jit):
 LONG = r"""
 import pathlib, re, sys
 import keras
-from tf_transformer.layers import RestrictedDecoderLayer, RestrictedEncoderLayer
+from tf_transformer.layers import RestrictedEncoderLayer
 
 def peak():  # getrusage's begins with that of the process which started this one
     return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 n, h, d = 16_384, 8, 32
-if sys.argv[1] == "encoder":
-    layer, more = RestrictedEncoderLayer(num_heads=h, d_ff=64, window=64), ()
-else:
-    layer, more = RestrictedDecoderLayer(num_heads=h, d_ff=64, window=64), (keras.random.normal((1, 17, d)),)
-layer(keras.random.normal((1, 160, d)), *more)
+layer = RestrictedEncoderLayer(num_heads=h, d_ff=64, window=64)
+layer(keras.random.normal((1, 160, d)))
 before = peak()
-output = keras.ops.convert_to_numpy(layer(keras.random.normal((1, n, d), seed=1), *more))
+output = keras.ops.convert_to_numpy(layer(keras.random.normal((1, n, d), seed=1)))
 assert output.shape == (1, n, d)
 print(peak() - before, h * n * n * 4)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights(side):
+def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights():
     """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
-    taken, all_weights = map(int, run_python(LONG, side).split())
+    taken, all_weights = map(int, run_python(LONG).split())
     assert all_weights == 8 * 2**30 and 0 < taken < all_weights / 16
 
 
@@ -175,43 +159,3 @@ def test_a_long_sequence_answers_as_its_neighbourhoods_do():
     for place in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
         around = x[:, place - reach : place + reach + 1]
         close(found[:, place], LAYER(around)[:, reach])
-
-
-# The decoder's layer
-
-REACH = 7
-DECODER = built(RestrictedDecoderLayer, window=REACH)
-
-
-def test_a_decoder_layer():
-    x, memory = normal(B, LENGTH, d), normal(B, S, d)
-    output, *scores = DECODER(x, memory, memory_mask=MEMORY_MASK, return_attention_scores=True)
-    close(DECODER(x, memory, memory_mask=MEMORY_MASK), output)  # in blocks
-    for b in range(B):
-        expected = oracle.decoder_layer(x[b], memory[b], weights_of(DECODER), h, MEMORY_MASK[b], REACH)
-        for found, wanted in zip((output, *scores), expected, strict=True):
-            close(found[b], wanted)
-
-
-@pytest.mark.parametrize("x_mask", [None, np.arange(LENGTH) % 5 != np.array([[0], [3]])], ids=["whole", "padded"])
-def test_a_decoder_layer_under_masks(x_mask):
-    """In blocks or, with a mask of one's own, not: the same. What padding holds does not matter."""
-    x, memory = normal(B, LENGTH, d), normal(B, S, d)
-    causal = np.tri(LENGTH, dtype=bool)[np.newaxis]
-    close(DECODER(x, memory, x_mask=x_mask), DECODER(x, memory, x_mask=x_mask, attention_mask=causal))
-    if x_mask is not None:
-        padding = np.where(x_mask[:, :, np.newaxis], x, 100 * normal(B, LENGTH, d, seed=1))
-        found, expected = (array(DECODER(x, memory, x_mask=x_mask))[x_mask] for x in (padding, x))
-        close(found, expected)
-
-
-@pytest.mark.parametrize("window", [1, 4, 7, 99])
-def test_cached_is_the_whole_restricted_sequence(window):
-    layer = built(RestrictedDecoderLayer, window=window)
-    x, memory = normal(B, LENGTH, d), normal(B, S, d)
-    expected, cache, slot = layer(x, memory), layer.init_cache(ops.array(memory), LENGTH + 3), 0
-    for size in (1, 1, 5, 2, 17, 8, 3):
-        output, cache = layer(x[:, slot : slot + size], cache=cache, slot=slot)
-        close(output, expected[:, slot : slot + size])
-        slot += size
-    assert slot == LENGTH

@@ -40,7 +40,6 @@ def random_ids(*shape, seed=0):
 
 KINDS = {
     "sinusoidal": {},
-    "window": {"attention_window": 3},
     "learned": {"positions": "learned", "max_length": 29},
     "shallow decoder": {"num_decoder_layers": 1, "activation": "gelu"},
     "norm first": {"num_decoder_layers": 3, "norm_first": True, "activation": "swish"},
@@ -51,7 +50,6 @@ KINDS = {
 def test_logits_and_attention_weights(kind, tmp_path):
     config = TransformerConfig(num_layers=N, **KINDS[kind], **SIZES)
     of_oracle = {name: value for name, value in KINDS[kind].items() if name not in ("positions", "max_length")}
-    of_oracle["window"] = of_oracle.pop("attention_window", None)
     model = built(config)
     logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
     assert logits.shape == (B, T, V) and ops.dtype(logits) == "float32"

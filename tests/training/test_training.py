@@ -210,7 +210,7 @@ def test_labels_are_whole_numbers_of_any_size(sixteen_bits):
                 function(ops.cast(targets, dtype), logits)
 
 
-@pytest.mark.parametrize("options", [{"positions": "learned"}, {"attention_window": 4}])
+@pytest.mark.parametrize("options", [{}, {"positions": "learned"}])
 def test_a_model_of_16_bits_trains(options, sixteen_bits):
     """On labels that they do not hold: it learns the one that it sees."""
     model = Transformer(TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=307, **options))

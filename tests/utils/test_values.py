@@ -209,7 +209,7 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
         "norm_first": ([True, False], [1, "yes"]),
         "activation": (["relu", "gelu", "swish", "silu"], ["tanh", 7]),
         **dict.fromkeys(("d_model", "d_ff", "num_heads", "max_length", "vocab_size"), COUNTS),
-        **dict.fromkeys(("d_k", "d_v", "attention_window"), COUNTS),
+        **dict.fromkeys(("d_k", "d_v"), COUNTS),
         **dict.fromkeys(("dropout", "attention_dropout", "label_smoothing"), RATES),
         "positions": (["learned", "sinusoidal"], ["relative", 7]),
     },

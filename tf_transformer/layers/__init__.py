@@ -4,7 +4,7 @@ from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attent
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
 from tf_transformer.layers.embedding import PositionalEmbedding, sinusoids
 from tf_transformer.layers.encoder import EncoderLayer
-from tf_transformer.layers.restricted import RestrictedDecoderLayer, RestrictedEncoderLayer, restricted_attention
+from tf_transformer.layers.restricted import RestrictedEncoderLayer, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "KeyValue",
     "MultiHeadAttention",
     "PositionalEmbedding",
-    "RestrictedDecoderLayer",
     "RestrictedEncoderLayer",
     "attention",
     "restricted_attention",

@@ -8,9 +8,8 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.attention import KeyValue, attention
-from tf_transformer.layers.decoder import DecoderLayer
 from tf_transformer.layers.encoder import EncoderLayer
-from tf_transformer.masks import causal_mask, intersect
+from tf_transformer.masks import intersect
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, checked
 
@@ -26,7 +25,6 @@ def restricted_attention(
     dropout: Callable[[Any], Any] | None = None,
     *,
     window: Count,
-    causal: bool = False,
 ) -> tuple[Any, Any]:
     """Attention of each position to those at most window // 2 away.
 
@@ -40,13 +38,12 @@ def restricted_attention(
         mask: bool, broadcastable to [B, 1, T]; True = may be attended.
         dropout: as in `attention`.
         window: r, the size of the neighbourhood around each position.
-        causal: a position attends only to itself and to earlier positions.
 
     Returns:
         The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
-        [B, h, N, b, 3b], from each block to the block before, itself and the block after; [B, h, N, b, 2b] if causal.
+        [B, h, N, b, 3b], from each block to the block before, itself and the block after.
     """
-    reach, after, T = window // 2, int(not causal), ops.shape(query)[2]
+    reach, T = window // 2, ops.shape(query)[2]
     b = max(reach, SMALLEST_BLOCK)
     if isinstance(T, int):
         b = min(b, T + 1)  # a sequence shorter than the window needs little
@@ -59,12 +56,12 @@ def restricted_attention(
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
 
     def neighbours(x: Tensor) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
-        x = blocks(x, 1, after)
-        return ops.concatenate([x[:, :, first : N + first] for first in range(2 + after)], axis=3)
+        x = blocks(x, 1, 1)
+        return ops.concatenate([x[:, :, first : N + first] for first in range(3)], axis=3)
 
-    place = ops.arange((2 + after) * b, dtype="int32")
+    place = ops.arange(3 * b, dtype="int32")
     ahead = place - b - ops.expand_dims(place[:b], 1)  # [b, 3b], from query to key
-    near = ops.logical_and(ahead >= -reach, ahead <= reach * after)
+    near = ops.logical_and(ahead >= -reach, ahead <= reach)
     there = ops.ones((1, 1, T), "bool") if mask is None else mask
     there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
     mask = ops.logical_and(near, there)
@@ -78,12 +75,6 @@ def near_mask(length: Tensor, window: Count) -> Any:
     """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
     place = ops.arange(length, dtype="int32")
     return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
-
-
-def last_allowed(mask: Tensor, count: Tensor) -> Any:
-    """Restrict an attention mask [B, T, C] to the last `count` slots that it allows."""
-    number = ops.cumsum(ops.cast(mask, "int32"), axis=-1)
-    return ops.logical_and(mask, number > number[..., -1:] - count)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -111,46 +102,3 @@ class RestrictedEncoderLayer(EncoderLayer):
             return self.self_attention.attend(x, kv, intersect(mask, near), training=training)
         blocks = functools.partial(restricted_attention, window=self.window)
         return self.self_attention.attend(x, kv, mask, blocks, training)
-
-
-@keras.saving.register_keras_serializable("tf_transformer")
-class RestrictedDecoderLayer(DecoderLayer):
-    """`DecoderLayer` whose tokens attend to themselves and the r // 2 tokens before them.
-
-    With a cache, whose slots need not be positions, the window keeps the newest r // 2 + 1 slots that the mask allows.
-
-    Args:
-        window: r.
-        options: of `DecoderLayer`.
-
-    Examples:
-        >>> x, memory = keras.random.normal((2, 100, 32)), keras.random.normal((2, 7, 32))
-        >>> layer = tt.layers.RestrictedDecoderLayer(num_heads=4, d_ff=64, window=8)
-        >>> keras.ops.shape(layer(x, memory))
-        (2, 100, 32)
-    """
-
-    @checked
-    def __init__(self, *, window: Count = 64, **options: Any) -> None:
-        super().__init__(**options)
-        self.window = window
-
-    def attend_to_target(
-        self,
-        x: Tensor,
-        target: KeyValue,
-        mask: Tensor,
-        padding: Tensor,
-        slot: Tensor,
-        scores: bool,
-        training: bool | None,
-    ) -> Any:
-        T, C = ops.shape(x)[1], ops.shape(target.key)[2]
-        if slot is None and mask is None and not scores:
-            blocks = functools.partial(restricted_attention, window=self.window, causal=True)
-            return self.self_attention.attend(x, target, padding, blocks, training)
-        if mask is None:
-            mask = causal_mask(T, C, 0 if slot is None else slot)
-        reach = self.window // 2
-        mask = intersect(mask, near_mask(T, self.window)) if slot is None else last_allowed(mask, reach + 1)
-        return super().attend_to_target(x, target, mask, padding, slot, scores, training)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer import registry
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import BadInput, TransformerConfig, current_fields
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -95,6 +95,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
     Raises:
         BadInput: no family has these fields, or a value has another type or is out of range.
     """
+    values = current_fields(values)
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:

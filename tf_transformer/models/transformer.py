@@ -6,14 +6,12 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 import numpy as np
 
-from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.config import BadInput, TransformerConfig, current_fields
 from tf_transformer.layers import (
     DecoderCache,
     DecoderLayer,
     EncoderLayer,
     PositionalEmbedding,
-    RestrictedDecoderLayer,
-    RestrictedEncoderLayer,
 )
 from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
 from tf_transformer.layers.layer import quantized_inside, resolved_policy
@@ -97,12 +95,10 @@ class Transformer(KerasModel):
         return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
 
     def make_encoder_layers(self) -> list[EncoderLayer]:
-        kind = RestrictedEncoderLayer if self.config.attention_window else EncoderLayer
-        return [kind(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
+        return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
 
     def make_decoder_layers(self) -> list[DecoderLayer]:
-        kind = RestrictedDecoderLayer if self.config.attention_window else DecoderLayer
-        return [kind(**self.decoder_options(), name=f"decoder_{i}") for i in range(self.config.decoder_layers)]
+        return [DecoderLayer(**self.decoder_options(), name=f"decoder_{i}") for i in range(self.config.decoder_layers)]
 
     def make_norm(self, name: str) -> LayerNormalization | None:
         """The normalization at the end of a stack, if it comes first in each layer."""
@@ -113,9 +109,7 @@ class Transformer(KerasModel):
         """The arguments of encoder layers, from the configuration."""
         names = ["num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout"]
         names += ["activation", "norm_first", "use_bias", "epsilon"]
-        options = {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
-        window = self.config.attention_window
-        return options if window is None else options | {"window": window}
+        return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
     def decoder_options(self) -> dict[str, Any]:
         """The arguments of decoder layers; the paper's are those of the encoder's."""
@@ -283,4 +277,4 @@ class Transformer(KerasModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        return cls(**(config | {"config": cls.config_class(**config["config"])}))
+        return cls(**(config | {"config": cls.config_class(**current_fields(config["config"]))}))

@@ -143,12 +143,17 @@ def config(**changes):
     return tt.TransformerConfig(**({"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2} | SIZES | changes))
 
 
+class Windowed(tt.Transformer):
+    def make_encoder_layers(self):
+        return [tt.layers.RestrictedEncoderLayer(**self.layer_options(), window=5, name="encoder_0")]
+
+
 REFUSED = {  # the configuration
     "positions: expected sinusoidal, as MarianMT's models have it, got learned": config(positions="learned"),
     "norm_first: expected False, as MarianMT's models have it, got True": config(norm_first=True),
     "expected heads of at most d_model / num_heads=7 numbers .* got num_heads=2, d_k=9, d_v=7": config(d_k=9),
     "expected heads of at most .* got num_heads=4, d_k=3, d_v=3": config(num_heads=4, d_k=3, d_v=3),
-    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose att": config(attention_window=5),
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose att": config(d_k=6),
     "activation: expected the same value in all layers, .* got gelu and relu and silu": config(d_k=3, d_v=5),
 }
 
@@ -158,7 +163,9 @@ SLOWER = [pytest.param(message, marks=[pytest.mark.program] * (place > 2)) for p
 
 @pytest.mark.parametrize("message", SLOWER)
 def test_what_transformers_has_not_is_one_line(message, tokenizer, tmp_path):
-    model = (OtherParts if "activation" in message else tt.Transformer)(REFUSED[message])
+    variants = {"activation": OtherParts, "Restricted": Windowed}
+    kind = next((kind for word, kind in variants.items() if word in message), tt.Transformer)
+    model = kind(REFUSED[message])
     with pytest.raises(tt.BadInput, match=message) as error:
         save(tt.Translator(model, tokenizer), tmp_path / "checkpoint")
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
