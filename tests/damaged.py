@@ -200,7 +200,7 @@ def records(folder):
     tokenizer = learned(folder)
     source = TextSource(str(folder / "text/train.en"), str(folder / "text/train.de"))
     work = Preparation(source, folder / "records")
-    list(work.run(source.parts(29, work.folder), tokenizer))
+    work.run(source.parts(29, work.folder), tokenizer)
 
     def read():
         prepared = Records(folder / "records")
@@ -219,7 +219,7 @@ def records_on_the_way(folder):
     work = Preparation(source, folder / "records")
 
     def read():
-        list(work.run(source.parts(29, work.folder), tokenizer))
+        work.run(source.parts(29, work.folder), tokenizer)
         Records(folder / "records")
 
     return read

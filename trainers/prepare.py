@@ -94,10 +94,13 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
         run_pipeline(args.runner, beams, lambda pipeline: pipeline | tt.beam.Prepare(work, parts, tokenizer))
     elif (args.workers or 1) > 1:
         with processes(args.workers, folder / "log", progress) as each:
-            list(work.run(parts, tokenizer, each))
+            work.run(parts, tokenizer, each)
     else:
-        for shard in work.run(parts, tokenizer):
+
+        def report(shard: dict[str, Any]) -> None:
             print(f"  {shard['shard']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
+
+        work.run(parts, tokenizer, report=report)
     records = Records(folder)
     found = Batches(records.blocks(), batch_tokens=25_000).summary()
     print(f"{args.to}: {found.pairs:,} pairs, {found.source_tokens:,} + {found.target_tokens:,} tokens, ", end="")

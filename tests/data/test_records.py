@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hostile
@@ -46,17 +47,17 @@ def write_text(folder, pairs):
     return list(map(str, names))
 
 
-def write(corpus, folder, skip_bad_lines=True, **options):
+def write(corpus, folder, skip_bad_lines=True, report=lambda shard: None, **options):
     """Records of pairs, in folder/records."""
     pairs, tokenizer = corpus
     source = tt.sources.TextSource(*write_text(folder, pairs), skip_bad_lines)
     work = tt.Preparation(source, folder / "records", **options)
-    return work.run(source.parts(records.SHARD_LINES, work.folder), tokenizer)
+    return work.run(source.parts(records.SHARD_LINES, work.folder), tokenizer, report=report)
 
 
 @pytest.fixture
 def written(corpus, tmp_path):
-    assert len(list(write(corpus, tmp_path))) == 15
+    assert len(write(corpus, tmp_path)) == 15
     return records.Records(tmp_path / "records")
 
 
@@ -97,20 +98,41 @@ def test_records_of_one_block_train_as_their_text_does(corpus, written, monkeypa
 
 def test_what_was_stopped_goes_on_to_the_same_files(corpus, written, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
-    stopped = write(corpus, folder)
-    for _ in range(6):
-        next(stopped)
-    stopped.close()
     made = folder / "records"
+
+    def stop(shard):
+        if shard["shard"] == "shard-00005":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(corpus, folder, report=stop)
     (made / ".export-shard-00006-0a1b2c3d").mkdir()  # as a killed worker leaves it
     with pytest.raises(tt.BadInput, match="is not complete; start tf-transformer prepare again"):
         records.Records(made)
     times = {file.relative_to(made): file.stat().st_mtime_ns for file in made.glob("shard-*/*")}
     assert len(times) == 6 * 6
     for _ in range(2):
-        assert len(list(write(corpus, folder))) == 15
+        assert len(write(corpus, folder)) == 15
         assert {file: (made / file).stat().st_mtime_ns for file in times} == times  # these were kept
         assert contents(made) == contents(written.folder)
+
+
+def test_others_wait_until_records_are_written(corpus, tmp_path):
+    """They would remove what is being written."""
+    writing, refused = tmp_path / "records/.export-shard-00003-0a1b2c3d", []
+
+    def meanwhile(shard):
+        if not refused:
+            writing.mkdir()
+            with ThreadPoolExecutor(1) as other:  # another thread locks as another process does
+                work = tt.Preparation(tt.sources.MemorySource(*zip(*corpus[0], strict=True)), tmp_path / "records")
+                parts = work.source.parts(50, work.folder)
+                for begin in (work.run, work.begin):
+                    refused.append(str(other.submit(begin, parts, corpus[1]).exception()))
+            assert writing.exists()
+
+    write(corpus, tmp_path, report=meanwhile)
+    assert refused == [f"{writing.parent}: expected a folder that nothing else prepares; it is in use"] * 2
 
 
 def contents(folder):
@@ -127,17 +149,15 @@ def test_a_damaged_shard_is_made_again_and_nothing_else(corpus, written, tmp_pat
     ):
         records.Records(written.folder)
     (shard / "target.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert len(list(write(corpus, tmp_path))) == 15
+    assert len(write(corpus, tmp_path)) == 15
     assert contents(written.folder) == expected
 
 
 def test_a_text_edited_without_a_change_of_size_is_another_text(corpus, tmp_path):
     pairs, tokenizer = corpus
-    stopped = write(corpus, tmp_path)
-    next(stopped)
-    stopped.close()
+    write(corpus, tmp_path)
     with pytest.raises(tt.BadInput, match="holds records of another corpus"):
-        list(write(([pairs[1], pairs[0], *pairs[2:]], tokenizer), tmp_path))
+        write(([pairs[1], pairs[0], *pairs[2:]], tokenizer), tmp_path)
 
 
 def test_another_worker_may_write_the_same_shard(corpus, written):
@@ -166,7 +186,7 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_pa
         (corpus, {"filters": tt.Filters(duplicates=True)}, "filters"),
     ):
         with pytest.raises(tt.BadInput, match=f"holds records of another {name}: .*, not .*"):
-            list(write(change, tmp_path, **options))
+            write(change, tmp_path, **options)
     with pytest.raises(tt.BadInput, match="batch_tokens: expected at least max_length=256"):
         Batches(written.blocks(), 100)
     manifest = json.loads((written.folder / "records.json").read_text())
@@ -176,7 +196,7 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, written, tmp_pa
     with pytest.raises(tt.BadInput, match="found no records.json"):
         records.Records(tmp_path / "nowhere")
     (written.folder / "records.json").unlink()  # to begin anew: what is left of before is not taken for finished
-    assert len(list(write((pairs, other), tmp_path))) == 15
+    assert len(write((pairs, other), tmp_path)) == 15
     assert sum(records.Records(written.folder).shards[0]["tokens"]) != sum(written.shards[0]["tokens"])
 
 
@@ -184,14 +204,14 @@ def test_other_peoples_folders_are_left_alone(corpus, tmp_path):
     """A folder that is called like a shard, too; and nothing is begun with what cannot be prepared."""
     (theirs := tmp_path / "records/shard-of-glass").mkdir(parents=True)
     with pytest.raises(tt.BadInput, match="expected records or an empty folder, found shard-of-glass in it$"):
-        list(write(corpus, tmp_path))
+        write(corpus, tmp_path)
     assert theirs.exists() and list(theirs.parent.iterdir()) == [theirs]
     source = tt.sources.MemorySource(["a"], ["b"])
     work = tt.Preparation(source, tmp_path / "new")
     with pytest.raises(tt.BadInput, match="^parts: expected those of the source, got none$"):
-        list(work.run([], corpus[1]))
+        work.run([], corpus[1])
     with pytest.raises(tt.BadInput, match="^tokenizer: expected a Tokenizer, got None$"):
-        list(work.run(source.parts(1, work.folder), None))
+        work.run(source.parts(1, work.folder), None)
     with pytest.raises(tt.BadInput, match="^folder: expected one for the records, found a file at "):
         tt.Preparation(source, tmp_path / "text.en")
     assert not work.folder.exists()
@@ -206,7 +226,7 @@ def test_hostile_lines(corpus, tmp_path):
     texts = [kind(chance).replace(b"\n", b" ") for kind in hostile.KINDS for _ in range(40)]
     texts += [b"", b"\xff\xfe broken \xc3", b"word " * 30_000, b"fine\r"]
     pairs = [(text, b"gut") for text in texts] + [(b"good", text) for text in texts]
-    shards = list(write((pairs, corpus[1]), tmp_path))
+    shards = write((pairs, corpus[1]), tmp_path)
     bad = [place for place, pair in enumerate(pairs) if any(map(line_problem, pair))]
     assert 50 < len(bad) < len(pairs) - 50
     lines = [ids[2] for ids in rows(tmp_path / "records")]
@@ -219,7 +239,7 @@ def test_hostile_lines(corpus, tmp_path):
     shutil.rmtree(tmp_path / "records")
     side, number = ("en", bad[0] + 1) if bad[0] < len(texts) else ("de", bad[0] + 1)
     with pytest.raises(tt.BadInput, match=rf"text\.{side}, line {number:,}: expected a sentence in UTF-8, got "):
-        list(write((pairs, corpus[1]), tmp_path, skip_bad_lines=False))
+        write((pairs, corpus[1]), tmp_path, skip_bad_lines=False)
 
 
 def rows(folder):
@@ -240,7 +260,7 @@ def test_filters_count_and_take_what_a_loop_takes(corpus, tmp_path):
     pairs = list(zip(texts[::2], texts[1::2], strict=True))
     pairs[400] = ("  " + pairs[3][0] + " ", pairs[3][1])  # the same but for spaces
     filters = tt.Filters(duplicates=True, identical=True)
-    shards = list(write((pairs, corpus[1]), tmp_path, filters=filters))
+    shards = write((pairs, corpus[1]), tmp_path, filters=filters)
     seen, expected, counts = set(), [], dict.fromkeys(("duplicates", "identical"), 0)
     for number, (source, target) in enumerate(pairs, 1):
         key = (source.strip(), target)
@@ -266,7 +286,7 @@ def test_packed_text_and_text_of_other_lengths(corpus, written, tmp_path):
     work = tt.Preparation(packed, tmp_path / "packed")
     parts = packed.parts(50, work.folder)
     assert len(list((work.folder / "unpacked").iterdir())) == 2
-    list(work.run(parts, tokenizer))
+    work.run(parts, tokenizer)
     found = contents(work.folder)
     assert "unpacked" not in found
     for name, content in contents(written.folder).items():
@@ -290,7 +310,7 @@ def test_parquet(corpus, written, tmp_path):
         parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet", row_group_size=71)
     source = tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "de"))
     work = tt.Preparation(source, tmp_path / "other")
-    list(work.run(source.parts(50, work.folder), tokenizer))
+    work.run(source.parts(50, work.folder), tokenizer)
     assert rows(work.folder) == rows(written.folder)
     with pytest.raises(tt.BadInput, match=r"0.parquet: expected columns among en, de; got fr"):
         tt.sources.ParquetSource(str(tmp_path / "*.parquet"), ("en", "fr")).parts(50, tmp_path)
@@ -330,11 +350,11 @@ def test_records_of_a_pretrained_tokenizer(family, tmp_path):
     tokenizer = tt.Translator.from_pretrained(Path(__file__).parents[1] / family / "trained").tokenizer
     if tokenizer.languages:
         with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
-            list(write(([("a", "b")], tokenizer), tmp_path))
+            write(([("a", "b")], tokenizer), tmp_path)
         assert not (tmp_path / "records").exists()
         tokenizer = tokenizer.for_languages("en", "de")
     texts = [f"He is tired of {'the ' * i}song." for i in range(53)]
-    assert len(list(write((list(zip(texts, texts, strict=True)), tokenizer), tmp_path))) == 2
+    assert len(write((list(zip(texts, texts, strict=True)), tokenizer), tmp_path)) == 2
     found = records.Records(tmp_path / "records")
     assert type(found.tokenizer) is type(tokenizer) and found.tokenizer.fingerprint == tokenizer.fingerprint
     sides = tokenizer.tokenize(texts).to_list(), tokenizer.tokenize_target(texts).to_list()

@@ -111,7 +111,7 @@ def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_pat
     if train == "records":
         some = tt.sources.MemorySource(*(side[:150] for side in corpus.train.texts()))
         work = tt.Preparation(some, tmp_path / "made")
-        list(work.run(some.parts(10, work.folder), corpus.learn_tokenizer(350, "bpe")))
+        work.run(some.parts(10, work.folder), corpus.learn_tokenizer(350, "bpe"))
         corpus = tt.Corpus(tt.Records(work.folder), corpus.dev)
         files = 'TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))'
         program = SMALLER.replace(files, 'Corpus(tt.Records("../made"), tt.data.read_text_pairs("dev.en", "dev.de"))')

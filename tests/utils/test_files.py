@@ -85,7 +85,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     preparation = tt.Preparation(source, of("~/records"))
     parts = source.parts(2, of("~/records"))
     with preparation.locked():
-        assert len(list(preparation.run(parts, translator.tokenizer))) == 2
+        assert len(preparation.run(parts, translator.tokenizer)) == 2
     tt.Corpus(tt.Records(of("~/records")), corpus.dev)
     assert tt.sources.ParquetSource(of("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
     assert tt.sources.TfdsSource("wmt", data_dir=of("~/tfds")).data_dir == f"{home}/tfds"

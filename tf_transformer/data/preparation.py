@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tf_transformer.utils.values import Count, check_fields, checked
 NO_FILTERS = Filters()
 # What a program that was stopped may leave in the folder.
 OWN = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
+HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # folders that this thread has locked
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory: 100 MB
 
 
@@ -63,16 +65,21 @@ class Preparation:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While no other program prepares records in the folder. What fails before its first shard leaves nothing.
+        """While no other process, and no other thread, prepares records in the folder. What fails before its first
+        shard leaves nothing.
 
         Raises:
             BadInput: one does, or the folder holds something else.
         """
         self._check_folder()
+        if self.folder in (held := HELD.get()):
+            yield
+            return
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         before = {*self.folder.iterdir()} if self.folder.exists() else set()
         message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
         with locked(self.folder / ".lock", message):
+            token = HELD.set(held | {self.folder})
             try:
                 yield
             except Exception:
@@ -83,6 +90,8 @@ class Preparation:
                         for path in new:
                             path.rmdir()
                 raise
+            finally:
+                HELD.reset(token)
 
     def _check_folder(self) -> None:
         """Check that a folder without records.json holds nothing of others: the shards there go when records begin."""
@@ -91,28 +100,41 @@ class Preparation:
                 if not OWN.fullmatch(path.name):
                     raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
 
-    def run(self, parts: list[Part], tokenizer: Tokenizer, each: Callable[..., Any] = map) -> Iterator[dict[str, Any]]:
-        """All steps, in this process or in others.
+    def run(
+        self,
+        parts: list[Part],
+        tokenizer: Tokenizer,
+        each: Callable[..., Any] = map,
+        report: Callable[[dict[str, Any]], Any] = lambda shard: None,
+    ) -> list[dict[str, Any]]:
+        """Writes the records: all steps, in this process or in others. It locks the folder meanwhile.
+
+            work = tt.Preparation(source, "records/mine")
+            work.run(source.parts(100_000, work.folder), tokenizer)
 
         Args:
             parts: of the source.
             tokenizer: of source and target, of any family.
             each: calls a function for each of some items, as `map` does.
+            report: is called with a shard's part of the result when it is there.
 
-        Yields:
-            what records.json says of each shard, when it is there.
+        Returns:
+            what records.json says of each shard.
 
         Raises:
-            BadInput: a line is bad, or the folder holds records of something else.
+            BadInput: a line is bad, another process prepares records in the folder, or it holds those of something
+                else.
             OSError: a file cannot be read or written.
         """
-        self.begin(parts, tokenizer)
-        drops = self._drops(parts, each) if self.filters.duplicates else {}
-        shards = []
-        for shard in each(self.write, parts, [drops.get(part.number, ()) for part in parts]):
-            shards.append(shard)
-            yield shard
-        self.finish(shards)
+        with self.locked():
+            self.begin(parts, tokenizer)
+            drops = self._drops(parts, each) if self.filters.duplicates else {}
+            shards = []
+            for shard in each(self.write, parts, [drops.get(part.number, ()) for part in parts]):
+                shards.append(shard)
+                report(shard)
+            self.finish(shards)
+        return shards
 
     @checked
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
@@ -120,29 +142,30 @@ class Preparation:
 
         Raises:
             BadInput: the folder holds something else, or records of another corpus, tokenizer, length or other filters;
-                or the tokenizer is of several languages, and those of the texts are missing.
+                another process prepares records there; the tokenizer is of several languages, and those of the texts
+                are missing; or it has no tokens for the tags of the source.
         """
         if not parts:
             raise BadInput("parts: expected those of the source, got none")
         tokenizer.spoken()
-        self._check_folder()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.source.encoder(tokenizer)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
         manifest |= {"corpus": self.source.contents() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
         manifest["filters"] = self.filters.chosen()
-        if (file := self.folder / "records.json").exists():
-            found = read_json(file)
-            for name, value in manifest.items():
-                if found.get(name) != value:
-                    got = f"holds records of another {name}: {found.get(name)}, not {value}; give another folder"
-                    raise BadInput(f"{self.folder}: {got}")
-        else:
-            for left in self.folder.glob("shard-*"):
-                shutil.rmtree(left)
-            write_json(file, manifest | {"complete": False, "shards": []})
-        for left in self.folder.glob(".export-shard-*"):  # by workers that were killed
-            shutil.rmtree(left, ignore_errors=True)
-        tokenizer.save(self.folder / "tokenizer.model")
+        with self.locked():
+            if (file := self.folder / "records.json").exists():
+                found = read_json(file)
+                for name, value in manifest.items():
+                    if found.get(name) != value:
+                        got = f"holds records of another {name}: {found.get(name)}, not {value}; give another folder"
+                        raise BadInput(f"{self.folder}: {got}")
+            else:
+                for left in self.folder.glob("shard-*"):
+                    shutil.rmtree(left)
+                write_json(file, manifest | {"complete": False, "shards": []})
+            for left in self.folder.glob(".export-shard-*"):  # by workers that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            tokenizer.save(self.folder / "tokenizer.model")
 
     @checked  # `int` alone, since Beam reads annotations, too
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:

@@ -33,15 +33,22 @@ def corpus():
     return pairs, tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
 
 
-@pytest.mark.parametrize("filters", [tt.Filters(), tt.Filters(duplicates=True, identical=True)])
-def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, filters):
+CLEAN = tt.Filters(duplicates=True, identical=True)
+
+
+@pytest.mark.parametrize(("filters", "cut", "shards"), [(tt.Filters(), 0, 7), (CLEAN, 0, 7), (CLEAN, 167, 8)])
+def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, filters, cut, shards):
+    """Of one source, or of two joined."""
     monkeypatch.setattr(preparation, "BUCKET_PAIRS", 150)
     pairs, tokenizer = corpus
-    source = tt.sources.TextSource(*write_text(tmp_path, pairs), skip_bad_lines=True)
+    source = tt.sources.TextSource(*write_text(tmp_path, pairs[cut:]), skip_bad_lines=True)
+    if cut:
+        first = tt.sources.MemorySource(*zip(*pairs[:cut], strict=True))
+        source = tt.sources.JoinedSource([first, source])
     loop, spread = (tt.Preparation(source, tmp_path / name, filters) for name in ("loop", "spread"))
     assert pickle.loads(pickle.dumps(spread)) == spread
     parts = source.parts(SHARD, tmp_path)
-    assert len(list(loop.run(parts, tokenizer))) == 7
+    assert len(loop.run(parts, tokenizer)) == shards
     for _ in range(2):  # the second time everything is there
         with beam.Pipeline(FnApiRunner()) as pipeline:
             _ = pipeline | tt.beam.Prepare(spread, parts, tokenizer)

@@ -13,6 +13,7 @@ from tf_transformer.tokenizers.tokenizer import Tokenizer
 class Prepare(beam.PTransform):
     """Writes the records of a corpus: the steps of `Preparation.run`, each a worker's. A pipeline begins with it.
 
+    Run the pipeline inside `with preparation.locked():`, so that no other process writes into the folder.
     Its output is one element, what is in records.json at the end.
 
     Args:
