@@ -157,7 +157,7 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
-ALONE += ["guides/other-backends", "guides/back-translation", "guides/coming-from"]
+ALONE += ["guides/other-backends", "guides/back-translation", "guides/coming-from", "guides/large-corpora"]
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
@@ -226,6 +226,14 @@ def test_the_page_of_several_languages(folder, text):
     assert there(folder, "both")
     assert names["translator"].tokenizer.ids(["<2de>", "<2fr>"]).numpy().tolist() == [4, 5]
     assert len(names["texts"]) == 19 and names["texts"][0].startswith("<2fr> ")
+
+
+@pytest.mark.program
+def test_the_page_of_large_corpora(folder):
+    names = pages.run_blocks("docs/guides/large-corpora.md", {"vocab_size=1_000": "vocab_size=400"})
+    records = names["records"]
+    pairs = sum(sum(shard["lengths"]) for shard in records.shards)
+    assert pairs + records.filtered["duplicates"] == sum(part.count for part in names["parts"]) > 25_000
 
 
 @pytest.mark.slow

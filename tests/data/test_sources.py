@@ -1,5 +1,6 @@
 """Every source gives the same pairs, to a training and to records; so does a class of one's own."""
 
+import dataclasses
 import gzip
 import json
 import pickle
@@ -12,6 +13,8 @@ import tf_transformer as tt
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching, read_texts
+from tf_transformer.data.datasets import token_batches
+from tf_transformer.data.held_out import HeldOut
 from tf_transformer.data.ids import tokenized
 from tf_transformer.data.pairs import Source, encoder_of
 from tf_transformer.data.records import Records
@@ -33,6 +36,13 @@ class Lines(Source):
 
     def pairs(self):
         yield from map(json.loads, Path(self.path).read_text().splitlines())
+
+
+class Trees(MemorySource):
+    kind = "parsing"
+
+    def __init__(self):
+        super().__init__(["a"], ["b"])
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +95,7 @@ def test_a_source_of_ones_own_trains_and_makes_records(text, tmp_path):
     shards = []
     for name, each in (("own", own), ("text", of_text)):
         work = tt.Preparation(each, tmp_path / name)
-        shards.append(list(work.run(each.parts(50, work.folder), tokenizer)))
+        shards.append(work.run(each.parts(50, work.folder), tokenizer))
     assert shards[0] == shards[1] and len(shards[0]) == 5
     assert Batches(Records(tmp_path / "own").blocks(), 512).summary() == summary
 
@@ -123,6 +133,106 @@ def test_tagged_sources_are_one_source(text, tmp_path):
     assert both.describe() != tt.sources.TaggedSource(dict(reversed(tagged.items()))).describe()
 
 
+def test_joined_sources_are_their_texts_one_after_the_other(text, tmp_path):
+    """As files that a shell would join; a source, and a tag, may come twice."""
+    folder, pairs, tokenizer = text
+    of_text, *_, own = sources(folder, pairs)
+    joined = pickle.loads(pickle.dumps(tt.sources.JoinedSource([of_text, own, of_text])))
+    for language in ("en", "de"):
+        (tmp_path / f"text.{language}").write_bytes((folder / f"text.{language}").read_bytes() * 3)
+    whole = tt.sources.TextSource(tmp_path / "text.en", tmp_path / "text.de", skip_bad_lines=True)
+    assert list(joined.rows()) == list(whole.rows()) and joined.texts() == whole.texts()
+    expected = [tuple(map(encoded, pair)) for pair in pairs] * 3
+    assert [tuple(map(encoded, pair)) for pair in joined.pairs()] == expected
+    assert sorted(joined.sentences()) == sorted(whole.sentences())
+    found = [HeldOut(source, 7.0) for source in (joined, whole)]
+    assert found[0].dev() == found[1].dev() and list(found[0].rows()) == list(found[1].rows())
+    filled = []
+    for name, source in (("joined", joined), ("whole", whole)):
+        work = tt.Preparation(source, tmp_path / name, tt.Filters(duplicates=True))
+        work.run(source.parts(PAIRS, work.folder), tokenizer)
+        records = Records(work.folder)
+        filled.append((records.filtered, [records._read([shard]) for shard in records.shards]))
+    assert filled[0][0] == filled[1][0] and filled[0][0]["duplicates"] > 2 * (PAIRS - len(BAD)) - 1
+    for ids, expected in zip(filled[0][1], filled[1][1], strict=True):
+        for side in ("source", "target"):
+            assert all(map(np.array_equal, getattr(ids, side), getattr(expected, side)))
+        assert np.array_equal(ids.lines, expected.lines)
+    twice = tt.sources.TaggedSource([("<2de>", of_text), ["", own], ("<2de>", own)])
+    tags = [b"<2de> "] * PAIRS + [b""] * PAIRS + [b"<2de> "] * PAIRS
+    assert [encoded(one) for one, _ in twice.pairs()] == [
+        tag + encoded(one) for tag, (one, _) in zip(tags, joined.pairs(), strict=True)
+    ]
+    assert twice.symbols == ["<2de>"] and joined.symbols == []
+    with pytest.raises(tt.BadInput, match="^sources: expected sources of pairs by their tags, got \\(\\)$"):
+        tt.sources.JoinedSource([])
+
+
+def test_joined_sources_keep_the_longest_pairs_that_one_of_them_keeps():
+    longer = MemorySource(["a"], ["b"])
+    object.__setattr__(longer, "max_length", 311)
+    assert tt.sources.JoinedSource([MemorySource(["a"], ["b"]), longer]).max_length == 311
+
+
+@pytest.mark.parametrize("bad", [None, ("a", "b", "c"), ("a", None), "ab", 7, {"a": 1, "b": 2}, {"a", "b"}, ("a",)])
+def test_what_is_no_pair_is_named(bad, text, tmp_path):
+    """Whether a vocabulary is learned, or given; in a source alone, or in one of several; in a part, or in all."""
+    *_, tokenizer = text
+
+    class Own(Source):
+        def describe(self):
+            return {"train": "own"}
+
+        def pairs(self):
+            yield from [("a", "b"), (b"c", np.str_("d")), ["e", "f"], bad]
+
+    dev, message = (["a"], ["b"]), "^pair 4: expected two texts, as str or bytes, got .*. Skip such pairs.$"
+    for name, source in (("own", Own()), ("joined", tt.sources.JoinedSource([Own()]))):
+        work = tt.Preparation(source, tmp_path / name)
+        for read in (
+            lambda source=source: tt.Corpus(source, dev).learn_tokenizer(300, "bpe"),
+            lambda source=source: tt.Corpus(source, dev).batches(Batching(tokenizer, 512, 3)),
+            lambda work=work: work.run(work.source.parts(3, work.folder), tokenizer),
+            lambda source=source: list(source.sample(source.parts(3, tmp_path), 99)),
+            lambda source=source: token_batches(source.pairs(), tokenizer),
+        ):
+            with pytest.raises(tt.BadInput, match=message):
+                read()
+
+
+@pytest.mark.parametrize("model", ["tests/marian/trained", "tests/m2m100/trained", "learned"])
+def test_tags_that_a_tokenizer_lacks_are_refused(model, text, tmp_path):
+    """A direction would be lost, silently. Every door: a start, a tokenizer, records."""
+    options, pair = {}, MemorySource(["a dog"], ["b"])
+    if model == "learned":
+        tokenizer, config = text[2], dataclasses.replace(tt.PRESETS["tiny"], vocab_size=400)
+    else:
+        options = {"source_language": "en", "target_language": "de"} if "m2m100" in model else {}
+        start = tt.Translator.from_pretrained(Path(__file__).parents[1] / model, **options)
+        tokenizer, config, options = start.tokenizer, start.model.config, {"start": start}
+    tagged = tt.sources.TaggedSource({"": pair, "<2>": pair, "__en__": tt.sources.TaggedSource({"<3>": pair})})
+    message = "^tokenizer: expected one with a token for each tag .*, got none for <2>, __en__, <3>. Train one .*$"
+    corpus, recipe = tt.Corpus(tagged, (["a"], ["b"])), tt.Recipe(steps=2, batch_tokens=512)
+    given = [{"tokenizer": tokenizer}, options] if options else [{"tokenizer": tokenizer}]
+    for number, one in enumerate(given):
+        with pytest.raises(tt.BadInput, match=message):
+            tt.Trainer(tmp_path / str(number), config, corpus, recipe, **one).fit()
+    work = tt.Preparation(tagged, tmp_path / "records")
+    with pytest.raises(tt.BadInput, match=message):
+        work.run(tagged.parts(3, work.folder), tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tags_that_are_tokens_are_taken():
+    """Of a vocabulary that has them as symbols, or as a word."""
+    pair = MemorySource(["a dog"], ["b"])
+    tokenizer = tt.Tokenizer.learn_from(["de a dog"] * 9, 272, symbols=["<2de>", "<2fr>"])
+    for tags in (["<2de>", "<2fr>"], ["de"]):
+        source = tt.sources.TaggedSource(dict.fromkeys(tags, pair))
+        (ids,), _ = source.encoder(tokenizer)([b"de a"], [b"b"])
+        assert ids == tokenizer.encode(["de a"])[0]
+
+
 @pytest.mark.program
 def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     _, pairs, _ = text
@@ -146,7 +256,7 @@ def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     assert source.describe() not in [tt.sources.TaggedSource(other).describe() for other in others]
 
     work = tt.Preparation(source, tmp_path / "records", tt.Filters(identical=True))
-    list(work.run(source.parts(150, work.folder), tokenizer))
+    work.run(source.parts(150, work.folder), tokenizer)
     records = Records(work.folder)
     assert records.filtered == {"identical": 2}  # tags are no part of a text
     made = Batches(records.blocks(), 512, 3)
@@ -184,7 +294,9 @@ def test_half_a_pair_of_surrogates_is_one_bad_line():
         ({"<2de>": ["a"]}, "sources: expected sources of pairs by their tags, got .*"),
         ({"to de": MemorySource(["a"], ["b"])}, "sources: expected printable text without white space, .* got 'to de'"),
         ({"</s>": MemorySource(["a"], ["b"])}, "sources: expected none of the vocabulary's own pieces, got '</s>'"),
-        ([MemorySource(["a"], ["b"])], "sources: expected a dictionary, got .*"),
+        ([MemorySource(["a"], ["b"])], "sources: expected sources of pairs by their tags, got .*"),
+        ([("<2de>", MemorySource(["a"], ["b"]), 3)], "sources: expected sources of pairs by their tags, got .*"),
+        ({"<2de>": Trees()}, "sources: expected sources of translation, got one of parsing"),
     ],
 )
 def test_what_is_no_tagged_source(tagged, message):

@@ -260,6 +260,16 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
         load("train", ("en", "fr"))
     with pytest.raises(tt.BadInput, match="expected one of the splits .*; got 'dev'"):
         load("dev")
+    with pytest.raises(tt.BadInput, match=r"expected one of the splits .*; got 'train\[0:301\]'"):
+        load("train[0:301]")
+
+    for split in ("train", "train[31:131]", "train[:10%]", "train[-7:]", "test+train[:10]+validation[5:6]"):
+        source = tt.sources.TfdsSource("grammar_translate", split, data_dir=tmp_path)
+        made = tfds.builder("grammar_translate", data_dir=tmp_path)
+        names = split.split("+")  # one after the other, as TFDS itself reads each
+        expected = [one for name in names for one in tfds.as_numpy(made.as_dataset(split=name, shuffle_files=False))]
+        found = [pair for part in source.parts(11, tmp_path) for pair in source.read(part)]
+        assert found == [(one["en"], one["de"]) for one in expected] and len(found) == len(list(source.pairs()))
 
     argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
     found = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from tf_transformer.data.text_files import line_problem
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.type_names import VocabularyKind
-from tf_transformer.utils.values import Count, Natural, between, check_fields, checked
+from tf_transformer.utils.values import Count, Natural, between, check_fields, checked, shown
 
 MAX_LENGTH = 256  # tokens a side, EOS included
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
@@ -110,7 +110,7 @@ class Source(abc.ABC):
 
     def sentences(self) -> Iterator[str]:
         """Every text of both sides, which a vocabulary is learned from."""
-        for pair in self.pairs():
+        for pair in pairs_of_texts(self.pairs()):
             yield from map(decoded, pair)
 
     @checked
@@ -119,7 +119,16 @@ class Source(abc.ABC):
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.symbols)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
-        """A function from sources and targets to the ids that are learned."""
+        """Returns a function from sources and targets to the ids to learn.
+
+        Raises:
+            BadInput: If one of `symbols` is not a token of `tokenizer`.
+        """
+        rows = [row[tokenizer.codes :] for row in tokenizer.encode(self.symbols)]
+        tokens = [[token.strip("▁") for token in tokenizer.source_tokens(row)] for row in rows]
+        if unknown := [symbol for symbol, own in zip(self.symbols, tokens, strict=True) if symbol not in own]:
+            got = f"expected one with a token for each tag of the sources, got none for {', '.join(unknown)}"
+            raise BadInput(f"tokenizer: {got}. Train one on the sources, or use tags that it has.")
         return encoder_of(tokenizer)
 
     def learned(self, references: Sequence[str]) -> list[str]:
@@ -140,7 +149,7 @@ class Source(abc.ABC):
         Raises:
             BadInput: a line is bad, and bad ones are not to be skipped.
         """
-        for number, pair in enumerate(self.pairs()):
+        for number, pair in enumerate(pairs_of_texts(self.pairs())):
             yield number + 1, *(self._checked(number, pair) or (b"", b""))
 
     def good_pairs(self, part: Part) -> Iterator[Row]:
@@ -149,7 +158,7 @@ class Source(abc.ABC):
         Raises:
             BadInput: a line is bad, and bad ones are not to be skipped.
         """
-        for place, pair in enumerate(self.read(part)):
+        for place, pair in enumerate(pairs_of_texts(self.read(part), part.first)):
             if good := self._checked(part.first + place, pair):
                 yield place, *good
 
@@ -158,7 +167,8 @@ class Source(abc.ABC):
         """Texts of both sides to learn a vocabulary from: the first of every part, about `pairs` in all."""
         each = -(-pairs // len(parts))
         for part in parts:
-            for pair in self.read(dataclasses.replace(part, count=min(each, part.count))):
+            first = dataclasses.replace(part, count=min(each, part.count))
+            for pair in pairs_of_texts(self.read(first), part.first):
                 yield from map(decoded, pair)
 
     def _checked(self, number: int, pair: Pair) -> tuple[bytes, bytes] | None:
@@ -184,7 +194,23 @@ def contents_of(description: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
     """Pairs with their numbers, from 1."""
-    return ((number, encoded(source), encoded(target)) for number, (source, target) in enumerate(pairs, 1))
+    whole = enumerate(pairs_of_texts(pairs), 1)
+    return ((number, encoded(source), encoded(target)) for number, (source, target) in whole)
+
+
+@checked
+def pairs_of_texts(pairs: Iterable[Any], first: Pairs = 0) -> Iterator[Pair]:
+    """Yields pairs, the first of which has the number `first`, from 0.
+
+    Raises:
+        BadInput: If one is something else, such as `None` or three texts.
+    """
+    for number, pair in enumerate(pairs, first + 1):
+        is_list = isinstance(pair, Iterable) and not isinstance(pair, str | bytes | Mapping | Set)
+        texts = tuple(pair) if is_list else ()
+        if len(texts) != 2 or not all(isinstance(text, str | bytes) for text in texts):
+            raise BadInput(f"pair {number:,}: expected two texts, as str or bytes, got {shown(pair)}. Skip such pairs.")
+        yield texts
 
 
 def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Pair, PairsOfPart, Row, Text, even_parts, texts_of
+from tf_transformer.data.pairs import Pair, PairsOfPart, Row, Text, even_parts, pairs_of_texts, texts_of
 from tf_transformer.data.pairs import Part as Part
 from tf_transformer.data.pairs import Source as Source
 from tf_transformer.data.ranges import line_ranges, read_range, unpacked
@@ -147,7 +147,7 @@ class TfdsSource(Source):
 
     Args:
         name: for example "wmt14_translate/de-en".
-        split: for example "train", or "train[200:300]", a range of it.
+        split: for example "train"; "train[200:300]" or "train[:10%]", a range of it; or several, joined by "+".
         languages: of source and target, for example ("en", "de").
         data_dir: folder of the corpora; `None` means the default of TFDS.
     """
@@ -171,15 +171,29 @@ class TfdsSource(Source):
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        return even_parts(self._builder().info.splits[self.split].num_examples, pairs)
+        return even_parts(sum(len(places) for _, places in self._ranges(self._builder())), pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
         # A range of its own reads the files from there on; skipping would read all before it.
-        return self._pairs(f"{self.split}[{part.first}:{part.first + part.count}]")
+        first, last = part.first, part.first + part.count
+        for split, places in self._ranges(self._builder()):
+            if wanted := places[max(first, 0) : max(last, 0)]:
+                yield from self._pairs(f"{split}[{wanted.start}:{wanted.stop}]")
+            first, last = first - len(places), last - len(places)
 
     def _pairs(self, split: str) -> Iterator[Pair]:
         texts = self._builder().as_dataset(split=split, shuffle_files=False)
         return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
+
+    def _ranges(self, builder: Any) -> list[tuple[str, range]]:
+        """Returns the name and the positions of each range that `split` stands for, such as "train[:10%]+test"."""
+        sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+        try:
+            found = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
+        except (ValueError, NotImplementedError) as error:
+            wanted = f"expected one of the splits {', '.join(sizes)}, or a range of one such as train[:10%]"
+            raise BadInput(f"{self.name}: {wanted}; got {self.split!r}") from error
+        return [(one.splitname, range(sizes[one.splitname])[one.from_ : one.to]) for one in found]
 
     def _builder(self) -> Any:
         builder = self._named()
@@ -187,9 +201,7 @@ class TfdsSource(Source):
             known = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
         builder.download_and_prepare()
-        if (split := self.split.partition("[")[0]) not in builder.info.splits:
-            known = ", ".join(builder.info.splits)
-            raise BadInput(f"{self.name}: expected one of the splits {known}; got {split!r}")
+        self._ranges(builder)
         return builder
 
     def _named(self) -> Any:
@@ -282,36 +294,48 @@ class TaggedSource(Source):
         german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
         both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
 
-    Every tag is a piece of a vocabulary that is learned from it. What a source says of bad lines holds for its own.
+    Every tag is a piece of a vocabulary that is learned from it. Another tokenizer must have the tags as tokens. What a
+    source says of bad lines holds for its own.
 
     Attributes:
-        sources: by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag.
+        sources: by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag. A list of (tag, source)
+            may repeat a tag.
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Source] | Sequence[tuple[str, Source]]
 
     def __post_init__(self) -> None:
         check_fields(self)
-        tags = [tag for tag in self.sources if tag != ""]
-        check_symbols(tags, "sources")
-        if not self.sources or not all(isinstance(source, Source) for source in self.sources.values()):
+        if not isinstance(self.sources, Mapping):
+            object.__setattr__(self, "sources", tuple(self.sources))
+        by_tag = self._by_tag()
+        are_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in by_tag)
+        if not by_tag or not are_pairs or not all(isinstance(source, Source) for _, source in by_tag):
             raise BadInput(f"sources: expected sources of pairs by their tags, got {shown(self.sources)}")
-        inside = (symbol for source in self.sources.values() for symbol in source.symbols)
-        object.__setattr__(self, "symbols", list(dict.fromkeys([*tags, *inside])))
+        tags, sources = zip(*by_tag, strict=True)
+        check_symbols(dict.fromkeys(tag for tag in tags if tag != ""), "sources")
+        if kinds := {source.kind for source in sources} - {self.kind}:
+            raise BadInput(f"sources: expected sources of {self.kind}, got one of {', '.join(kinds)}")
+        inside = (symbol for source in sources for symbol in source.symbols)
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *inside])))
+        object.__setattr__(self, "max_length", max(source.max_length for source in sources))
+
+    def _by_tag(self) -> list[tuple[str, Source]]:
+        return list(self.sources.items() if isinstance(self.sources, Mapping) else self.sources)
 
     def describe(self) -> dict[str, Any]:
-        known = {tag: source.contents() for tag, source in self.sources.items()}
-        checksums = [source.get("sha256") for source in known.values()]
+        known = [(tag, source.contents()) for tag, source in self._by_tag()]
+        checksums = [contents.get("sha256") for _, contents in known]
         # A list, since the order counts.
-        return {"tagged": list(map(list, known.items()))} | ({"sha256": checksums} if all(checksums) else {})
+        return {"tagged": list(map(list, known))} | ({"sha256": checksums} if all(checksums) else {})
 
     def pairs(self) -> Iterator[Pair]:
-        for tag, source in self.sources.items():
-            yield from ((_tagged(tag, text), target) for text, target in source.pairs())
+        for tag, source in self._by_tag():
+            yield from ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.pairs()))
 
     def rows(self) -> Iterator[Row]:
         number = 0
-        for tag, source in self.sources.items():
+        for tag, source in self._by_tag():
             for _, text, target in source.rows():
                 number += 1
                 yield number, _tagged(tag, text) if text else text, target
@@ -319,15 +343,15 @@ class TaggedSource(Source):
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         parts, first = list[Part](), 0
-        for tag, source in self.sources.items():
+        for place, (_, source) in enumerate(self._by_tag()):
             for part in source.parts(pairs, user_path(folder)):
-                parts.append(Part(len(parts), first, part.count, (tag, part)))
+                parts.append(Part(len(parts), first, part.count, (place, part)))
                 first += part.count
         return parts
 
     def read(self, part: Part) -> Iterator[Pair]:
         tag, source, own = self._of(part)
-        return ((_tagged(tag, text), target) for text, target in source.read(own))
+        return ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.read(own), own.first))
 
     def good_pairs(self, part: Part) -> Iterator[Row]:
         tag, source, own = self._of(part)
@@ -335,8 +359,22 @@ class TaggedSource(Source):
 
     def _of(self, part: Part) -> tuple[str, Source, Part]:
         """Whose part it is, and that part; a shorter one has its first pairs."""
-        tag, own = part.where
-        return tag, self.sources[tag], dataclasses.replace(own, count=part.count)
+        place, own = part.where
+        return *self._by_tag()[place], dataclasses.replace(own, count=part.count)
+
+
+@checked
+def JoinedSource(sources: Sequence[Source]) -> TaggedSource:
+    """Several sources as one, one after the other, without tags.
+
+        both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new])
+
+    A source that comes twice counts twice. What a source says of bad lines holds for its own.
+
+    Args:
+        sources: at least one.
+    """
+    return TaggedSource([("", source) for source in sources])
 
 
 def _tagged(tag: str, text: Text) -> bytes:

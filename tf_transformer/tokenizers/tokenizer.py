@@ -185,10 +185,10 @@ class Tokenizer:
         least = FIRST_ID + len(controls) + len(symbols) + 256 + 1
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (symbols, bytes, a piece), got {vocab_size}")
-        written = io.BytesIO()
+        written, failures = io.BytesIO(), list[Exception]()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(encoded(text).decode("utf-8", "replace") for text in sentences),
+                sentence_iterator=_readable(sentences, failures),
                 model_writer=written,
                 vocab_size=vocab_size,
                 model_type=kind,
@@ -207,6 +207,8 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
+            if failures:
+                raise failures[0] from None
             raise BadInput(_why_not_learned(str(error), vocab_size)) from error
         return cls(written.getvalue())
 
@@ -301,6 +303,18 @@ def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     for path in files:
         for line in lines_of(path):
             yield line.decode("utf-8", "replace")
+
+
+def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
+    """Yields texts for SentencePiece's trainer, whose own error does not name what was raised here."""
+    try:
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str | bytes):
+                raise BadInput(f"sentences: expected str or bytes, got {shown(text)} as number {number:,}")
+            yield encoded(text).decode("utf-8", "replace")
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
