@@ -96,6 +96,8 @@ class Tokenizer:
     language_ids: Mapping[str, int] = {}  # their codes in ids
     codes = 0  # how many ids of a text are those of its language
 
+    added: Sequence[str] = ()  # tokens that are matched in a text before SentencePiece reads what is between them
+
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
         """A tokenizer of sources and targets in other languages; `None` leaves a language as it is.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import numpy as np
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
-from tf_transformer.extensions.interop.families.pieces import PieceTokenizer, archive_of
+from tf_transformer.extensions.interop.families.pieces import ADDED, PieceTokenizer, archive_of
 from tf_transformer.extensions.interop.families.weights import NO_SHARE, Assignment, Readers, check_rows, read_weights
 from tf_transformer.models.families import Pretrained
+from tf_transformer.models.family import Pretrained
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import EOS_ID
@@ -45,6 +46,11 @@ DEFAULTS: dict[str, Any] = {"d_model": 1024, "dropout": 0.1} | {
 }
 
 
+FLAGS = ("special", "single_word")  # of an added token
+PLAIN = ("lstrip", "normalized", "rstrip", "single_word")  # what the added tokens that are written here are not
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
 class Vocabulary(NamedTuple):
     """A checkpoint's vocabulary in the order of our ids: padding, start, end, unknown, then the checkpoint's other ids
     in their order."""
@@ -53,13 +59,15 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # by our id, the checkpoint's own
     languages: Mapping[str, int] = {}  # our ids, by code
     silent: Sequence[int] = ()  # our ids without a text
+    added: Sequence[str] = ()  # pieces that are matched in a text first
 
 
 class Added(NamedTuple):
     """A symbol that a tokenizer's files number themselves, beside its vocabulary or once more."""
 
     id: int
-    is_special: bool  # a control symbol, not a part of texts
+    is_special: bool  # no output's text contains it
+    single_word: bool = False  # matched only between characters that are not of a word
 
 
 class Checkpoint:
@@ -174,7 +182,8 @@ class Checkpoint:
     def tokenizer(self) -> PieceTokenizer:
         """The tokenizer."""
         with reading(self.folder, f"the tokenizer of {self.kind}"):
-            return self.tokenizer_kind(archive_of(self.archive()))
+            added = {ADDED: self.target.added} if self.target.added else {}
+            return self.tokenizer_kind(archive_of(self.archive() | added))
 
     def model(self) -> Transformer:
         """The model, with its weights in our order of ids."""
@@ -269,22 +278,44 @@ class Checkpoint:
                 values = self.said(name)
                 listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
                 if name == "added_tokens.json":
-                    entries = [(token, id, token in special) for token, id in values.items()]
+                    entries = [(token, id, token in special, False) for token, id in values.items()]
                 elif not (isinstance(listed, list) and isinstance(decoder, dict)):
                     raise ValueError("expected a list or an object of symbols")
                 elif not all(isinstance(each, dict) for each in (*listed, *decoder.values())):
                     raise ValueError("expected an object for each symbol")
                 elif name == "tokenizer.json":
-                    entries = [(each["content"], each["id"], each.get("special")) for each in listed]
+                    entries = [(each["content"], each["id"], *map(each.get, FLAGS)) for each in listed]
                 else:
-                    entries = [(each["content"], int(id), each.get("special")) for id, each in decoder.items()]
-                for token, id, is_special in entries:
+                    entries = [(each["content"], int(id), *map(each.get, FLAGS)) for id, each in decoder.items()]
+                for token, id, is_special, single_word in entries:
                     if type(token) is not str or type(id) is not int:
                         raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
-                    before = found.setdefault(token, Added(id, is_special is True))
+                    before = found.setdefault(token, Added(id, is_special is True, single_word is True))
                     if before.id != id:
                         one = "expected one id in all files of a tokenizer"
                         raise BadInput(f"{token}: {one}, got {before.id} and {id}")
+        return found
+
+    def matched(self, names: Container[str], controls: Iterable[str]) -> list[str]:
+        """Returns the added tokens that texts may contain.
+
+        Args:
+            names: tokens that have an id.
+            controls: added tokens that are control symbols or languages; those with a role, such as "mask_token", are
+                control symbols also.
+
+        Raises:
+            BadInput: If one has no id, or is matched only as a word.
+        """
+        settings = self.said("special_tokens_map.json") | self.said("tokenizer_config.json")
+        roles = [settings.get(f"{role}_token") for role in ROLES]
+        others = {*controls, "", *(role.get("content") if isinstance(role, dict) else str(role) for role in roles)}
+        if lost := [token for token in self.listed if token not in names and token not in others]:
+            raise BadInput(f"{self.folder}: expected a file that has the id of the token {lost[0]!r}, found none")
+        found = [token for token in self.added if token not in others]
+        if words := [token for token in found if self.added[token].single_word]:
+            wanted = "expected added tokens that are matched anywhere in a text, got one with single_word"
+            raise BadInput(f"{self.folder}: {wanted}: {words[0]!r}")
         return found
 
     @property

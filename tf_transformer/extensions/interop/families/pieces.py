@@ -1,7 +1,9 @@
 """Tokenizers where SentencePiece's models make pieces and tables of their own number them."""
 
 import io
+import itertools
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
-VOCABULARY = "vocabulary.json"
+VOCABULARY, ADDED = "vocabulary.json", "tokens.json"
 # White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
@@ -31,10 +33,13 @@ class PieceTable:
     Args:
         model: a serialized SentencePiece model.
         pieces: by id.
+        added: those that are matched in a text first, the longest at each position; SentencePiece reads what is
+            between them.
     """
 
-    def __init__(self, model: bytes, pieces: list[str]) -> None:
+    def __init__(self, model: bytes, pieces: list[str], added: Sequence[str] = ()) -> None:
         self.model, self.pieces, self.processor = model, pieces, engine_of(model)
+        self.added = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         "".join(pieces).encode()  # raises for what is no text of UTF-8
         # A text has no controls.
         self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
@@ -56,15 +61,27 @@ class PieceTable:
 
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
         """The ids of each text."""
-        rows = self.split([utf8(text).rstrip() for text in texts])
-        return [[self.ids.get(piece, UNKNOWN_ID) for piece in row] for row in rows]
+        strings = [utf8(text).rstrip() for text in texts]
+        # Every second part is an added token.
+        parts = [re.split(f"({self.added})", text) if self.added else [text] for text in strings]
+        between = iter(self.split([part for row in parts for part in row[::2]]))
+        rows = ([[part] if place % 2 else next(between) for place, part in enumerate(row)] for row in parts)
+        return [[self.ids.get(piece, UNKNOWN_ID) for piece in itertools.chain(*row)] for row in rows]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """As `encode`, texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
-        pieces = self.split_in_graph(tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False))
-        return self.op.table.lookup(pieces)
+        texts = tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False)
+        if not self.added:
+            return self.op.table.lookup(self.split_in_graph(texts))
+        # No text in UTF-8 has the byte 0xff.
+        rows = tf.strings.split(tf.strings.regex_replace(texts, f"({self.added})", b"\xff\\1\xff"), b"\xff")
+        parts = rows.flat_values
+        is_added = tf.strings.regex_full_match(parts, self.added)
+        own = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(parts, is_added), tf.cast(is_added, tf.int64))
+        pieces = tf.concat([own, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
+        return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
     # A variant overrides these two methods to read more than SentencePiece does.
 
@@ -81,12 +98,13 @@ class PieceTokenizer(Tokenizer):
     """A `Tokenizer` of a pretrained checkpoint.
 
     Pieces, ids (in our order: `Vocabulary`) and texts equal those of the tokenizer of `transformers` with
-    `split_special_tokens=True`: a control symbol written in a text is plain text. Bytes that are not UTF-8 count as
+    `split_special_tokens=True`: a control symbol written in a text is plain text. An added token is matched first, as
+    there; a space comes before it in a decoded text. Bytes that are not UTF-8 count as
     spaces. White space of any kind at the end of a text is nothing, so a text of white space alone is empty.
 
     Args:
-        model: a zip archive of SentencePiece's models, vocabulary.json (the pieces in the order of their ids) and what
-            else a kind of tokenizer has; see `archive_of`.
+        model: a zip archive of SentencePiece's models, vocabulary.json (the pieces in the order of their ids),
+            tokens.json (the added tokens, if there are any) and what else a kind of tokenizer has; see `archive_of`.
     """
 
     kind = ""  # of checkpoint, for messages
@@ -101,7 +119,11 @@ class PieceTokenizer(Tokenizer):
                 self.contents = {name: archive.read(name) for name in archive.namelist()}
             pieces = json.loads(self.contents[VOCABULARY])
             self.first_piece = FIRST_ID
+            self.added = [str(token) for token in json.loads(self.contents.get(ADDED, b"[]"))]
             self.read(pieces)
+            for id in (self.target.ids[token] for token in self.added):
+                known = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
+                self.texts[id] = self.texts[id] if known or not self.texts[id] else b" " + self.texts[id]
         self.model, self.vocab_size, self.controls = model, len(pieces), []
         self._op = Once(self._resources)
 

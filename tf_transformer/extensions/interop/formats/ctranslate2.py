@@ -19,7 +19,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.weights import widen
-from tf_transformer.extensions.interop.formats.parts import attentions, check_parts, norms, only
+from tf_transformer.extensions.interop.formats.parts import attentions, check_no_added, check_parts, norms, only
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.transformer import check_finite
@@ -69,6 +69,7 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
         raise BadInput(f"translator: expected one model, which CTranslate2 can run, got an ensemble of {count}")
     if is_int8(translator.model):
         raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
+    check_no_added(translator.tokenizer)
     check_finite(translator.model.weights)
     spec = transformer_spec(translator.model, "bfloat16" if quantization == "bfloat16" else "float32")
     tokenizer = translator.tokenizer

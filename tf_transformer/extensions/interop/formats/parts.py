@@ -15,6 +15,7 @@ from tf_transformer.layers import (
 )
 from tf_transformer.models.families import families
 from tf_transformer.models.transformer import Transformer
+from tf_transformer.tokenizers.tokenizer import Tokenizer
 
 
 def attentions(layer: keras.layers.Layer) -> list[Any]:
@@ -56,6 +57,17 @@ def check_parts(model: Transformer) -> None:
             check(layer.feed_forward, FeedForward, "call")
             for norm in norms(layer):
                 check(norm, AddAndNorm, "sublayer_input", "call")
+
+
+def check_no_added(tokenizer: Tokenizer) -> None:
+    """Checks that SentencePiece makes all tokens of a text, since clients of this format have nothing else.
+
+    Raises:
+        BadInput: If `tokenizer` matches added tokens first.
+    """
+    if tokenizer.added:
+        got = f"which this format's clients do not match, got {', '.join(tokenizer.added)[:99]}"
+        raise BadInput(f"tokenizer: expected one without added tokens, {got}. Export a SavedModel.")
 
 
 def only(name: str, values: list[Any]) -> Any:

@@ -19,6 +19,7 @@ from tf_transformer.decoding.primitives import require_tensorflow, size
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
 from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.extensions.interop.formats.parts import check_no_added
 from tf_transformer.layers.int8 import is_int8
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.ensemble import Ensemble
@@ -94,6 +95,7 @@ class Portable(abc.ABC):
         if isinstance(translator.model, Ensemble):
             count = len(translator.model.models)
             raise BadInput(f"translator: expected one model for {self.engine}, got an ensemble of {count}")
+        check_no_added(translator.tokenizer)
         self._check(translator)
         if checked:
             import_extra(self.package, self.engine.lower(), "the check of this format")

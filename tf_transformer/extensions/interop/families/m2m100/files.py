@@ -39,11 +39,10 @@ class M2M100Checkpoint(Checkpoint):
 
         M2M100 numbers its pieces in vocab.json; without this file they have NLLB's order: four control symbols, the
         pieces of sentencepiece.bpe.model, the languages, the mask. The languages come after all pieces. The
-        tokenizer's files may give languages other ids, and further languages theirs.
+        tokenizer's files may give languages other ids, and further languages and added tokens theirs.
 
         Raises:
-            BadInput: a file is missing or holds something else; the files leave an id open; or a symbol was added that
-                texts may contain.
+            BadInput: a file is missing or holds something else; or the files leave an id open.
         """
         size, (file, ids, symbols) = self.size("vocab_size"), self._numbered()
         more = {symbol: len(ids) + place for place, symbol in enumerate(symbols.values())}
@@ -57,9 +56,13 @@ class M2M100Checkpoint(Checkpoint):
         pieces = [unused(name, names) for name in SYMBOLS[:2]]
         pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]  # fairseq's names
         ours = {id: place for place, id in enumerate(rows)}
+        controls = [*SPECIAL, "<mask>", *symbols.values(), *(name for name, id in names.items() if id == start)]
+        added = self.matched(names, controls)
         texts = {id for piece, id in ids.items() if piece not in SPECIAL}
+        texts |= {names[token] for token in added if not self.added[token].is_special}
         silent = [place for place, id in enumerate(rows) if id not in texts]
-        return Vocabulary(pieces, rows, {code: ours[names[symbol]] for code, symbol in symbols.items() if code}, silent)
+        languages = {code: ours[names[symbol]] for code, symbol in symbols.items() if code}
+        return Vocabulary(pieces, rows, languages, silent, added)
 
     def _numbered(self) -> tuple[Path, dict[str, Any], dict[str, str]]:
         """The file of the pieces, their ids, and by code the symbols of languages and, as "", the mask. These have the
@@ -73,7 +76,7 @@ class M2M100Checkpoint(Checkpoint):
             if (name := said.get("language_codes", "m2m100")) not in BY_NAME:
                 raise BadInput(f"{file}: language_codes: expected one of {', '.join(BY_NAME)}; got {str(name)[:99]!r}")
             file, ids = self.folder / "vocab.json", self.read("vocab.json")
-            stated = {symbol[2:-2]: symbol for symbol in added if re.fullmatch("__.+__", symbol)}
+            stated = {symbol[2:-2]: symbol for symbol in added if re.fullmatch("__[a-z]{2,3}([_-]\\w+)?__", symbol)}
             symbols = {code: f"__{code}__" for code in BY_NAME[name].split()} | stated
         else:
             if legacy := said.get("legacy_behaviour"):
@@ -89,9 +92,6 @@ class M2M100Checkpoint(Checkpoint):
             if ids.get(symbol, token.id) != token.id:
                 one = f"expected the id {ids[symbol]} of {file.name}"
                 raise BadInput(f"{self.folder}: {symbol}: {one}, got {token.id}")
-            if not token.is_special and symbol not in stated.values():
-                wanted = "expected added tokens that are languages or control symbols"
-                raise BadInput(f"{self.folder}: {wanted}, got {symbol!r}")
         return file, ids, symbols
 
     def _languages(self, stated: list[str]) -> dict[str, str]:
@@ -113,7 +113,7 @@ class M2M100Checkpoint(Checkpoint):
         return {code: code for code in (listed if listed and not stated else own)} | {"": "<mask>"}
 
     def archive(self) -> dict[str, Any]:
-        pieces, _, languages, silent = self.target
+        pieces, _, languages, silent, _ = self.target
         said: dict[str, Any] = {"ids": languages, "silent": silent}
         for name, setting in (("source_language", "src_lang"), ("target_language", "tgt_lang")):
             code = self.said("tokenizer_config.json").get(setting)

@@ -32,7 +32,8 @@ class M2M100Tokenizer(PieceTokenizer):
     """A `Tokenizer` of many languages: the first id of a text is that of its language.
 
     Ids and texts are those of `transformers.M2M100Tokenizer`, and those of NLLB's in its form of today, with the
-    language first, as `PieceTokenizer` says; of white space alone `transformers.NllbTokenizer` makes a piece.
+    language first, as `PieceTokenizer` says; of white space alone, at the end of a text and before an added token,
+    `transformers.NllbTokenizer` makes a piece.
 
     Args:
         model: the attribute `model` of another one, a zip archive of languages.json (their ids, the ids without a text,
@@ -49,7 +50,7 @@ class M2M100Tokenizer(PieceTokenizer):
         if not {*self._ids.values(), *self._silent} <= {*range(len(pieces))}:
             raise ValueError(f"expected ids below {len(pieces)}")
         self.first_piece = min({*range(FIRST_ID, len(pieces))}.difference(self._silent))
-        self.source = self.target = PieceTable(self.contents[PIECES], pieces)
+        self.source = self.target = PieceTable(self.contents[PIECES], pieces, self.added)
         self.texts = texts_of(pieces, self.source.processor)
         for id in self._silent:
             self.texts[id] = b""
@@ -109,7 +110,7 @@ class M2M100Tokenizer(PieceTokenizer):
         return isinstance(other, M2M100Tokenizer) and self._vocabulary() == other._vocabulary()
 
     def _vocabulary(self) -> tuple[Any, ...]:
-        return self.files, self.contents[VOCABULARY], self._ids, self._silent
+        return self.files, self.contents[VOCABULARY], self._ids, self._silent, self.added
 
     def _known(self, name: str, language: Any) -> Any:
         if isinstance(language, str | None) or not tf.is_tensor(language):

@@ -8,17 +8,17 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.extensions.interop.families.checkpoint import TABLES, unused
+from tf_transformer.extensions.interop.families.checkpoint import PLAIN, TABLES, unused
 from tf_transformer.extensions.interop.families.m2m100.files import CONTROL_IDS, SPECIAL
 from tf_transformer.extensions.interop.families.m2m100.languages import BY_NAME
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import PIECES, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.settings import longest_source, search_of, settings_of
 from tf_transformer.extensions.interop.families.weights import Collection
 from tf_transformer.models.families import Contents
+from tf_transformer.models.family import Contents
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 
 MADE_UP = re.compile("madeupword[0-9]+")  # a name of ours, where the checkpoint has none
-PLAIN = ("lstrip", "normalized", "rstrip", "single_word")  # what a symbol is not
 
 
 def write(translator: TextModel) -> Contents:
@@ -82,8 +82,10 @@ def _numbered(
         BadInput: `transformers` would give a piece or a language another id.
     """
     said, silent = tokenizer.said, {*tokenizer.said["silent"]}
-    ids = {pieces[id]: place for id, place in places.items() if id not in silent or pieces[id] in SPECIAL}
-    added = {place: pieces[id] for id, place in places.items() if id in silent and not MADE_UP.fullmatch(pieces[id])}
+    plain = {piece for piece in tokenizer.added if pieces.index(piece) not in silent}
+    beside = silent | set(map(pieces.index, plain))
+    ids = {pieces[id]: place for id, place in places.items() if id not in beside or pieces[id] in SPECIAL}
+    added = {place: pieces[id] for id, place in places.items() if id in beside and not MADE_UP.fullmatch(pieces[id])}
     special = [pieces[id] for id in said["ids"].values()]
     if BOS_ID in places:
         added[places[BOS_ID]] = unused("<start>", dict.fromkeys(pieces))
@@ -93,7 +95,7 @@ def _numbered(
         "tgt_lang": said["target_language"],
         "additional_special_tokens": special,  # of which no text is made
         "added_tokens_decoder": {
-            str(place): {"content": symbol, "special": True} | dict.fromkeys(PLAIN, False)
+            str(place): {"content": symbol, "special": symbol not in plain} | dict.fromkeys(PLAIN, False)
             for place, symbol in added.items()
         },
     }

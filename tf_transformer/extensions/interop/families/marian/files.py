@@ -78,7 +78,9 @@ class MarianCheckpoint(Checkpoint):
         names = {id: piece for piece, id in symbols.items()}
         pieces = [names.get(id, "") for id in rows]
         pieces[1] = unused("<s>", symbols)
-        return Vocabulary(pieces, rows)
+        codes = [symbol for symbol in self.added if re.fullmatch(">>.*<<", symbol)]
+        added = self.matched(symbols, [*SYMBOLS, *codes, *(names[id] for id in rows[:4] if id in names)])
+        return Vocabulary(pieces, rows, added=added)
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
         """The file of a side's vocabulary, and its ids by piece."""
@@ -97,8 +99,7 @@ class MarianCheckpoint(Checkpoint):
             ids: its contents.
 
         Raises:
-            BadInput: an id differs from the vocabulary's; or a symbol is one that texts may contain, which is read here
-                only if the SentencePiece model knows it.
+            BadInput: an id differs from the vocabulary's; or source and target have two, and a symbol is in neither.
         """
         found = dict[str, int]()
         for symbol, token in self.added.items():
@@ -106,11 +107,10 @@ class MarianCheckpoint(Checkpoint):
                 if self.shared and ids[symbol] != token.id:
                     one = f"expected the id {ids[symbol]} of {file.name}"
                     raise BadInput(f"{self.folder}: {symbol}: {one}, got {token.id}")
-            elif self.shared and (token.is_special or re.fullmatch(">>.*<<", symbol)):
+            elif self.shared:
                 found[symbol] = token.id
             else:
-                what = "control symbols and codes such as >>fra<<" if self.shared else f"those of {file.name}"
-                raise BadInput(f"{self.folder}: added tokens: expected {what}, got {symbol!r}")
+                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {symbol!r}")
         return found
 
     def archive(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class MarianTokenizer(PieceTokenizer):
         source, target = self.contents[SOURCE], self.contents[TARGET]
         separate = SOURCE_VOCABULARY in self.contents
         source_pieces = json.loads(self.contents[SOURCE_VOCABULARY if separate else VOCABULARY])
-        self.source, self.target = _Side(source, source_pieces), _Side(target, pieces)
+        self.source, self.target = _Side(source, source_pieces, self.added), _Side(target, pieces, self.added)
         self.texts = texts_of(pieces, (self.target if separate else self.source).processor)
 
     def _resources(self) -> "tf.Module":

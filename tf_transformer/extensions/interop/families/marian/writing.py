@@ -16,12 +16,13 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.extensions.interop.families.checkpoint import TABLES, unused
+from tf_transformer.extensions.interop.families.checkpoint import PLAIN, TABLES, unused
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET
 from tf_transformer.extensions.interop.families.settings import longest_source, search_of, settings_of
 from tf_transformer.extensions.interop.families.weights import NO_SHARE, Collection
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents
+from tf_transformer.models.family import Contents
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 
 READ = ("q_proj", "k_proj", "v_proj", "fc1", "shared")  # what has d_model as the second axis of its weight
@@ -76,6 +77,11 @@ def write(translator: TextModel) -> Contents:
         "separate_vocabs": source is not None,
         "pad_token": next(piece for piece, id in vocabularies[file].items() if id == padding),
     }
+    if tokenizer.added:
+        plain = {"special": False, **dict.fromkeys(PLAIN, False)}
+        tokens_config["added_tokens_decoder"] = {
+            str(vocabularies[file][token]): {"content": token} | plain for token in tokenizer.added
+        }
     said = {name: translator.export_options.get(f"{name}uage") for name in ("source_lang", "target_lang")}
     engines = tokenizer.files if SOURCE in tokenizer.files else dict.fromkeys((SOURCE, TARGET), tokenizer.model)
     return Contents(
