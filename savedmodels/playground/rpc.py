@@ -1,6 +1,7 @@
 """TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from tensorflow_serving.apis import (
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.config import BadInput
 
+MOST_FILLED = 65_536  # values of a request's inputs beyond its bytes
 FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val", tf.bool: "bool_val"}
 
 
@@ -33,8 +35,7 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
     def Predict(self, request: Any, context: grpc.ServicerContext) -> Any:
         with _errors(context):
             self._find(request.model_spec)
-            inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-            outputs = self.model.predict(request.model_spec.signature_name, inputs, request.output_filter)
+            outputs = self.model.predict(request.model_spec.signature_name, _tensors(request), request.output_filter)
             answer = predict_pb2.PredictResponse(outputs={name: _proto(value) for name, value in outputs.items()})
             answer.model_spec.name = self.model.name
             answer.model_spec.version.value = self.model.version
@@ -79,6 +80,24 @@ def _errors(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except ServingError as error:
         context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
+
+
+def _tensors(request: Any) -> dict[str, tf.Tensor]:
+    """Returns the inputs of a Predict request.
+
+    Raises:
+        ServingError: If an input is damaged, or claims a shape that is much larger than the request.
+    """
+    shapes = [[dim.size for dim in proto.tensor_shape.dim] for proto in request.inputs.values()]
+    # TensorFlow fills a tensor with its last value, so that a few bytes can claim all memory.
+    claimed, most = sum(map(math.prod, shapes)), request.ByteSize() + MOST_FILLED
+    if claimed > most or any(size < 0 for shape in shapes for size in shape):
+        message = f"inputs: expected shapes of at most {most:,} values, the bytes of the request and {MOST_FILLED:,}"
+        raise ServingError("INVALID_ARGUMENT", f"{message}, got {claimed:,}")
+    try:
+        return {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+    except (TypeError, ValueError) as error:
+        raise ServingError("INVALID_ARGUMENT", f"inputs: expected tensors, got others: {error}") from error
 
 
 def _proto(value: np.ndarray) -> Any:

@@ -5,11 +5,13 @@ import json
 import re
 import socket
 import threading
+from types import SimpleNamespace
 
 import chromium
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import tensorflow as tf
 from browser import needs_browser, shown
 from checkpoints import M2M100
 from conftest import TEXTS
@@ -115,6 +117,36 @@ def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
     assert (np.array(json.loads(text), np.float32) == values).all()
     assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
     assert rest.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([10_007, 10_009], r"inputs: expected shapes of at most 65,\d\d\d values, .*, got 100,160,064"),
+        ([2**62, 2**62, 2**62], r"inputs: expected shapes of at most 65,\d\d\d values, .*"),
+        ([-3, -5], r"inputs: expected shapes of at most 65,\d\d\d values, .*, got 16"),
+        ([3], "inputs: expected tensors, got others: .*"),
+    ],
+)
+def test_a_few_bytes_claim_no_memory(model, shape, message):
+    """A tensor of one value, or of bytes for two, whose shape says more."""
+    predict_pb2 = pytest.importorskip("tensorflow_serving.apis.predict_pb2")
+    from savedmodels.playground import rpc
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model.name
+    proto = tf.make_tensor_proto([0.5, 1.5]) if shape == [3] else tf.make_tensor_proto(0.5)
+    proto.tensor_shape.CopyFrom(tf.make_tensor_proto(0.0).tensor_shape)
+    for size in shape:
+        proto.tensor_shape.dim.add().size = size
+    for name in ("text", "more"):  # together
+        request.inputs[name].CopyFrom(proto if name == "more" else tf.make_tensor_proto(["a"]))
+
+    def abort(code, found):
+        raise RuntimeError(f"{code.name}: {found}")
+
+    with pytest.raises(RuntimeError, match=f"^INVALID_ARGUMENT: {message}$"):
+        rpc.Services(model).Predict(request, SimpleNamespace(abort=abort))
 
 
 def test_status_and_metadata_are_the_servers_protos(client, model):

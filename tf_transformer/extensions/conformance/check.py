@@ -211,7 +211,7 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
             if port.endswith("_bytes"):
                 warns.append(f"{kind} {port} would be base64 over REST")
     for port, proto in signature.defaults.items():
-        shape = list(tf.make_ndarray(proto).shape)
+        shape = [dim.size for dim in proto.tensor_shape.dim]
         if shape != [1]:
             fails.append(f"default of {port} has the shape {shape}, expected [1]: the server feeds it")
     message = f"{name}: inputs, outputs and defaults can cross REST and be merged"
