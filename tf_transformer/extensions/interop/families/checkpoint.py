@@ -15,7 +15,6 @@ from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.pieces import ADDED, PieceTokenizer, archive_of
 from tf_transformer.extensions.interop.families.weights import NO_SHARE, Assignment, Readers, check_rows, read_weights
 from tf_transformer.models.families import Pretrained
-from tf_transformer.models.family import Pretrained
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import EOS_ID

@@ -15,7 +15,6 @@ from tf_transformer.extensions.interop.families.m2m100.tokenizer import PIECES, 
 from tf_transformer.extensions.interop.families.settings import longest_source, search_of, settings_of
 from tf_transformer.extensions.interop.families.weights import Collection
 from tf_transformer.models.families import Contents
-from tf_transformer.models.family import Contents
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 
 MADE_UP = re.compile("madeupword[0-9]+")  # a name of ours, where the checkpoint has none

@@ -22,7 +22,6 @@ from tf_transformer.extensions.interop.families.settings import longest_source, 
 from tf_transformer.extensions.interop.families.weights import NO_SHARE, Collection
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents
-from tf_transformer.models.family import Contents
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 
 READ = ("q_proj", "k_proj", "v_proj", "fc1", "shared")  # what has d_model as the second axis of its weight
