@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.training.run import Run
     from tf_transformer.utils.reading import made_of, read_json
 
-    from .publishing import language_facts, measured, read_dev, say_dtypes, scores_of, search_of
+    from .publishing import DEV, language_facts, measured, read_dev, say_dtypes, scores_of, search_of
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
@@ -103,7 +103,8 @@ def main(argv: list[str] | None = None) -> None:
         if dev:
             scored = float32.astype(args.dtype)
             by_dtype = {"float32": float32, args.dtype: scored.astype(format.scored_in) if format.scored_in else scored}
-            facts |= scores_of(settings["kind"], dev, by_dtype)
+            name = ", ".join(Path(file).name for file in args.dev) if args.dev else DEV
+            facts |= scores_of(settings["kind"], dev, by_dtype, name)
         elif run:
             scores = measured(run, facts["step"], model.count_params())
             facts |= scores if args.dtype == "float32" else {}

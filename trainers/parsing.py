@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
     from tf_transformer.serving.versions import next_version
 
-    from .publishing import averaged, is_complete, plan_of, publish, record, search_of, show_plan
+    from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     config, recipe = plan_of(vars(args), "parsing")
@@ -77,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     metrics = {
         "test_f1": round(result.f1, 2),
+        "test_f1_text": TEST if test else DEV,
         "test_precision": round(result.precision, 2),
         "test_recall": round(result.recall, 2),
         "test_complete_match": round(result.complete_match, 2),
@@ -92,7 +93,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"""{done}. An export takes the TensorFlow backend; there:
   tf-transformer export --run {folder} --name {root.name}""")
         return
-    saved = publish(trainer.run, learned.export(f1=metrics["test_f1"]), root, metrics, sources[:3])
+    export = learned.export(f1=metrics["test_f1"], f1_text=metrics["test_f1_text"])
+    saved = publish(trainer.run, export, root, metrics, sources[:3])
     print(treebank.drawn(treebank.read_tree(learned(sources[0]))))
     print(f"""{done}. Next:
   echo "The cat sat on the mat ." | tf-transformer translate {saved}""")

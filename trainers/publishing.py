@@ -37,6 +37,7 @@ from .command import CONFIG_OPTIONS, HERE, chosen
 if TYPE_CHECKING:
     from tf_transformer.serving.contract import Root
 
+DEV, TEST = "the dev set", "the test set"  # what a score was measured on
 MEASURED_TOKENS = 2_048  # of a batch, at most: a step of `base` takes three seconds on two cores
 
 
@@ -121,9 +122,10 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
     """Print a translator's scores on the test text, publish it with them, and return the version's folder; without a
     root, write the scores into the run alone."""
     scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
+    text = TEST if corpus.test != corpus.dev else DEV
     for name, score in scores.items():
-        print(f"{name} {score.value:.2f}  {score.signature}")
-    bleu = facts_of("BLEU", scores["BLEU"])
+        print(f"{name} {score.value:.2f}  {score.signature}, of {text}")
+    bleu = facts_of("BLEU", scores["BLEU"], text)
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
     if root is None:
         record(trainer.run, metrics, costs.parameters(trainer.config))
@@ -209,8 +211,14 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     return None
 
 
-def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
+def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict[str, Any]:
     """Score a model in each dtype, and print the scores.
+
+    Args:
+        kind: what is learned, "translation" or "parsing".
+        dev: sources and references.
+        learned: a model by each dtype.
+        name: of the text, for the facts.
 
     Returns:
         the last dtype's score, as facts of an export.
@@ -218,25 +226,29 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any]) -> dict[str, Any]:
     metric, facts = task_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
         score = task_of(kind).scores(translator(dev[0]), dev[1])[metric]
-        print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}", flush=True)
-        facts = facts_of(metric, score)
+        print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}, of {name}", flush=True)
+        facts = facts_of(metric, score, name)
     return facts
 
 
-def facts_of(metric: str, score: Any) -> dict[str, Any]:
-    """A score as facts for an export and metrics.json."""
-    return {metric.lower(): round(score.value, 2), f"{metric.lower()}_signature": score.signature}
+def facts_of(metric: str, score: Any, text: str) -> dict[str, Any]:
+    """Returns a score as facts for an export and metrics.json, with the name of the text it was measured on."""
+    name = metric.lower()
+    return {name: round(score.value, 2), f"{name}_signature": score.signature, f"{name}_text": text}
 
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     """The score measured at the end of training, if it belongs to these weights and not to an ensemble."""
     file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric
     metrics = read_json(file) if file.is_file() else {}
-    names = (metric.lower(), f"{metric.lower()}_signature")
+    names = (metric.lower(), f"{metric.lower()}_signature", f"{metric.lower()}_text")
     known = metrics.get("steps"), metrics.get("parameters"), f"test_{names[0]}" in metrics
     if known != (step, parameters, True):
         return {}
     with reading(file, "the scores of a run"):
-        metrics = check_kinds(metrics, {f"test_{names[0]}": float, f"test_{names[1]}": str})
-    print(f"{metric} {metrics['test_' + names[0]]:.2f} in float32, at the end of training; --dev measures it here")
+        kinds = dict(zip((f"test_{name}" for name in names), (float, str, str), strict=True))
+        metrics = check_kinds(metrics, kinds)
+    value, _, text = map(metrics.get, kinds)  # an earlier version's have no text
+    of_text = f", of {text}," if text else ""
+    print(f"{metric} {value:.2f} in float32{of_text} at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

@@ -63,6 +63,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     assert set(metrics) == {
         "test_bleu",
         "test_bleu_signature",
+        "test_bleu_text",
         "test_chrf",
         "steps",
         "target_tokens",
@@ -197,7 +198,8 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     assert facts["step"] == metrics["steps"]
     assert (facts["source_language"], facts["target_language"]) == ("en", "de")
     assert (facts["dtype"], facts["beam_size"], facts["n_best"], facts["max_length"]) == ("bfloat16", 2, 3, 31)
-    assert f"BLEU {facts['bleu']:.2f} in bfloat16  {facts['bleu_signature']}" in printed
+    assert f"BLEU {facts['bleu']:.2f} in bfloat16  {facts['bleu_signature']}, of dev.en, dev.de" in printed
+    assert (facts["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
 
@@ -208,6 +210,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     (alone, together), printed = [call.args[0].facts for call in save.call_args_list], capsys.readouterr().out
     assert [call.args[2] for call in save.call_args_list] == [True, False]
     assert (alone["bleu"], alone["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
+    assert alone["bleu_text"] == "the test set"
     assert ("bleu" in together, together["parameters"]) == (False, 2 * metrics["parameters"])
     assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {together['parameters']:,} param" in printed
 
