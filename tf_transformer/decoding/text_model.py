@@ -94,14 +94,13 @@ class TextModel(SetOnce):
         """The options of the search, by name: a copy, since they do not change."""
         return dict(self._options)
 
+    def _arguments(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal one, by name."""
+        return {**self.options, **{name: getattr(self, name) for name in ("model", "tokenizer", "export_options")}}
+
     def replace(self, **changes: Any) -> Self:
         """Another one, with some of this one's arguments changed."""
-        arguments: dict[str, Any] = {
-            "model": self.model,
-            "tokenizer": self.tokenizer,
-            "export_options": self.export_options,
-        }
-        return type(self)(**(arguments | self.options | changes))
+        return type(self)(**(self._arguments() | changes))
 
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """A function, `compiled` and kept under a name. After a change of the model's variables, as by LoRA, it is

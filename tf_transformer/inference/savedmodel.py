@@ -1,6 +1,7 @@
 """A SavedModel as an engine: the graph that a server runs, called from Python."""
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,8 @@ class SavedModel(Engine):
                 message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
                 raise BadInput(message) from error
         self.batch_size = batch_size
+        absolute = address if "://" in address else os.path.abspath(address)
+        self._opened: dict[str, Any] = {"path": absolute, "threads": threads}
         signatures = self.loaded.signatures
         default = signatures.get("serving_default")
         takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
@@ -97,6 +100,10 @@ class SavedModel(Engine):
         self.languages = found["languages"].split(", ") if "languages" in found else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
+
+    def __reduce__(self) -> Any:
+        """Pickles the arguments: another process opens the folder again."""
+        return functools.partial(type(self), **self._opened, batch_size=self.batch_size, **self._own), ()
 
     @property
     def facts(self) -> Mapping[str, Any]:

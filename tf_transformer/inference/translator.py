@@ -1,6 +1,7 @@
 """Text in, text out: a model, its tokenizer and its search as one value, in Python and as a SavedModel."""
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -150,9 +151,16 @@ class Translator(TextModel, Engine):
         """Those that the model knows; () if it has one pair."""
         return self.tokenizer.languages
 
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"batch_size": self.batch_size}
+
+    def __reduce__(self) -> Any:
+        """Pickles the arguments; Keras pickles the model with its weights."""
+        return functools.partial(type(self), **self._arguments()), ()
+
     def replace(self, **changes: Any) -> Self:
         """Another translator, with some of this one's arguments changed: `translator.replace(beam_size=1)`."""
-        return super().replace(**{"batch_size": self.batch_size, **changes})
+        return super().replace(**changes)
 
     @checked
     def astype(self, dtype: Dtype) -> Self:

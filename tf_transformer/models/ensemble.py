@@ -36,6 +36,10 @@ class Ensemble(keras.Model):
         self.config = models[0].config
         self.built = True
 
+    def __reduce__(self) -> Any:
+        """Pickles its models, as Keras pickles each."""
+        return type(self), ([*self.models],)
+
     def encode(
         self,
         source: Tensor,

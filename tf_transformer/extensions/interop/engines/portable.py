@@ -1,5 +1,6 @@
 """What the engines of exports to LiteRT and ONNX share. They load no TensorFlow."""
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
@@ -9,6 +10,7 @@ from tf_transformer.inference.engine import Answer, Engine, Reply, Request
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
+from tf_transformer.utils.folders import model_folder
 from tf_transformer.utils.terminal import STANDARD_ERROR
 from tf_transformer.utils.values import BadInput, Count, between, checked
 
@@ -39,12 +41,17 @@ class PortableEngine(Engine):
             self._client = self.translator(user_path(path), threads, batch_size)
         except ValueError as error:
             raise BadInput(str(error)) from error
+        self._opened: dict[str, Any] = {"path": model_folder(path).absolute(), "threads": threads}
         self.batch_size = self._client.batch_size
         self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
         self.languages = list(self._client.languages)
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
+
+    def __reduce__(self) -> Any:
+        """Pickles the arguments: another process opens the folder again."""
+        return functools.partial(type(self), **self._opened, batch_size=self.batch_size, **self._own), ()
 
     @property
     def facts(self) -> Mapping[str, Any]:
