@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tf_transformer.layers.gradients import traced_once
 from tf_transformer.layers.rematerialization import Rematerialized
 from tf_transformer.utils.type_names import Tensor
 
@@ -19,30 +20,35 @@ class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
         dtype = keras.backend.result_type(inputs.dtype, "float32")
         x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
         if training:
-            return ops.cast(self._normalized(x, gamma, beta), self.compute_dtype)
-        unit, _ = self._unit(x)
+            rows, epsilon = ops.reshape(x, (-1, x.shape[-1])), ops.convert_to_tensor(self.epsilon, dtype)
+            rows = _normalized(rows, gamma, beta, epsilon)
+            return ops.cast(ops.reshape(rows, ops.shape(x)), self.compute_dtype)
+        unit, _ = _unit(x, self.epsilon)
         return ops.cast(unit * gamma + beta, self.compute_dtype)
 
-    def _unit(self, x: Tensor) -> tuple[Any, Any]:
-        """x [..., d] with mean 0 and variance 1, and the factor [..., 1] that made its variance so."""
-        centred = x - ops.mean(x, axis=-1, keepdims=True)
-        inverse = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + self.epsilon)
-        return centred * inverse, inverse
 
-    def _normalized(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Any:  # [..., d], [d], [d]
-        def mean(x: Tensor) -> Any:
-            return ops.mean(x, axis=-1, keepdims=True)
+def _mean(x: Tensor) -> Any:
+    return ops.mean(x, axis=-1, keepdims=True)
 
-        @ops.custom_gradient
-        def normalized(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
-            unit, inverse = self._unit(x)
 
-            def gradient(upstream: Tensor) -> Any:
-                rows = tuple(range(len(x.shape) - 1))
-                of_unit = upstream * gamma
-                of_x = inverse * (of_unit - mean(of_unit) - unit * mean(of_unit * unit))
-                return of_x, ops.sum(upstream * unit, axis=rows), ops.sum(upstream, axis=rows)
+def _unit(x: Tensor, epsilon: Tensor) -> tuple[Any, Any]:
+    """x [..., d] with mean 0 and variance 1, and the factor [..., 1] that made its variance so."""
+    centred = x - _mean(x)
+    inverse = ops.rsqrt(_mean(ops.square(centred)) + epsilon)
+    return centred * inverse, inverse
 
-            return unit * gamma + beta, gradient
 
-        return normalized(x, gamma, beta)
+@traced_once
+def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: Tensor) -> Any:  # [N, d], [d], [d], []
+    @ops.custom_gradient
+    def normalized(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
+        unit, inverse = _unit(x, epsilon)
+
+        def gradient(upstream: Tensor) -> Any:
+            of_unit = upstream * gamma
+            of_x = inverse * (of_unit - _mean(of_unit) - unit * _mean(of_unit * unit))
+            return of_x, ops.sum(upstream * unit, axis=0), ops.sum(upstream, axis=0)
+
+        return unit * gamma + beta, gradient
+
+    return normalized(x, gamma, beta)
