@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 import signal
 import types
 
@@ -258,6 +259,19 @@ def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
     assert not np.asarray(model.embedding.embeddings).any() and len(before) == len(model.weights)
     assert "\n" not in message
     assert not Run._locks
+
+
+def test_a_run_whose_loss_had_fewer_settings_goes_on(tmp_path):
+    """Before losses had ignore_class."""
+    an_epoch(begun(tmp_path, compiled()))
+    (state,) = tmp_path.glob("checkpoints/*/state.json")
+    former = json.loads(state.read_text())
+    former["compiled"]["loss"]["config"] = {"epsilon": 0.1, "reduction": "sum"}
+    state.write_text(json.dumps(former))
+    begun(tmp_path, compiled(), 2).on_train_end()
+    with pytest.raises(tt.BadInput, match=r"loss\.config\.ignore_class was 0, now -100;"):
+        begun(tmp_path, compiled(loss=tt.SmoothedCrossEntropy(0.1, ignore_class=-100)), 2)
+    Run(tmp_path).unlock()
 
 
 def test_an_optimizer_of_float16_goes_on(tmp_path):

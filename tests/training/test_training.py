@@ -23,6 +23,7 @@ from tf_transformer import (
     TransformerConfig,
     WarmupSchedule,
 )
+from tf_transformer.layers import EncoderLayer, PositionalEmbedding
 from tf_transformer.training.losses import average_weights
 
 B, T, V = 3, 5, 23
@@ -233,6 +234,186 @@ def test_graph_and_jit_compute_what_eager_does(mode):
     loss, (gradient,) = compiled(ops.array(TARGETS))
     close(loss, oracle.smoothed_cross_entropy(TARGETS, array(logits), 0.1))
     close(gradient, oracle.smoothed_cross_entropy_gradient(TARGETS, array(logits), 0.1))
+
+
+# Tokens that do not count, and wrong labels
+
+MEASURES = [SmoothedCrossEntropy, TokenAccuracy, Perplexity, TokenCount]
+
+
+@pytest.mark.parametrize("ignore_class", [0, 3, -1, -100, None])
+@pytest.mark.parametrize("axes", ["BT", "BT1", "B"])
+def test_the_loss_is_kerass_whatever_it_ignores(ignore_class, axes):
+    """With the weights of tokens, too, and without reduction."""
+    labels, logits = np.where(TARGETS == 0, ignore_class or 0, TARGETS), normal(B, T, V)
+    weights = np.abs(normal(B, T, seed=3))
+    if axes == "B":
+        labels, logits, weights = labels[:, 2], logits[:, 2], weights[:, 2]
+    given = labels[..., np.newaxis] if axes == "BT1" else labels
+    for reduction in ("sum_over_batch_size", "none"):
+        ours = SmoothedCrossEntropy(0.0, ignore_class=ignore_class, reduction=reduction)
+        theirs = keras.losses.SparseCategoricalCrossentropy(True, ignore_class, reduction=reduction)
+        close(ours(given, logits), theirs(labels, logits), atol=1e-6)
+        close(ours(given, logits, weights), theirs(labels, logits, weights), atol=1e-6)
+    for kind, values in ((TokenAccuracy, logits.argmax(-1) == labels), (TokenCount, None)):
+        metric, counted = kind(ignore_class=ignore_class), labels != ignore_class
+        assert metric.from_config(metric.get_config()).ignore_class == ignore_class
+        metric.update_state(given, logits)
+        close(metric.result(), counted.sum() if values is None else values[counted].mean())
+    perplexity = Perplexity(ignore_class=ignore_class)
+    perplexity.update_state(given, logits)
+    ours = SmoothedCrossEntropy(0.0, ignore_class=ignore_class)
+    close(perplexity.result(), np.exp(array(ours(labels, logits))))
+
+
+def tagger(loss, labels, metrics=(), **options):
+    """The history of a model of layers whose masks come from its ids."""
+    random = np.random.default_rng(8)
+    words = random.integers(1, 19, (5, 7))
+    words[1, 4:] = words[3, 2:] = 0
+    keras.utils.set_random_seed(2)
+    ids = keras.Input((None,), dtype="int32")
+    x = EncoderLayer(2, 13, dropout=0.0)(PositionalEmbedding(19, 6)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(x))
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=[*metrics], **options)
+    return model.fit(words, labels, 5, 3, shuffle=False, verbose=0).history, words > 0, model.predict(words, verbose=0)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow)])
+def test_a_tagger_counts_the_tokens_of_kerass_mask(options):
+    """Its tag 0 is a class, and a label where the mask is False is not looked at."""
+    tags = np.random.default_rng(9).integers(0, 3, (5, 7))
+    kerass = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    expected, real, logits = tagger(kerass, tags, **options)
+    metrics = [TokenAccuracy(ignore_class=None), TokenCount(ignore_class=None)]
+    loss = SmoothedCrossEntropy(0.0, ignore_class=None)
+    found, _, others = tagger(loss, np.where(real, tags, -1), metrics, **options)
+    close(found["loss"], expected["loss"])
+    close(others, logits, atol=1e-5)
+    assert found["loss"][-1] < found["loss"][0]
+    if keras.backend.backend() != "jax":  # where Keras shows masks to losses but not to metrics
+        assert found["tokens"][-1] == real.sum() and 0 < found["accuracy"][-1] < 1
+
+
+@pytest.mark.parametrize("wrong", [-1, -100, V, 2**32 + 5])
+@pytest.mark.parametrize("kind", MEASURES)
+def test_a_wrong_label_is_one_line(kind, wrong):
+    labels = TARGETS.copy()
+    labels[1, 1] = wrong
+    with pytest.raises(BadInput, match=rf"^labels: expected classes from 0 to below {V}, got {wrong}[^\n]*$"):
+        kind()(labels, normal(B, T, V))
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_a_compiler_takes_a_wrong_label_for_no_class(kind):
+    """It cannot raise."""
+    measure, logits = kind(), ops.array(normal(B, T, V))
+    for wrong in (-1, V):
+        labels = TARGETS.copy()
+        labels[1, 1] = wrong
+        if kind is SmoothedCrossEntropy:
+            assert np.isnan(array(COMPILERS["jit"](lambda labels: measure(labels, logits))(ops.array(labels))))
+        elif keras.backend.backend() == "tensorflow":  # a compiled function on JAX has no variables
+            COMPILERS["jit"](measure.update_state)(ops.array(labels), logits)
+            assert np.isnan(array(measure.result()))
+
+
+def test_labels_of_a_model_in_batches():
+    """No array that `fit` can look at before: where a step can raise, an error of one line; elsewhere a loss of NaN."""
+    random = np.random.default_rng(6)
+    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(1, 11, (6, 7))
+    y[2, 3:] = -100
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return x, y
+
+    def trained(loss, **options):
+        keras.utils.set_random_seed(1)
+        model = Transformer(TransformerConfig(1, 6, 13, 2, dropout=0.0, vocab_size=11))
+        model.build()
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        model.parts = options.pop("parts", 1)
+        return model.fit(Batches(), epochs=2, verbose=0, **options).history["loss"]
+
+    if keras.backend.backend() == "jax":
+        assert np.isnan(trained(SmoothedCrossEntropy())).all()
+    else:
+        with pytest.raises(BadInput, match=r"got -100\. Pass ignore_class=-100 to loss and metrics .*$"):
+            trained(SmoothedCrossEntropy())
+    expected = trained(keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-100))
+    for options in ({}, {"class_weight": {3: 1.0}}, {"parts": 2}):
+        close(trained(SmoothedCrossEntropy(0.0, ignore_class=-100), **options), expected)
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_labels_of_another_shape_are_one_line(kind):
+    one_hot = np.eye(V)[TARGETS]
+    for labels in (one_hot, TARGETS[:, :4], TARGETS[:, 0], TARGETS.T):
+        with pytest.raises(BadInput, match=r"^labels: expected shape \(3, 5\) for logits of .*, got \([0-9, ]*\)\. .*"):
+            kind()(labels, normal(B, T, V))
+
+
+def test_a_fit_with_labels_of_another_shape_is_one_line():
+    for labels in (np.ones((5, 3)), np.ones((5, 7, 3))):
+        with pytest.raises(BadInput, match=r"^labels: expected shape \(\w+, 7\) for logits .*\. Pass one class id .*$"):
+            tagger(SmoothedCrossEntropy(), labels)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of variables that are not Keras's")
+@pytest.mark.parametrize("kind", MEASURES)
+def test_variables_of_tensorflow_are_tensors(kind):
+    import tensorflow as tf
+
+    logits = normal(B, T, V)
+    close(kind()(tf.Variable(TARGETS), tf.Variable(logits)), kind()(TARGETS, logits))
+
+
+@pytest.mark.parametrize("options", [{"reduction": "sum"}, {"reduction": "mean_with_sample_weight"}])
+def test_a_reduction_that_is_no_mean_is_refused(options):
+    with pytest.raises(BadInput, match="^reduction: expected 'sum_over_batch_size', 'mean', 'none' or None, got '"):
+        SmoothedCrossEntropy(**options)
+
+
+@pytest.mark.parametrize("name", ["from_logits", "label_smoothing"])
+def test_arguments_of_other_losses_are_one_line(name):
+    with pytest.raises(BadInput, match=f"got {name}. epsilon is the label smoothing, and predictions are logits.$"):
+        SmoothedCrossEntropy(**{name: True})
+
+
+def test_a_fit_needs_a_loss_that_is_one_number():
+    model = Transformer(TransformerConfig(1, 6, 13, 2, vocab_size=V))
+    model.compile("sgd", SmoothedCrossEntropy(reduction="none"))
+    with pytest.raises(BadInput, match='^loss: expected one number per batch, got reduction="none"'):
+        model.fit((TARGETS, TARGETS), TARGETS)
+
+
+def test_a_saved_loss_is_what_it_was():
+    """Of this version, and of one whose loss ignored 0 alone and called its mean a sum."""
+    loss = SmoothedCrossEntropy(0.2, ignore_class=-100, reduction="none")
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert again.get_config() == loss.get_config()
+    saved = keras.losses.serialize(SmoothedCrossEntropy(0.2))
+    saved["config"] = {"name": "smoothed_cross_entropy", "reduction": "sum", "epsilon": 0.2}
+    assert keras.losses.deserialize(saved).get_config() == SmoothedCrossEntropy(0.2).get_config()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's list of gradients")
+def test_a_model_leaves_no_gradient_behind():
+    """TensorFlow lists each gradient of one's own that it traces, and keeps it with its graph for ever."""
+    from tensorflow.python.framework import ops as of_tensorflow
+
+    def gradients_after(optimizer):
+        tagger(SmoothedCrossEntropy(), np.ones((5, 7)), [Perplexity()])
+        model = Transformer(TransformerConfig(1, 6, 13, 2, vocab_size=V))
+        model.compile(optimizer(0.1), SmoothedCrossEntropy())
+        model.fit((TARGETS, TARGETS), TARGETS, verbose=0)
+        return len(of_tensorflow.gradient_registry.list())
+
+    first = gradients_after(Adam)
+    assert [gradients_after(Adam), gradients_after(keras.optimizers.SGD)] == [first] * 2
 
 
 # Metrics

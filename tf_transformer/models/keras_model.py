@@ -56,7 +56,10 @@ class KerasModel(Model):
         """
         self._prepare(class_weight)
         given = dict(zip(("x", "y"), args, strict=False)) | kwargs
-        for ids in (*(x if isinstance(x := given.get("x"), tuple | list) else ()), given.get("y")):
+        labels = given.get("y")
+        if isinstance(labels, np.ndarray):
+            labels = labels[labels != getattr(self.loss, "ignore_class", None)]
+        for ids in (*(x if isinstance(x := given.get("x"), tuple | list) else ()), labels):
             if isinstance(ids, np.ndarray) and ids.size:
                 self._check_range(ids.max() if ids.max() >= self.config.vocab_size else ids.min())
         with contextlib.ExitStack() as self.after_fit:
@@ -72,7 +75,8 @@ class KerasModel(Model):
     def _check_range(self, id: int) -> None:
         V = self.config.vocab_size
         if not 0 <= id < V:
-            raise BadInput(f"expected ids from 0 to below vocab_size={V}, got {id}") from None
+            action = f". Pass ignore_class={id} to loss and metrics if such labels do not count." if id < 0 else ""
+            raise BadInput(f"expected ids from 0 to below vocab_size={V}, got {id}{action}") from None
 
     def train_on_batch(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> Any:
         """`keras.Model.train_on_batch`, with `class_weight` as in `fit`."""
@@ -83,7 +87,9 @@ class KerasModel(Model):
         *state, data = args  # JAX has a state
         if self.class_weights is not None:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            weights = ops.take(self.class_weights, ops.cast(y, "int32"), axis=0)
+            # The loss finds labels that are not classes. Here -100, which it may ignore, would be out of range.
+            labels = ops.clip(ops.cast(y, "int32"), 0, self.config.vocab_size - 1)
+            weights = ops.take(self.class_weights, labels, axis=0)
             if sample_weight is not None:
                 weights = weights * ops.reshape(ops.cast(sample_weight, "float32"), (ops.shape(y)[0], -1))
             data = x, y, weights
@@ -92,6 +98,8 @@ class KerasModel(Model):
     def _prepare(self, class_weight: dict[int, float] | None) -> None:
         if self.built and not self.trainable_weights:
             raise BadInput("expected weights that learn, got a model whose weights are all frozen")
+        if getattr(self.loss, "reduction", "mean") in ("none", None):
+            raise BadInput('loss: expected one number per batch, got reduction="none". Compile a loss that is a mean.')
         table: Any = None if class_weight is None else _weight_of_ids(class_weight, self.config.vocab_size)
         if not np.array_equal(table, self.class_weights):
             self.class_weights, self.train_function = table, None  # a compiled step holds the old ones

@@ -37,6 +37,9 @@ class Model(keras.Model):
             self._sums_gradients = hasattr(inner, "sums_gradients")
             if self._sums_gradients:  # other optimizers sum after clipping and after the test for finite numbers
                 inner.sums_gradients = False
+            elif self.distribute_strategy.num_replicas_in_sync == 1:
+                # TensorFlow would register a gradient of the sum for each model, and keep the model's graph with it.
+                inner._all_reduce_sum_gradients = list
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
                 self.steps_made, self.not_finite, self.not_finite_steps = (
@@ -62,7 +65,7 @@ class Model(keras.Model):
     def train_step(self, data: Tensor) -> dict[str, Any]:
         before = self._metrics_now()
         parts = [self._part(data, i) for i in range(self.parts)]
-        tokens = over_replicas(tf.stack([_count(y) for _, y, _ in parts]))
+        tokens = over_replicas(tf.stack([self._count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
         loss: tf.Tensor | float = 0.0
         gradients: list[tf.Tensor] = []
@@ -84,12 +87,19 @@ class Model(keras.Model):
         y_pred = self(x, training=False)
         loss = tf.cast(self.compute_loss(x, y, y_pred, sample_weight, training=False), tf.float32)
         self.compute_metrics(x, y, y_pred, sample_weight)
-        return self._logs(loss, over_replicas(_count(y)), tf.math.is_finite(over_replicas(loss)), before)
+        return self._logs(loss, over_replicas(self._count(y)), tf.math.is_finite(over_replicas(loss)), before)
 
     def _part(self, data: Tensor, i: int) -> tuple[Any, ...]:
         if self.parts > 1:
             data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
         return keras.utils.unpack_x_y_sample_weight(data)
+
+    def _count(self, labels: Tensor) -> Any:
+        """Returns the number of tokens that count in the loss."""
+        if isinstance(labels, tf.RaggedTensor):
+            raise BadInput("labels: expected an array of ids [B, T], got a ragged tensor; write labels.to_tensor()")
+        ignored = getattr(self.loss, "ignore_class", PAD_ID)
+        return tf.cast(tf.size(labels) if ignored is None else tf.math.count_nonzero(labels != ignored), tf.float32)
 
     def _metrics_now(self) -> list[tuple[keras.Variable, Any]]:
         """The metrics' variables with their values, where a batch may be left out."""
@@ -143,9 +153,3 @@ class Model(keras.Model):
         if is_a_worker(self.distribute_strategy):  # Keras averages over the first axis, then
             logs = {name: tf.reshape(value, (1,)) for name, value in logs.items()}
         return logs
-
-
-def _count(labels: Tensor) -> Any:
-    if isinstance(labels, tf.RaggedTensor):
-        raise BadInput("labels: expected an array of ids [B, T], got a ragged tensor; write labels.to_tensor()")
-    return tf.cast(tf.math.count_nonzero(labels != PAD_ID), tf.float32)

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.masks import padding_mask
+from tf_transformer.layers.gradients import traced_once
 from tf_transformer.models.transformer import check_finite
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.type_names import Tensor
@@ -88,7 +88,12 @@ class Adam(keras.optimizers.Adam):
     sums_gradients = True
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        return super()._all_reduce_sum_gradients(grads_and_vars) if self.sums_gradients else grads_and_vars
+        import tensorflow as tf
+
+        # TensorFlow registers a gradient of each sum that it traces and never frees it, nor the graph around it.
+        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        sums = self.sums_gradients and not alone
+        return super()._all_reduce_sum_gradients(grads_and_vars) if sums else grads_and_vars
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         if keras.backend.backend() != "tensorflow" or self.amsgrad:
@@ -115,11 +120,11 @@ class Adam(keras.optimizers.Adam):
 
 
 class _Statistics(NamedTuple):
-    """What loss and metrics need of logits [B, T, V]; an optimizing compiler computes it once for all of them."""
+    """What loss and metrics need of logits [N, V]; an optimizing compiler computes it once for all of them."""
 
-    probabilities: Any  # [B, T, V]
-    log_denominator: Any  # [B, T], of the softmax
-    target: Any  # [B, T], the target's logit
+    probabilities: Any  # [N, V]
+    log_denominator: Any  # [N], of the softmax
+    target: Any  # [N], the target's logit
 
 
 def _statistics(targets: Tensor, logits: Tensor) -> _Statistics:
@@ -127,6 +132,11 @@ def _statistics(targets: Tensor, logits: Tensor) -> _Statistics:
     log_denominator = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
     target = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), -1)
     return _Statistics(probabilities, log_denominator, target)
+
+
+def _flat(targets: Tensor, logits: Tensor) -> tuple[Any, Any]:
+    """Targets [N] and logits float32 [N, V] of all tokens."""
+    return ops.reshape(targets, (-1,)), ops.reshape(ops.cast(logits, "float32"), (-1, logits.shape[-1]))
 
 
 @checked
@@ -144,8 +154,12 @@ def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> An
     Returns:
         float32 [B, T], in nats.
     """
-    V = logits.shape[-1]
+    losses = _smoothed_cross_entropy(*_flat(targets, logits), ops.convert_to_tensor(epsilon, "float32"))
+    return ops.reshape(losses, ops.shape(targets))
 
+
+@traced_once
+def _smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Tensor) -> Any:  # [N], [N, V], []
     @ops.custom_gradient
     def losses_of(logits: Tensor) -> Any:
         found = _statistics(targets, logits)
@@ -154,70 +168,168 @@ def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> An
         def gradient(*args: Any, upstream: Tensor = None) -> Any:
             if upstream is None:  # PyTorch gives the logits as `args` and this by name
                 (upstream,) = args
-            upstream = ops.expand_dims(upstream, -1)  # [B, T, 1]
-            B, T = ops.shape(targets)[0], ops.shape(targets)[1]
-            row, column = ops.meshgrid(*(ops.arange(size, dtype="int32") for size in (B, T)), indexing="ij")
-            label = ops.reshape(ops.stack([row, column, targets], axis=-1), (-1, 3))  # [B * T, 3]
-            by_softmax = (found.probabilities - epsilon / V) * upstream
-            at_label = ops.take_along_axis(by_softmax, ops.expand_dims(targets, -1), axis=-1)  # [B, T, 1]
-            by_label = ops.reshape(at_label + (epsilon - 1.0) * upstream, (-1,))  # [B * T]
+            # Sizes from the forward pass would make XLA compile each step anew.
+            N, V = ops.shape(found.probabilities)
+            upstream = ops.expand_dims(upstream, -1)  # [N, 1]
+            label = ops.stack([ops.arange(N, dtype="int32"), targets], axis=-1)  # [N, 2]
+            by_softmax = (found.probabilities - epsilon / ops.cast(V, "float32")) * upstream
+            at_label = ops.take_along_axis(by_softmax, ops.expand_dims(targets, -1), axis=-1)  # [N, 1]
+            by_label = ops.squeeze(at_label + (epsilon - 1.0) * upstream, -1)  # [N]
             return ops.scatter_update(by_softmax, label, by_label)  # Keras 3.12 can replace, not add
 
         return found.log_denominator - smoothed, gradient
 
-    return ops.reshape(losses_of(logits), ops.shape(targets))  # a custom gradient forgets the static shape
+    return losses_of(logits)
+
+
+class _Tokens(NamedTuple):
+    """Checked input of a loss or metric. Where a token does not count, its label is 0."""
+
+    labels: Any  # int32 [B, T]
+    logits: Any  # [B, T, V]
+    weights: Any  # float32 [B, T]: 0 or 1, or NaN if the label is not a class
+
+
+class _Counted(keras.losses.Loss):
+    """1 for each token that counts, 0 for others. A `Loss`, because Keras shows the mask of logits only to losses."""
+
+    def __init__(self, ignore_class: int | None) -> None:
+        super().__init__("counted", "none", "float32")
+        self.ignore_class = ignore_class
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
+        return ops.ones_like(y_true) if self.ignore_class is None else ops.cast(y_true != self.ignore_class, "float32")
+
+
+def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> _Tokens:
+    """Checks labels and logits.
+
+    Raises:
+        BadInput: If the shapes differ, the labels' dtype rounds them, or a label that counts is seen not to be a class.
+    """
+    labels, logits = _of_one_shape(y_true, y_pred)
+    V, nothing = ops.shape(logits)[-1], ops.zeros_like(labels)
+    counted = _Counted(ignore_class)(labels, y_pred)
+    labels = ops.where(counted > 0, labels, nothing)
+    is_class = ops.logical_and(ops.greater_equal(labels, 0), ops.less(labels, V))
+    if (wrong := _wrong_label(y_true, counted, V)) is not None:
+        action = f". Pass ignore_class={wrong} to loss and metrics if such tokens do not count." if wrong < 0 else ""
+        raise BadInput(f"labels: expected classes from 0 to below {V}, got {wrong}{action}")
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Keras does not convert a `tf.Variable`.
+        logits = tf.convert_to_tensor(logits)
+        # On a CPU this raises in graphs. Keras's own operations would count negative indices from the end.
+        counted *= tf.gather(tf.ones([V]), tf.cast(labels, "int64"))
+    # Compiled steps and accelerators cannot raise. There NaN keeps a wrong label from passing for a class.
+    weights = ops.where(is_class, counted, float("nan"))
+    return _Tokens(ops.cast(ops.where(is_class, labels, nothing), "int32"), logits, weights)
+
+
+def _of_one_shape(labels: Tensor, logits: Tensor) -> tuple[Any, Any]:
+    dtype = keras.backend.standardize_dtype(getattr(labels, "dtype", "int32"))
+    if dtype in ("float16", "bfloat16"):
+        raise BadInput(f"labels: expected integers, got {dtype}, which lacks most above 256")
+    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
+    shape, expected = tuple(labels.shape), tuple(logits.shape)[:-1]
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        labels, shape = ops.squeeze(labels, -1), shape[:-1]
+    if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected, strict=True) if None not in (a, b)):
+        raise BadInput(
+            f"labels: expected shape {expected} for logits of shape {tuple(logits.shape)}, got {shape}. "
+            "Pass one class id per token."
+        )
+    return labels, logits
+
+
+def _wrong_label(y_true: Tensor, counted: Tensor, V: Any) -> int | None:
+    """Returns a label that counts but is not a class. `None` if there is none, or if the values are not known yet."""
+    try:
+        labels = ops.convert_to_numpy(y_true)
+        wrong = ~((labels >= 0) & (labels < V))
+        if wrong.any():
+            # Reading this waits for an accelerator.
+            wrong &= np.reshape(ops.convert_to_numpy(counted) > 0, wrong.shape)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    return int(labels[wrong][0]) if wrong.any() else None
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class SmoothedCrossEntropy(keras.losses.Loss):
-    """Cross-entropy with label smoothing (section 5.4; Szegedy et al. 2015), a mean over real target tokens.
+    """Cross-entropy with label smoothing (section 5.4; Szegedy et al. 2015), a mean over the tokens that count.
 
-    The target distribution is (1 - epsilon) on the label plus epsilon / V on each of the V symbols. Padding (id 0) does
-    not count; under a `tf.distribute` strategy the mean is over the real tokens of all replicas.
+    The target distribution is (1 - epsilon) on the label plus epsilon / V on each of the V classes. Under a
+    `tf.distribute` strategy the mean is over the tokens of all replicas.
 
     Args:
-        epsilon: epsilon_ls.
+        epsilon: Label smoothing, from 0 to below 1.
+        ignore_class: Label of tokens that do not count, such as -100. Defaults to 0, which is padding. If `None`, every
+            label is a class. Tokens that the Keras mask of the logits excludes never count.
+        reduction: `"sum_over_batch_size"` or `"mean"` for the mean, `"none"` or `None` for the loss of each token.
 
-    Call arguments: int targets [B, T], logits [B, T, V], and optional weights of sentences [B] or of tokens [B, T].
-    Weights multiply the losses; the mean is still over the number of real tokens, as in Keras's own losses. The result
-    is a scalar in nats.
+    Call arguments:
+        y_true: Integer labels of shape `(B, T)` or `(B, T, 1)`.
+        y_pred: Logits of shape `(B, T, V)`.
+        sample_weight: Weights w of shape `(B,)` or `(B, T)`. As in Keras's losses, the mean is sum(w * loss) / N, with
+            N the number of tokens that count.
+
+    Returns:
+        The mean in nats, a float32 scalar; or the losses of shape `(B, T)`, 0 for a token that does not count.
+
+    Raises:
+        BadInput: If a label is neither `ignore_class` nor from 0 to below V. On an accelerator or in a compiled step on
+            JAX, where values cannot be checked, the loss is NaN instead.
     """
 
     @checked
-    def __init__(self, epsilon: Rate = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any) -> None:
-        # In any other dtype Keras would round the labels.
-        super().__init__(name=name, **({"reduction": "sum"} | kwargs | {"dtype": "float32"}))
+    def __init__(
+        self,
+        epsilon: Rate = 0.1,
+        name: str = "smoothed_cross_entropy",
+        ignore_class: int | None = 0,
+        reduction: Literal["sum_over_batch_size", "mean", "none"] | None = "sum_over_batch_size",
+        **kwargs: Any,
+    ) -> None:
+        if unknown := ", ".join(sorted(kwargs.keys() - {"dtype"})):
+            raise BadInput(
+                f"SmoothedCrossEntropy: expected epsilon, name, ignore_class or reduction, got {unknown}. "
+                "epsilon is the label smoothing, and predictions are logits."
+            )
+        super().__init__(name, reduction, "float32")
         self.epsilon = epsilon
+        self.ignore_class = ignore_class
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
-        return super().__call__(_ids(y_true), y_pred, None if sample_weight is None else _of_tokens(sample_weight))
+        labels, logits, counted = _tokens(y_true, y_pred, self.ignore_class)
+        losses = self.call(labels, logits) * _weighted(counted, sample_weight)
+        if self.reduction in ("none", None):
+            return losses
+        return ops.sum(losses / ops.maximum(_over_replicas(ops.sum(counted)), 1.0))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
-        targets = ops.cast(y_true, "int32")
-        weights = ops.cast(padding_mask(targets), "float32")
-        losses = smoothed_cross_entropy(targets, ops.cast(y_pred, "float32"), self.epsilon) * weights
-        return losses / ops.maximum(_over_replicas(ops.sum(weights)), 1.0)
+        return smoothed_cross_entropy(y_true, y_pred, self.epsilon)
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"epsilon": self.epsilon}
+        return super().get_config() | {"epsilon": self.epsilon, "ignore_class": self.ignore_class}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SmoothedCrossEntropy":
+        # Configs without ignore_class call the mean "sum".
+        return cls(**{name: value for name, value in config.items() if (name, value) != ("reduction", "sum")})
 
 
-def _ids(labels: Tensor) -> Any:
-    """Labels as int32.
-
-    Raises:
-        BadInput: they are of a dtype that has rounded them.
-    """
-    dtype = keras.backend.standardize_dtype(getattr(labels, "dtype", "int32"))
-    if dtype in ("float16", "bfloat16"):
-        raise BadInput(f"labels: expected integers, got {dtype}, which lacks most above 256")
-    return ops.cast(labels, "int32")
-
-
-def _of_tokens(sample_weight: Tensor) -> Any:
-    """Weights [B] or [B, T], to multiply [B, T]; Keras itself takes only [B, T] for sequences."""
+def _weighted(counted: Tensor, sample_weight: Tensor) -> Any:
+    """The product of weights of tokens [B, T] and of sentences [B] or tokens; Keras itself takes only [B, T]."""
+    if sample_weight is None:
+        return counted
     sample_weight = ops.cast(sample_weight, "float32")
-    return sample_weight if len(sample_weight.shape) > 1 else ops.expand_dims(sample_weight, -1)
+    if len(sample_weight.shape) > len(counted.shape):
+        sample_weight = ops.squeeze(sample_weight, -1)
+    elif len(sample_weight.shape) < len(counted.shape):
+        sample_weight = ops.expand_dims(sample_weight, -1)
+    return counted * sample_weight
 
 
 def _over_replicas(count: Tensor) -> Any:
@@ -230,10 +342,16 @@ def _over_replicas(count: Tensor) -> Any:
 
 
 class _TokenMean(keras.metrics.Metric):
-    """A mean over real target tokens: targets int [B, T], logits [B, T, V], optional weights [B] or [B, T]."""
+    """A mean over the tokens that count: labels [B, T], logits [B, T, V], optional weights [B] or [B, T].
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
+    Args:
+        ignore_class: As in `SmoothedCrossEntropy`. A wrong label that cannot be checked makes the metric NaN.
+    """
+
+    @checked
+    def __init__(self, name: str, ignore_class: int | None = 0, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
+        self.ignore_class = ignore_class
         self.total, self.count = (  # in Keras's own default of 16 bits, a count would stop at 256
             self.add_variable((), initializer="zeros", dtype="float32", name=name) for name in ("total", "count")
         )
@@ -243,20 +361,25 @@ class _TokenMean(keras.metrics.Metric):
         raise NotImplementedError
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
-        targets = _ids(y_true)
-        weights = ops.cast(padding_mask(targets), "float32")
-        if sample_weight is not None:
-            weights = weights * _of_tokens(sample_weight)
-        self.total.assign_add(ops.sum(weights * self.values(targets, y_pred)))
+        labels, logits, counted = _tokens(y_true, y_pred, self.ignore_class)
+        weights = _weighted(counted, sample_weight)
+        self.total.assign_add(ops.sum(weights * self.values(labels, logits)))
         self.count.assign_add(ops.sum(weights))
 
     def result(self) -> Any:
         return ops.divide_no_nan(self.total, self.count)
 
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"ignore_class": self.ignore_class}
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenAccuracy(_TokenMean):
-    """The share of real target tokens that get the highest logit. A tie counts as wrong."""
+    """The share of tokens that count whose label has the highest logit. A tie counts as wrong.
+
+    Args:
+        ignore_class: As in `SmoothedCrossEntropy`.
+    """
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
@@ -269,14 +392,18 @@ class TokenAccuracy(_TokenMean):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Perplexity(_TokenMean):
-    """exp of the mean cross-entropy of a real target token, without label smoothing (Table 3's PPL)."""
+    """exp of the mean cross-entropy of the tokens that count, without label smoothing (Table 3's PPL).
+
+    Args:
+        ignore_class: As in `SmoothedCrossEntropy`.
+    """
 
     def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
-        found = _statistics(targets, ops.cast(logits, "float32"))
-        return found.log_denominator - found.target
+        found = _statistics(*_flat(targets, logits))
+        return ops.reshape(found.log_denominator - found.target, ops.shape(targets))
 
     def result(self) -> Any:
         return ops.exp(super().result())
@@ -284,7 +411,11 @@ class Perplexity(_TokenMean):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenCount(_TokenMean):
-    """The number of real target tokens since the last reset, for a rate in tokens/s."""
+    """The number of tokens that count since the last reset, for a rate in tokens/s.
+
+    Args:
+        ignore_class: As in `SmoothedCrossEntropy`.
+    """
 
     def __init__(self, name: str = "tokens", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)

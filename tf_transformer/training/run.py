@@ -17,6 +17,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.int8 import wake_adapters
+from tf_transformer.training.losses import SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
@@ -265,7 +266,7 @@ class Run:
         folder, state = newest
         if before := state.get("compiled"):
             rate = state["history"][-1].get("learning_rate") if state["history"] else None
-            self._check_same(before, _but_for_the_rate(compiled(model), before, rate))
+            self._check_same(_of_this_version(before, model.loss), _but_for_the_rate(compiled(model), before, rate))
         if not model.optimizer.built:  # twice would give that of float16 more variables than are stored
             model.optimizer.build(model.trainable_variables)
         with reading(folder, "a checkpoint of this model"):
@@ -324,6 +325,14 @@ def compiled(model: keras.Model) -> dict[str, Any]:
 def inner(optimizer: Any) -> Any:
     """The optimizer itself; float16 has another one around it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _of_this_version(before: dict[str, Any], loss: Any) -> dict[str, Any]:
+    """Returns `before` with the settings that its loss has now: earlier versions recorded fewer."""
+    former = before.get("loss")
+    if isinstance(loss, SmoothedCrossEntropy) and isinstance(former, dict) and isinstance(former.get("config"), dict):
+        return before | {"loss": former | {"config": described(type(loss).from_config(former["config"]))["config"]}}
+    return before
 
 
 def _but_for_the_rate(now: dict[str, Any], before: dict[str, Any], rate: Any) -> dict[str, Any]:
