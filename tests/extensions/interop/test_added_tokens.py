@@ -1,0 +1,118 @@
+"""Tokens that were added to a published checkpoint: one token each, wherever a text contains them."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoints import M2M100 as TRAINED
+from checkpoints import MARIAN, copied
+from test_m2m100 import ADDED, CONFIG, JSON, added, languages, nllb  # noqa: F401  (nllb is a fixture)
+
+import tf_transformer as tt
+from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.models.families import tokenizer_of
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+NAMES = ["Acme", "AcmePro", "<brand>", "__BRAND__", "do*g (ß)", "東京"]
+# As transformers 5.24 reads them.
+READ = {
+    "A dog Acme runs.": ["▁A", "▁do", "g", "Acme", "▁", "r", "un", "s", "."],
+    "xAcmex y": ["▁", "x", "Acme", "▁", "x", "▁", "y"],
+    "Acme AcmePro runs": ["Acme", "AcmePro", "▁", "r", "un", "s"],
+    "A <brand> dog. ": ["▁A", "<brand>", "▁do", "g", "."],
+    "__BRAND__ a": ["__BRAND__", "▁a"],
+}
+OTHERS = ["", " ", "Acme", " Acme\t AcmeAcmePr ", "\x00 Acme", "Acm", "do*g (ß)s do*g (", "a\u2028東京 Δ", "__de__ <s>"]
+
+
+@pytest.fixture
+def with_names(nllb, tmp_path):  # noqa: F811
+    """A copy of a family's checkpoint whose files add `NAMES`, and their ids."""
+
+    def make_one(family, file, special):
+        folder = copied({"m2m100": TRAINED, "nllb": nllb, "marian": MARIAN}[family], tmp_path)
+        config = json.loads((folder / "config.json").read_text())
+        ids = {name: config["vocab_size"] + place for place, name in enumerate(NAMES)}
+        flags = [{"content": name, "id": id, "special": special} for name, id in ids.items()]
+        said = {ADDED: ids, CONFIG: {"added_tokens_decoder": added(ids, special)}, JSON: {"added_tokens": flags}}[file]
+        before = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+        if file == CONFIG:
+            said["added_tokens_decoder"] |= before.get("added_tokens_decoder", {})
+        (folder / file).write_text(json.dumps(before | said))
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + len(NAMES)}))
+        if (weights := folder / "model.safetensors").exists():
+            tensors = safetensors.load_file(weights)
+            for name, tensor in tensors.items():
+                if name == "model.shared.weight":
+                    tensors[name] = np.concatenate([tensor, tensor[5 : 5 + len(NAMES)] / 2])
+                if name == "final_logits_bias":
+                    tensors[name] = np.concatenate([tensor, tensor[:, 5 : 5 + len(NAMES)]], axis=1)
+            weights.unlink()
+            safetensors.save_file(tensors, weights)
+        return folder, ids
+
+    return make_one
+
+
+@pytest.mark.parametrize(("special", "file"), [(False, ADDED), (False, CONFIG), (True, CONFIG), (False, JSON)], ids=str)
+@pytest.mark.parametrize("family", ["m2m100", "nllb", "marian"])
+def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_names):
+    """As a loop finds them, the longest at each place; SentencePiece reads what is between them."""
+    folder, ids = with_names(family, file, special)
+    checkpoint = checkpoint_in(folder) if family == "marian" else M2M100Checkpoint(folder)
+    tokenizer = checkpoint.tokenizer()
+    if family != "marian":
+        tokenizer = tokenizer.for_languages(*list(tokenizer.languages)[:2])
+    table = {piece: id for id, piece in enumerate(tokenizer.source.pieces) if id > 2 and piece}
+
+    def expected(text):
+        text, parts, rest = text.rstrip(), [], ""
+        while text:
+            found = max((name for name in NAMES if text.startswith(name)), key=len, default="")
+            parts, rest = ([*parts, (rest, False), (found, True)], "") if found else (parts, rest + text[0])
+            text = text[len(found) or 1 :]
+        engine = tokenizer.source.processor
+        rows = ([part] if is_name else engine.encode(part, out_type=str) for part, is_name in [*parts, (rest, False)])
+        return [table.get(piece, 3) for row in rows for piece in row]
+
+    texts = [*READ, *OTHERS]
+    found = [row[tokenizer.codes :] for row in tokenizer.encode(texts)]
+    assert found == [expected(text) for text in texts]
+    again = tokenizer_of(tokenizer.model)
+    assert again.tokenize(texts).to_list() == tokenizer.encode(texts) and again.added == NAMES
+    (row,) = tokenizer.encode(["".join(NAMES[2:])])
+    assert [checkpoint.target.rows[id] for id in row[tokenizer.codes :]] == [ids[name] for name in NAMES[2:]]
+    if family == "m2m100":
+        assert [tokenizer.tokens(row) for row in found[: len(READ)]] == [
+            [piece if piece in table else "<unk>" for piece in row] for row in READ.values()
+        ]
+        rows = tokenizer.encode(["A dog Acme runs.", "<brand>s"])
+        decoded = ["A dog runs.", "s"] if special else ["A dog Acme runs.", "<brand> s"]
+        assert tokenizer.decode(rows) == decoded
+        rows = tf.ragged.constant(rows)
+        assert [text.decode() for text in tokenizer.detokenize(rows).numpy()] == decoded
+
+
+@pytest.mark.parametrize("family", ["m2m100", "marian"])
+def test_exports_read_added_tokens_or_refuse_them(family, with_names, tmp_path):
+    folder, _ = with_names(family, CONFIG, False)
+    options = languages("en", "de") if family == "m2m100" else {}
+    translator = tt.Translator.from_pretrained(folder, beam_size=1, **options)
+    texts = ["Acme", "The Acme dog <brand>", "A dog"]
+    for name in ("onnx", "litert", "ctranslate2"):
+        message = "^tokenizer: expected one without added tokens, .* got Acme, AcmePro, .*. Export a SavedModel.$"
+        with pytest.raises(tt.BadInput, match=message):
+            translator.save(tmp_path / name, format=name)
+        assert not (tmp_path / name).exists()
+    translator.save(tmp_path / "checkpoint", format="transformers", checked=True)
+    again = tt.Translator.from_pretrained(tmp_path / "checkpoint", beam_size=1, **options)
+    assert [*again.tokenizer.added] == NAMES and again(texts) == translator(texts)
+    assert again.tokenizer.tokens(again.tokenizer.encode(texts)[1]) == (
+        translator.tokenizer.tokens(translator.tokenizer.encode(texts)[1])
+    )
+    translator.save(tmp_path / "saved/1")
+    assert tt.load(tmp_path / "saved")(texts) == translator(texts)
+    assert [*tt.Translator.from_pretrained(tmp_path / "saved").tokenizer.added] == NAMES
