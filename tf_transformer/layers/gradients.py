@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tf_transformer.base.type_names import Tensor
+from tf_transformer.utils.type_names import Tensor
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
