@@ -208,7 +208,7 @@ def test_tags_that_a_tokenizer_lacks_are_refused(model, text, tmp_path):
         tokenizer, config = text[2], dataclasses.replace(tt.PRESETS["tiny"], vocab_size=400)
     else:
         options = {"source_language": "en", "target_language": "de"} if "m2m100" in model else {}
-        start = tt.Translator.from_pretrained(Path(__file__).parents[1] / model, **options)
+        start = tt.Translator.from_pretrained(Path(__file__).parents[2] / model, **options)
         tokenizer, config, options = start.tokenizer, start.model.config, {"start": start}
     tagged = tt.sources.TaggedSource({"": pair, "<2>": pair, "__en__": tt.sources.TaggedSource({"<3>": pair})})
     message = "^tokenizer: expected one with a token for each tag .*, got none for <2>, __en__, <3>. Train one .*$"

@@ -215,8 +215,10 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
     },
     tt.Recipe: {
         **dict.fromkeys(("steps", "epochs", "eval_every", "stop_after"), (COUNTS[0] + [None], COUNTS[1])),
-        **dict.fromkeys(("batch_tokens", "warmup_steps", "average_last", "dev_sentences"), COUNTS),
+        "average_last": (COUNTS[0] + [None], COUNTS[1]),
+        **dict.fromkeys(("batch_tokens", "warmup_steps", "dev_sentences"), COUNTS),
         "cooldown_steps": NATURALS,
+        "ema_momentum": (RATES[0] + [None], [value for value in RATES[1] if value is not None]),
         "factor": POSITIVES,
         **dict.fromkeys(("learning_rate", "clip_norm"), (POSITIVES[0] + [None], POSITIVES[1])),
         "tokenizer": (["bpe", "unigram"], ["words", None]),

@@ -3,6 +3,7 @@
 It loads neither Keras nor TensorFlow before an engine needs them.
 """
 
+import os
 from typing import Any
 
 from tf_transformer import registry
@@ -71,7 +72,12 @@ def load(
     given = {"batch_size": batch_size, "threads": threads, "family": family, "revision": revision} | options
     given = {name: value for name, value in given.items() if value is not None}
     special = {name: given[name] for name in SPECIAL if name in given}
-    if isinstance(path, str) and "/" not in path and not user_path(path).exists() and not (family or revision):
+    if (
+        isinstance(path, str | os.PathLike)
+        and "/" not in os.fspath(path)
+        and not user_path(path).exists()
+        and not (family or revision)
+    ):
         raise BadInput(f"expected a model's folder, or its owner and name on the hub, {found_in(path)}")
     opener, where = opener_of(path, special)
     return opener.open(where, **given)

@@ -313,6 +313,7 @@ class Scalars(keras.callbacks.Callback):
             self._writer = None
 
 
+@checked
 def check_callbacks(callbacks: Iterable[keras.callbacks.Callback], scheduled: bool) -> None:
     """Checks that callbacks work with a `Trainer`.
 

@@ -85,7 +85,8 @@ class Recipe:
         """Number of checkpoints to average at the end."""
         return self.average_last or (1 if self.ema_momentum else 5)
 
-    def last_step(self, epoch: int) -> int:
+    @checked
+    def last_step(self, epoch: Count) -> int:
         """Number of updates, where a pass over the training text has `epoch` batches."""
         return self.epochs * epoch if self.epochs else self.steps or PAPER_STEPS
 

@@ -16,7 +16,7 @@ from programs import fails, options, same_weights
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families import hub
-from tf_transformer.serving.formats import FORMATS
+from tf_transformer.serving.formats import formats
 from trainers import export, prepare, translation
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -111,7 +111,7 @@ def test_a_mistyped_path_is_not_looked_up(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     opens = (tt.load, tt.Translator.from_pretrained, lambda path: tt.load(path, family="marian"))
-    for path in ("runs/mine", "data/mine", "./mine", *(f"{format.base}/demo" for format in FORMATS.values())):
+    for path in ("runs/mine", "data/mine", "./mine", *(f"{format.base}/demo" for format in formats().values())):
         for load in opens:
             with pytest.raises(tt.BadInput, match=f"expected .*, found nothing at {Path(path)}$"):
                 load(path)
