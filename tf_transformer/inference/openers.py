@@ -49,9 +49,11 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
     Raises:
         BadInput: If no engine can open it, or the engine does not take one of the options.
     """
-    paths = (
-        [path if "://" in path else str(user_path(path))] if isinstance(path, str) else list(map(str, folders_of(path)))
-    )
+    # As the user wrote it: "./mine" is no name on the hub, "mine" may be one.
+    one = isinstance(path, str | os.PathLike)
+    paths = [os.fspath(path)] if one else [str(folder) for folder in folders_of(path)]
+    if one and "://" not in paths[0]:
+        user_path(path)
     tried = list[Opener]()
     for name in registry.names("engines"):
         opener: Opener = registry.find("engines", name)
