@@ -1,5 +1,6 @@
 """What the registry holds of an engine: which paths it can open, and how."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +51,12 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
         BadInput: If no engine can open it, or the engine does not take one of the options.
     """
     # As the user wrote it: "./mine" is no name on the hub, "mine" may be one.
-    one = isinstance(path, str | os.PathLike)
-    paths = [os.fspath(path)] if one else [str(folder) for folder in folders_of(path)]
-    if one and "://" not in paths[0]:
-        user_path(path)
+    if isinstance(path, str | os.PathLike):
+        paths = [os.fspath(path)]
+        if "://" not in paths[0]:
+            user_path(path)
+    else:
+        paths = [str(folder) for folder in folders_of(path)]
     tried = list[Opener]()
     for name in registry.names("engines"):
         opener: Opener = registry.find("engines", name)
