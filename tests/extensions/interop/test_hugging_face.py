@@ -241,7 +241,7 @@ def test_the_card_of_a_model_of_several_languages(read, tmp_path):
 @pytest.mark.program
 def test_the_program(tmp_path, capsys, monkeypatch):
     scored, dev = {}, [tmp_path / "dev.en", tmp_path / "dev.de"]
-    monkeypatch.setattr("trainers.publishing.scores_of", lambda kind, dev, learned: scored.update(learned) or {})
+    monkeypatch.setattr("trainers.publishing.scores_of", lambda kind, dev, learned, name: scored.update(learned) or {})
     for file in dev:
         file.write_text("Two doors.\n")
     argv = ["--pretrained", f"{M2M100}/", "--base", str(tmp_path), "--format", "transformers", "--dtype", "float16"]
