@@ -133,5 +133,7 @@ assert 1 <= len(traced) <= 3, traced
 def test_each_shape_is_compiled_once(tmp_path):
     """Of three that come four times. XLA writes files whose names begin with the module that it compiles."""
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*one_step_on_data.*"
-    run_python(PROGRAM, XLA_FLAGS=flags, PYTHONPATH=os.pathsep.join(map(str, [Path(__file__).parent, HERE, HERE.parent])))
+    run_python(
+        PROGRAM, XLA_FLAGS=flags, PYTHONPATH=os.pathsep.join(map(str, [Path(__file__).parent, HERE, HERE.parent]))
+    )
     assert len({path.name.split(".")[0] for path in tmp_path.iterdir()}) == 3
