@@ -13,6 +13,7 @@ import importlib
 from importlib import metadata
 from typing import Any, Literal, get_args
 
+from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.values import BadInput
 
 Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"]
@@ -77,7 +78,8 @@ def find(kind: Kind, name: str) -> Any:
     if name not in BUILT_IN[kind]:
         raise BadInput(f"{kind}: expected one of {', '.join(names(kind))}, got {name!r}")
     module, _, attribute = BUILT_IN[kind][name].partition(":")
-    return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)
+    with quiet_import():  # it may load TensorFlow
+        return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)
 
 
 def everything(kind: Kind) -> dict[str, Any]:

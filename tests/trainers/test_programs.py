@@ -18,6 +18,7 @@ import pytest
 from programs import ROOT, fails, options
 
 from tf_transformer.data import toy_corpus
+from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.extensions.conformance.check import Finding
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
@@ -45,7 +46,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     step = json.loads((newest / "state.json").read_text())["step"]
 
     checked = []  # test_check.py has the checks themselves
-    monkeypatch.setattr(publish, "check", lambda path: checked.append(path.name) or [])
+    monkeypatch.setattr(checking, "check", lambda path: checked.append(path.name) or [])
     steps = step + 7  # in epochs of four, and a shorter last one
     translation.main([*argv, "--steps", str(steps)])
     printed = capsys.readouterr().out
@@ -185,7 +186,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     argv = ["--run", str(run), "--name", "small", "--base", str(tmp_path / "models"), "--beam-size", "2"]
     dev = ["--dev", str(text / "dev.en"), str(text / "dev.de")]
     more = ["--average-last", "2", "--dtype", "bfloat16", "--n-best", "3", "--max-length", "31"]
-    with mock.patch.object(publish, "check", return_value=[]) as check:
+    with mock.patch.object(checking, "check", return_value=[]) as check:
         export.main([*argv, *dev, *more])
     assert check.call_args.args[0].name == "1"
     printed = capsys.readouterr().out
@@ -224,7 +225,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
         pictures / "page.html"
     ).read_text().replace(" ", "")
 
-    wrong = mock.patch.object(publish, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
+    wrong = mock.patch.object(checking, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with wrong, mock.patch.object(publish.tf.saved_model, "save"), mock.patch.object(publish, "compact"):
         assert fails(export, argv, capsys) == "  FAIL 2 is wrong"
     assert [folder.name for folder in path.parent.iterdir()] == ["1"]
