@@ -20,9 +20,8 @@ class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
         dtype = keras.backend.result_type(inputs.dtype, "float32")
         x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
         if training:
-            rows, epsilon = ops.reshape(x, (-1, x.shape[-1])), ops.convert_to_tensor(self.epsilon, dtype)
-            rows = _normalized(rows, gamma, beta, epsilon)
-            return ops.cast(ops.reshape(rows, ops.shape(x)), self.compute_dtype)
+            output = _normalized(x, gamma, beta, ops.convert_to_tensor(self.epsilon, dtype))
+            return ops.cast(ops.reshape(output, ops.shape(x)), self.compute_dtype)
         unit, _ = _unit(x, self.epsilon)
         return ops.cast(unit * gamma + beta, self.compute_dtype)
 
@@ -39,15 +38,16 @@ def _unit(x: Tensor, epsilon: Tensor) -> tuple[Any, Any]:
 
 
 @traced_once
-def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: Tensor) -> Any:  # [N, d], [d], [d], []
+def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: Tensor) -> Any:  # [..., d], [d], [d], []
     @ops.custom_gradient
     def normalized(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
         unit, inverse = _unit(x, epsilon)
 
         def gradient(upstream: Tensor) -> Any:
+            rows = tuple(range(len(x.shape) - 1))
             of_unit = upstream * gamma
             of_x = inverse * (of_unit - _mean(of_unit) - unit * _mean(of_unit * unit))
-            return of_x, ops.sum(upstream * unit, axis=0), ops.sum(upstream, axis=0)
+            return of_x, ops.sum(upstream * unit, axis=rows), ops.sum(upstream, axis=rows)
 
         return unit * gamma + beta, gradient
 
