@@ -11,7 +11,7 @@ needed. Another distribution adds its own by an entry point, for example in its 
 import functools
 import importlib
 from importlib import metadata
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.values import BadInput
@@ -85,6 +85,3 @@ def find(kind: Kind, name: str) -> Any:
 def everything(kind: Kind) -> dict[str, Any]:
     """Returns all objects of one kind by name, in the order in which they are asked."""
     return {name: find(kind, name) for name in names(kind)}
-
-
-assert {*BUILT_IN} == {*get_args(Kind)}

@@ -174,6 +174,8 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
     with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
         tt.Translator.from_pretrained([run.path for run in runs])
+    with pytest.raises(tt.BadInput, match="^family: expected one model with it, got an ensemble of 2 runs$"):
+        tt.load([run.path for run in runs], family="marian")
     with pytest.raises(tt.BadInput, match=r"three: expected a run, since several paths are"):
         tt.Translator.from_pretrained([runs[0].path, tmp_path / "three"])
 

@@ -1,7 +1,7 @@
 """Beam search with length penalty (section 6.1); greedy search is beam search with one beam.
 
-This is what it is asked for, and its loop of fixed shapes. `text.beams` is its step, and `text.growing` TensorFlow's
-loop, in which sentences leave and the cache grows.
+This is what it is asked for, and its loop of fixed shapes. `decoding.beams` is its step, and `decoding.growing`
+TensorFlow's loop, in which sentences leave and the cache grows.
 
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """

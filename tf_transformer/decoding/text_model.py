@@ -52,7 +52,7 @@ class TextModel(SetOnce):
         tokenizer: the one it was trained with.
         export_options: what an export of it says beside its options, such as the origin and the licence of a
             pretrained model.
-        options: of the search, listed in `text.search_options` with their defaults; each is also an attribute.
+        options: of the search, listed in `decoding.search_options` with their defaults; each is also an attribute.
 
     Raises:
         BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.

@@ -56,8 +56,8 @@ class Translator(TextModel, Engine):
         tokenizer: the one it was trained with.
         batch_size: sentences a batch when called from Python.
         export_options: default arguments of `export`, such as the origin and the licence of a pretrained model.
-        options: of the search, listed in `text.search_options` with their defaults; each is also an attribute. Among
-            them:
+        options: of the search, listed in `decoding.search_options` with their defaults; each is also an attribute.
+            Among them:
 
             - beam_size: K of section 6.1 (4).
             - length_penalty: its exponent, the paper's α (0.6).
@@ -113,7 +113,7 @@ class Translator(TextModel, Engine):
                 of its versions, which means the newest; or a checkpoint's name on the Hugging Face hub. A name without
                 an owner is one of the family's owner.
             average_last: a run's checkpoints to average (section 6.1); `None` means the number in its recipe.
-            family: the name of a checkpoint's family in `families.registry`; `None` means the one that recognizes its
+            family: the name of a checkpoint's family in `models.families`; `None` means the one that recognizes its
                 files.
             revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
                 means the same files. Without a revision, runs/mine and what begins with a folder here are no names.
@@ -333,7 +333,7 @@ class Translator(TextModel, Engine):
         return zip(*of_sources, written, *parts, strict=True)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
-        """Write this translator in a format of `exports.formats`, whole or not at all.
+        """Write this translator in a format of `serving.formats`, whole or not at all.
 
         Args:
             path: must not exist; of a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
@@ -344,7 +344,7 @@ class Translator(TextModel, Engine):
         format_of(format).save(self, path, **options)
 
     def export(self, **options: Any) -> "contract.Export":
-        """The export that `save` writes; `exports.contract.Export` has the options. Its weights have what LoRA has
+        """The export that `save` writes; `serving.contract.Export` has the options. Its weights have what LoRA has
         learned."""
         model = self.model.merged()
         translator = self if model is self.model else self.replace(model=model)

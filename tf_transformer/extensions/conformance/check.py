@@ -68,6 +68,7 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         return [*findings, *_run("python", plain), *_run("server", plain, tolerance)]
 
 
+# A copy of the one in utils.files, since this file also runs where the package is not installed.
 @contextlib.contextmanager
 def plainly_named(folder: Path) -> Iterator[Path]:
     """A folder under a name without brackets, stars and question marks, by a link if need be: TensorFlow takes names of

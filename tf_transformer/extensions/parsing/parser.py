@@ -259,7 +259,7 @@ class Parser(SetOnce, Engine):
 
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
-        """Write a SavedModel of the serving contract (savedmodels/README.md), as `exports.savedmodel` does."""
+        """Write a SavedModel of the serving contract (savedmodels/README.md), as `serving.savedmodel` does."""
         savedmodel.save_export(self.export(**facts), path, checked)
 
     def export(self, **facts: Any) -> "in_graph.ParserExport":

@@ -1,6 +1,6 @@
 """Export to LiteRT (https://ai.google.dev/edge/litert), formerly TensorFlow Lite, an engine for phones.
 
-The file holds `portable.graph_of_ids`, the encoder and the search of `text.search` for one sentence.
+The file holds `portable.graph_of_ids`, the encoder and the search of `decoding.search` for one sentence.
 
 All shapes in the file are fixed: where shapes grew while LiteRT ran, its XNNPACK now and then computed with memory that
 had moved. The signature `translate` has the export's limits of lengths. Others, such as `translate_16`, have shorter

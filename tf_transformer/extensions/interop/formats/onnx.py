@@ -1,7 +1,7 @@
 """Export to ONNX (https://onnx.ai), which onnxruntime runs on servers, in browsers, and from C#, Java and JavaScript.
 
-The file holds `portable.graph_of_ids`, the encoder and the search of `text.search`. Sources may have any length and be
-any number, and the cache of the search grows with the outputs.
+The file holds `portable.graph_of_ids`, the encoder and the search of `decoding.search`. Sources may have any length and
+be any number, and the cache of the search grows with the outputs.
 
 tf2onnx, which converts the graph, makes every weight of the decoder a part of the loop's state, and onnxruntime then
 packs it for its products at every step. `take_from_state` takes out what does not change. A step of a small model takes
