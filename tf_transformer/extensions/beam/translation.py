@@ -67,8 +67,8 @@ class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, each with its own key, in no order.
 
     A string becomes a `Reply` of `inference.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a dict,
-    a NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none makes
-     a bundle fail, whatever it contains.
+    a NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none makes a
+    bundle fail, whatever it contains.
 
     The model is loaded once a process; a LiteRT or an ONNX export loads no
     TensorFlow. Beam's metrics have, in the namespace
