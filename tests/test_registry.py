@@ -91,7 +91,7 @@ def test_a_plugin_of_every_kind(plugin, translator, tmp_path):
 
 
 def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):
-    with pytest.raises(tt.BadInput, match="^formats: cannot load 'broken' from missing_plugin:FORMAT: No module named"):
+    with pytest.raises(tt.BadInput, match="^format: cannot load 'broken' from missing_plugin:FORMAT: No module named"):
         translator.save(tmp_path / "saved", format="broken")
 
 

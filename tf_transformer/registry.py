@@ -70,13 +70,14 @@ def find(kind: Kind, name: str) -> Any:
     Raises:
         BadInput: If there is none, or its distribution cannot be imported.
     """
+    option = {"families": "family"}.get(kind, kind.removesuffix("s"))  # as users know it
     if entry := _entry_points(kind).get(name):
         try:
             return entry.load()
         except (ImportError, AttributeError) as error:
-            raise BadInput(f"{kind}: cannot load {name!r} from {entry.value}: {error}. Reinstall it.") from error
+            raise BadInput(f"{option}: cannot load {name!r} from {entry.value}: {error}. Reinstall it.") from error
     if name not in BUILT_IN[kind]:
-        raise BadInput(f"{kind}: expected one of {', '.join(names(kind))}, got {name!r}")
+        raise BadInput(f"{option}: expected one of {', '.join(names(kind))}, got {name!r}")
     module, _, attribute = BUILT_IN[kind][name].partition(":")
     with quiet_import():  # it may load TensorFlow
         return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)

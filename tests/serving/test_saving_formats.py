@@ -32,7 +32,7 @@ def test_a_format_says_what_it_cannot_hold():
     assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
-    with pytest.raises(tt.BadInput, match="formats: expected one of savedmodel, .*, transformers, got 'pmml'"):
+    with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, .*, transformers, got 'pmml'"):
         format_of("pmml")
 
 
