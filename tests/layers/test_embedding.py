@@ -114,7 +114,7 @@ def test_a_call_in_reverse_is_that_of_keras():
     assert np.array_equal(array(keras.Model(ids, mask(logits))(IDS)), IDS != 0)
 
 
-@pytest.mark.parametrize("method", ["embed", "scaled", "rows"])
+@pytest.mark.parametrize("method", ["embed", "rows"])
 def test_other_methods_take_no_symbolic_ids(method):
     with pytest.raises(tt.BadInput, match="^it: expected ids with values, got a symbolic tensor. Call "):
         getattr(built(name="it"), method)(keras.Input((T,), B, dtype="int32"))

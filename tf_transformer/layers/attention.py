@@ -9,8 +9,7 @@ from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer, resolved_policy
-from tf_transformer.layers.products import as_rows
+from tf_transformer.layers.layer import Layer, as_rows, resolved_policy
 from tf_transformer.masks import as_key_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Rate, checked
@@ -23,7 +22,7 @@ class KeyValue(NamedTuple):
     value: Any  # [B, h, S, d_v]
 
     def write(self, slot: Tensor, new: "KeyValue") -> "KeyValue":
-        """Write `new` [B, h, T, ...] into slots slot .. slot + T - 1. The other slots keep what they hold."""
+        """Returns a copy with `new` [B, h, T, ...] in slots slot .. slot + T - 1."""
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = (ops.arange(size, dtype="int32") for size in (B, h, T))
         batch, head, column = ops.meshgrid(batch, head, slot + column, indexing="ij")
@@ -35,14 +34,15 @@ class KeyValue(NamedTuple):
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor = None, dropout: Callable[[Any], Any] | None = None
 ) -> tuple[Any, Any]:
-    """Scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
+    """Computes scaled dot-product attention, equation (1): softmax(Q K^T / sqrt(d_k)) V.
 
     Args:
-        query: [B, h, T, d_k].
-        key: [B, h, S, d_k].
-        value: [B, h, S, d_v].
-        mask: bool, broadcastable to [B, T, S]; True = may be attended. A query with nothing to attend gets zeros.
-        dropout: a function applied to the attention weights, for training.
+        query: Tensor of shape [B, h, T, d_k].
+        key: Tensor of shape [B, h, S, d_k].
+        value: Tensor of shape [B, h, S, d_v].
+        mask: Booleans, broadcastable to [B, T, S], True where a query may attend. A query with nothing to attend gets
+            zeros.
+        dropout: Function to apply to the attention weights in training.
 
     Returns:
         The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S] in float32.
@@ -51,13 +51,14 @@ def attention(
     logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
     logits = ops.cast(logits, "float32")
     if mask is not None:
-        mask = ops.expand_dims(mask, 1)  # the same for every head
-        # A finite minimum gives no NaN where a query has nothing to attend; the factor below makes that exactly zero.
-        if mask.shape[0] == 1:  # for the whole batch: TensorFlow would fuse product and sum, 200 times slower
+        mask = ops.expand_dims(mask, 1)  # [B, 1, T, S], the same for every head
+        # With a finite minimum, a query with nothing to attend gets no NaN. The factor below makes it exactly zero.
+        # A mask of the whole batch is subtracted: TensorFlow would fuse matmul and sum, which is 200 times slower.
+        if mask.shape[0] == 1:
             logits = logits - ops.cast(ops.where(mask, 0.0, 1e30), logits.dtype)
         else:
             logits = logits + ops.cast(ops.where(mask, 0.0, -1e30), logits.dtype)
-    # Over one position a softmax is 1, and its gradient 0. Keras would take it for a mistake, and warn.
+    # Skip softmax over one position, which makes Keras warn. It is 1, and its gradient 0.
     scores = ops.softmax(logits) if logits.shape[-1] != 1 else ops.exp(logits - logits)
     weights = ops.cast(scores, value.dtype)
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
@@ -69,17 +70,30 @@ def attention(
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class MultiHeadAttention(Layer):
-    """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+    """Multi-head attention (section 3.2.2).
 
-    Keys and values come from the same sequence, as everywhere in the paper. So there is no `key` after `value`, as
-    Keras's own layer has it.
+    Computes `Concat(head_1 .. head_h) W^O` with `head_i = attention(Q W_i^Q, K W_i^K, V W_i^V)`. Keys and values come
+    from the same sequence, as everywhere in the paper, so no `key` follows `value` as in `keras.layers`.
 
     Args:
-        num_heads: h.
-        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
-        d_v: width of a head's values; `None` means d_model / num_heads.
-        dropout: rate on the attention weights (the paper has none).
-        use_bias: whether the projections have biases; the paper's have none.
+        num_heads: Number of heads h.
+        d_k: Width of a head's keys and queries. Defaults to d_model / num_heads.
+        d_v: Width of a head's values. Defaults to d_model / num_heads.
+        dropout: Dropout rate of the attention weights. The paper has none.
+        use_bias: Whether the projections have biases. The paper's have none.
+
+    Call arguments:
+        query: Tensor of shape `(B, T, d)`.
+        value: Tensor of shape `(B, S, d)`. Defaults to `query`, for self-attention.
+        mask: Padding mask `(B, T)` of `query`, used in self-attention. Keras passes it as `query_mask` when
+            `attention_mask` is also a tensor.
+        value_mask: Padding mask `(B, S)` of `value`.
+        attention_mask: Booleans of shape `(B, T, S)` or `(1, T, S)`, True where a query may attend.
+        return_attention_scores: Whether to also return the attention weights.
+        training: Whether to apply dropout.
+
+    Returns:
+        Tensor of shape `(B, T, d)`, and if requested the attention weights `(B, h, T, S)`.
 
     Examples:
         >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
@@ -116,7 +130,7 @@ class MultiHeadAttention(Layer):
             )
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
 
-        # Query, key and value are initialised as if they were one kernel [d, 3d], as in the authors' code.
+        # Query, key and value are initialized as if they were one kernel [d, 3d], as in the authors' code.
         self.query_projection = self._projection("query", self.num_heads * d_k, 0.5)
         self.key_projection = self._projection("key", self.num_heads * d_k, 0.5)
         self.value_projection = self._projection("value", self.num_heads * d_v, 0.5)
@@ -133,14 +147,14 @@ class MultiHeadAttention(Layer):
         return dense(units, kernel_initializer=initializer, **options)
 
     def _heads(self, projection: keras.layers.Layer, x: Tensor) -> Any:
-        """Project x [B, T, d], and split it into heads: [B, h, T, width of a head]."""
+        """Projects x [B, T, d] and splits it into heads [B, h, T, width of a head]."""
         projected, h = projection(as_rows(x)), self.num_heads
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
-        # `einsum`, since TensorFlow's transpose takes two to four times as long on a CPU.
+        # Not `transpose`, which takes TensorFlow two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
 
     def project(self, value: Tensor) -> KeyValue:
-        """Keys and values of a sequence [B, S, d]: [B, h, S, d_k] and [B, h, S, d_v]."""
+        """Returns the keys [B, h, S, d_k] and values [B, h, S, d_v] of a sequence [B, S, d]."""
         return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
 
     def attend(
@@ -151,7 +165,7 @@ class MultiHeadAttention(Layer):
         attention: Callable[..., tuple[Any, Any]] = attention,
         training: bool | None = None,
     ) -> tuple[Any, Any]:
-        """Attend from query [B, T, d] to projected keys and values, with `attention` or a function like it.
+        """Attends from query [B, T, d] to projected keys and values, with `attention` or a function like it.
 
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
@@ -174,20 +188,9 @@ class MultiHeadAttention(Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Self-attention over `query` [B, T, d], or attention from `query` to `value` [B, S, d].
-
-        Args:
-            query: [B, T, d].
-            value: [B, S, d]; `None` means `query`.
-            mask: padding mask [B, T] of `query`, used in self-attention.
-            query_mask: the same; Keras uses this name when `attention_mask` is a tensor, too.
-            value_mask: padding mask [B, S] of `value`.
-            attention_mask: bool [B, T, S] or [1, T, S], True = may be attended.
-            return_attention_scores: also return the attention weights [B, h, T, S].
-        """
-        own_mask = query_mask if mask is None else mask
-        key_mask = own_mask if value is None else value_mask
+        # Keras fills masks by name: `mask` if the call has one tensor, else the argument's name with `_mask`.
+        query_mask = query_mask if mask is None else mask
+        key_mask = query_mask if value is None else value_mask
         kv = self.project(query if value is None else value)
-        allowed = intersect(attention_mask, as_key_mask(key_mask))
-        output, scores = self.attend(query, kv, allowed, training=training)
+        output, scores = self.attend(query, kv, intersect(attention_mask, as_key_mask(key_mask)), training=training)
         return (output, scores) if return_attention_scores else output

@@ -11,34 +11,34 @@ from tf_transformer.utils.type_names import Tensor
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Dropout(Rematerialized, keras.layers.Dropout):
-    """Dropout that draws 16 random bits per component; the rate is rounded to a multiple of 2^-16.
+    """Dropout with 16 random bits per component, so the rate is rounded to a multiple of 2^-16.
 
-    Keras's layer draws a float per component, which takes two to four times as long on a CPU. And its replicas of a
-    `tf.distribute` strategy drop the same components, each of its own rows; these draw their own numbers.
+    Keras's layer draws a float per component, which takes two to four times as long on a CPU. Its replicas of a
+    `tf.distribute` strategy also drop the same components, while each of these draws other numbers.
     """
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:
         if training and self.rate == 1:
-            return ops.zeros_like(inputs)  # Keras 3.12 refuses rate 1 on TensorFlow
+            return ops.zeros_like(inputs)  # Keras 3.12 raises for rate 1 on TensorFlow.
         dropped = round(self.rate * 2**16)
         width = inputs.shape[-1]
         if not training or self.rate == 0 or self.noise_shape:
             return super().call(inputs, training)
         on_tensorflow = keras.backend.backend() == "tensorflow"
-        seed = _OfReplica(self.seed_generator) if on_tensorflow else self.seed_generator
+        seed = _ReplicaSeed(self.seed_generator) if on_tensorflow else self.seed_generator
         if not 0 < dropped < 2**16 or width is None or width % 2:
             return keras.random.dropout(inputs, self.rate, seed=seed)
         shape = (*ops.shape(inputs)[:-1], width // 2)
-        pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)
+        pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)  # Two components' bits in each int32.
         kept = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)
         return inputs * (kept * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
 
 
-class _OfReplica(keras.random.SeedGenerator):
-    """The seeds of another generator, whose state is one for all replicas, made different in each."""
+class _ReplicaSeed(keras.random.SeedGenerator):
+    """Seeds of another generator, whose state all replicas share, made different in each replica."""
 
-    def __init__(self, generator: keras.random.SeedGenerator) -> None:  # without a state of its own
-        self.generator = generator
+    def __init__(self, generator: keras.random.SeedGenerator) -> None:
+        self.generator = generator  # Without `super().__init__`, which would make another state.
 
     def next(self, ordered: bool = True) -> Any:
         from tf_transformer.distribution import replica

@@ -10,8 +10,7 @@ from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
-from tf_transformer.layers.layer import Layer, rank_of, resolved_policy
-from tf_transformer.layers.products import by_row
+from tf_transformer.layers.layer import Layer, by_row, rank_of, resolved_policy
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked
@@ -21,13 +20,15 @@ Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
 
 @checked
 def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal") -> Any:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same), interleaved as in section 3.5.
+    """Computes sinusoidal position encodings (section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(the same), interleaved.
 
     Args:
-        positions: whole numbers, shape [T].
-        d_model: width.
-        kind: "sinusoidal", the paper's; "halves", all sines before all cosines; "fairseq", the same, and the longest
-            wave is 2 pi * 10000 itself, to which the paper's comes near.
+        positions: Integers of shape [T].
+        d_model: Width of an encoding.
+        kind: "sinusoidal" is the paper's. "halves" has all sines before all cosines. "fairseq" is the same, with a
+            longest wave of exactly 2 pi * 10000.
 
     Returns:
         float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
@@ -35,42 +36,45 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # of each sine and cosine, float64
     if kind == "fairseq":
         frequencies = 10_000.0 ** (-np.arange(len(frequencies)) / max(len(frequencies) - 1, 1))
-    x = _angles(positions, frequencies)
-    pairs = ops.stack([ops.sin(x), ops.cos(x)], axis=-1)  # [T, ceil(d_model / 2), 2]
-    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
-    return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
-
-
-def _angles(positions: Tensor, frequencies: Tensor) -> Any:
-    """positions [T] times frequencies [F], less full circles: float32 [T, F].
-
-    A plain product in float32 is wrong by up to 2e-4 below position 4,096.
-    """
+    # A plain float32 product of position and frequency is wrong by up to 2e-4 below position 4,096. So compute in full
+    # circles, of which only the fraction matters: 12 leading bits make the product with a 12-bit position exact.
     turns = frequencies / (2 * math.pi)  # full circles per position
-    # pos * turns must keep its fraction: 12 leading bits make the product with a 12-bit position exact in float32.
     mantissa, exponent = np.frexp(turns)
     coarse = np.ldexp(np.round(mantissa * 2**12), exponent - 12)
     positions = ops.expand_dims(ops.cast(positions, "float32"), -1)  # [T, 1]
     circles = positions * coarse.astype("float32")
-    return 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype("float32"))
+    angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype("float32"))
+    pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
+    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
+    return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
-    """Dropout(sqrt(d_model) * embedding + position); id 0 is padding, and the layer's mask hides it.
+    """Token embeddings plus positions: Dropout(sqrt(d_model) * embedding + position).
 
-    Embeddings start with standard deviation d_model^-0.5, so that after the factor each component has variance 1.
-    It is a `ReversibleEmbedding`: `enable_lora` and `quantize` work for embeddings and for logits alike.
+    Id 0 is padding, and the layer's mask hides it. Embeddings start with standard deviation d_model^-0.5, so that each
+    component has variance 1 after the factor. As in Keras's `ReversibleEmbedding`, `enable_lora` and `quantize` work
+    for embeddings and logits.
 
     Args:
-        vocab_size: V.
-        d_model: width.
-        positions: "sinusoidal", for any length, or "learned" (row E of Table 3); or other `sinusoids`.
-        max_length: number of learned positions; a longer sequence is an error.
-        dropout: rate on the sum (section 5.4).
-        scale: whether embeddings are multiplied by sqrt(d_model), as the paper's are.
-        first_position: the number of a sequence's first position; learned ones begin at 0.
-        use_bias: whether the logits have a bias; the paper's have none.
+        vocab_size: Vocabulary size V.
+        d_model: Width of an embedding.
+        positions: "sinusoidal", for any length, "learned" (row E of Table 3), or another kind of `sinusoids`.
+        max_length: Number of learned positions. Longer sequences raise an error.
+        dropout: Dropout rate of the sum (section 5.4).
+        scale: Whether to multiply embeddings by sqrt(d_model), as in the paper.
+        first_position: Index of a sequence's first position. Learned positions begin at 0.
+        use_bias: Whether the logits have a bias. The paper's have none.
+
+    Call arguments:
+        ids: Token ids of shape `(B, T)`.
+        position: Positions of shape `(T,)`. Defaults to 0 .. T - 1.
+        training: Whether to apply dropout.
+        reverse: Whether to return the `logits` of vectors `(B, T, d)` given as the first argument.
+
+    Returns:
+        Tensor of shape `(B, T, d)`, or float32 logits `(B, T, V)`.
 
     Examples:
         >>> layer = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)
@@ -96,7 +100,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
     ) -> None:
         initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
         table = {"input_dim": vocab_size, "output_dim": d_model, "embeddings_initializer": initializer}
-        super().__init__(**table, **kwargs)  # ids of any dtype, no cast
+        super().__init__(**table, **kwargs)
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.positions = positions
@@ -107,7 +111,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         self.use_bias = use_bias
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        """Add a weight that Keras does not cast: casting a whole table for a few rows would cost more."""
+        # Without Keras's autocast, which would cast the whole table for a few rows.
         return super().add_weight(*args, **({"autocast": False} | kwargs))
 
     def build(self, ids_shape: Shape) -> None:
@@ -117,51 +121,43 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
             self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
         else:
             super().build(ids_shape)
-            self._tracker.unlock()  # LoRA, which comes with the table, locks it
+            self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
         if self.positions == "learned":
             shape = (self.max_length, self.d_model)
             self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
-        # Keras's `quantize` of a model skips layers that have others inside, so the dropout is held as a function.
+        # Keras's `quantize` of a model skips layers that have others inside, so hold the dropout as a function.
         dropout = Dropout(self.dropout, dtype=self.compute_dtype)
-        dropout._remat_mode = None  # computed again with this layer
+        dropout._remat_mode = None  # It is computed again with this layer.
         self._drop, self.seed_generator = dropout.__call__, getattr(dropout, "seed_generator", None)
 
     def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None, reverse: bool = False) -> Any:
-        """Embeds ids [B, T] at `position` [T], by default 0 .. T - 1: [B, T, d].
-
-        With `reverse`, as in Keras's layer, it takes vectors [B, T, d] and returns their `logits` [B, T, V].
-        """
         return self.logits(ids) if reverse else self.embed(ids, position, training)
 
     def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
-        """As `call`; Keras calls this after `quantize`."""
+        # Keras calls this and not `call` after `quantize`.
         return self.call(*args, **kwargs)
 
     def embed(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
-        """As `call`, but the result carries no mask, for a caller that makes its own."""
+        """Embeds ids [B, T] at `position` [T] as a call does, for a caller that makes its own mask."""
         ids = ops.cast(ids, "int32")
         if position is None and self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
             raise ValueError(
                 f"{self.name}: expected at most max_length={self.max_length} learned positions, "
                 f"got ids of shape {tuple(ids.shape)}"
             )
-        summed = self.scaled(ids) + self._encoding_of(ids, position)
-        return self._drop(ops.cast(summed, self.compute_dtype), training=training)
-
-    def _encoding_of(self, ids: Tensor, position: Tensor) -> Any:
-        if position is None and self.positions == "learned":  # a GPU would take zeros for positions beyond the table;
-            return ops.cast(self.position_embeddings[: ops.shape(ids)[1]], "float32")  # too few rows are an error
-        return self.encoding(ops.arange(ops.shape(ids)[1], dtype="int32") if position is None else position)
-
-    def scaled(self, ids: Tensor) -> Any:
-        """The table's rows for ids [B, T], times sqrt(d_model) (section 3.4): float32 [B, T, d]."""
-        return self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)
+        embeddings = self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)
+        if position is None and self.positions == "learned":
+            # Not `take`, which gives zeros beyond the table on a GPU. Adding too few rows is an error.
+            encoding = ops.cast(self.position_embeddings[: ops.shape(ids)[1]], "float32")
+        else:
+            encoding = self.encoding(ops.arange(ops.shape(ids)[1], dtype="int32") if position is None else position)
+        return self._drop(ops.cast(embeddings + encoding, self.compute_dtype), training=training)
 
     def rows(self, ids: Tensor) -> Any:
-        """The table's rows for ids [B, T]: float32 [B, T, d]."""
+        """Returns the table's rows for ids [B, T]: float32 [B, T, d]."""
         if isinstance(ids, keras.KerasTensor):
             # A functional model would keep the table's present values as a constant.
             raise BadInput(f"{self.name}: expected ids with values, got a symbolic tensor. Call the layer itself")
@@ -172,29 +168,28 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         return ops.cast(rows, "float32")
 
     def encoding(self, position: Tensor) -> Any:
-        """The encoding of `position` [T], which is added to embeddings (section 3.5): float32 [T, d]."""
+        """Returns the encoding of `position` [T] that is added to embeddings (section 3.5): float32 [T, d]."""
         if self.positions == "learned":
             return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
         position = position + self.first_position if self.first_position else position
         return sinusoids(position, self.d_model, self.positions)
 
     def softmax_weights(self) -> Any:
-        """The table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype. `None` if the
-        table holds integers, which are multiplied as stored."""
+        """Returns the table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype.
+        `None` if it holds integers, which are multiplied as stored."""
         if self.quantization_mode:
             return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
-        """The pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V], a product in the compute dtype.
-
-        In a functional model it is a call of this layer with `reverse`, so the table stays shared.
+        """Applies the pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V].
 
         Args:
-            x: [B, T, d].
-            softmax_weights: from `softmax_weights()`, for a loop that makes them once; others take their place.
+            x: Tensor of shape [B, T, d].
+            softmax_weights: Result of `softmax_weights()`, for a loop that computes it once.
         """
         if isinstance(x, keras.KerasTensor) and softmax_weights is None:
+            # In a functional model this must be a call of the layer, so that the table stays shared.
             return self(x, reverse=True)
         if softmax_weights is not None:
             product = functools.partial(ops.matmul, x2=softmax_weights)
@@ -210,14 +205,14 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         return logits + self.logits_bias if self.use_bias else logits
 
     def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
-        """As in Keras, without the type check, which refuses subclasses."""
         if is_int8(self):
             raise NotImplementedError(f"{self.name}: its table holds 8-bit integers already")
+        # Keras's type check would raise for a subclass of its layer.
         super().quantize(mode, type_check=False, config=config)
 
     @property
     def variable_serialization_spec(self) -> dict[Any, list[str]]:
-        """The weights that Keras writes into files, in its order: its own layer's, then ours."""
+        """Names of the weights in Keras's files, in order: those of Keras's own layer, then ours."""
         ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
         ours += ["logits_bias"] * self.use_bias
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
@@ -229,7 +224,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         return (*ids_shape[:-1], self.vocab_size) if reverse else (*ids_shape, self.d_model)
 
     def compute_output_spec(self, ids: Tensor, *args: Any, reverse: bool = False, **kwargs: Any) -> Any:
-        # Traced on PyTorch, ids of unknown length would have 83, which may be more than there are learned positions.
+        # Tracing would fail on PyTorch, where unknown lengths become 83, which may exceed the learned positions.
         shape = self.compute_output_shape(ids.shape, reverse=reverse)
         return keras.KerasTensor(shape, "float32" if reverse else self.compute_dtype)
 

@@ -4,27 +4,80 @@ from typing import Any
 
 import keras
 
-from tf_transformer.layers.attention import KeyValue
-from tf_transformer.layers.transformer_layer import TransformerLayer
+from tf_transformer.layers.attention import KeyValue, MultiHeadAttention
+from tf_transformer.layers.layer import Layer
+from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask
 from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import Count, Positive, Rate, checked
+
+
+class TransformerLayer(Layer):
+    """Base of `EncoderLayer`, which documents the arguments, and of `DecoderLayer`."""
+
+    @checked
+    def __init__(
+        self,
+        num_heads: Count = 8,
+        d_ff: Count = 2048,
+        d_k: Count | None = None,
+        d_v: Count | None = None,
+        dropout: Rate = 0.1,
+        attention_dropout: Rate = 0.0,
+        activation: Any = "relu",
+        norm_first: bool = False,
+        use_bias: bool = False,
+        epsilon: Positive = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.d_ff = d_ff
+        self.d_k = d_k
+        self.d_v = d_v
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.activation = activation
+        self.norm_first = norm_first
+        self.use_bias = use_bias
+        self.epsilon = epsilon
+
+    def make_attention(self, name: str) -> MultiHeadAttention:
+        options = self.num_heads, self.d_k, self.d_v, self.attention_dropout, self.use_bias
+        return MultiHeadAttention(*options, name=name, dtype=self.dtype_policy)
+
+    def make_feed_forward(self, name: str) -> FeedForward:
+        return FeedForward(self.d_ff, self.activation, name=name, dtype=self.dtype_policy)
+
+    def make_norm(self, name: str) -> AddAndNorm:
+        return AddAndNorm(self.dropout, self.epsilon, self.norm_first, name=name, dtype=self.dtype_policy)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class EncoderLayer(TransformerLayer):
-    """Self-attention, then feed-forward, each inside Add & Norm. d_model comes from the input.
+    """Self-attention, then feed-forward, each inside Add & Norm (section 3.1). The input's width is d_model.
 
     Args:
-        num_heads: h.
-        d_ff: width of the feed-forward hidden layer.
-        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
-        d_v: width of a head's values; `None` means d_model / num_heads.
-        dropout: P_drop, on each sub-layer's output.
-        attention_dropout: on attention weights (the paper has none).
-        activation: of the feed-forward hidden layer, for `keras.activations.get`; the paper has "relu".
-        norm_first: whether normalization comes before each sub-layer, and not after it as in the paper.
-        use_bias: whether attention's projections have biases; the paper's have none.
-        epsilon: of layer normalization.
+        num_heads: Number of heads h.
+        d_ff: Width of the feed-forward network's hidden layer.
+        d_k: Width of a head's keys and queries. Defaults to d_model / num_heads.
+        d_v: Width of a head's values. Defaults to d_model / num_heads.
+        dropout: P_drop, the dropout rate of each sub-layer's output.
+        attention_dropout: Dropout rate of the attention weights. The paper has none.
+        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. Defaults to "relu", as in
+            the paper.
+        norm_first: Whether to normalize before each sub-layer, and not after it as in the paper.
+        use_bias: Whether attention's projections have biases. The paper's have none.
+        epsilon: Added to the variance in layer normalization.
+
+    Call arguments:
+        x: Tensor of shape `(B, S, d)`.
+        mask: Padding mask of shape `(B, S)`.
+        return_attention_scores: Whether to also return the attention weights.
+        training: Whether to apply dropout.
+
+    Returns:
+        Tensor of shape `(B, S, d)`, and if requested the attention weights `(B, h, S, S)`.
 
     Examples:
         >>> ids = keras.Input((None,), dtype="int32")
@@ -47,11 +100,6 @@ class EncoderLayer(TransformerLayer):
     def call(
         self, x: Tensor, mask: Tensor = None, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Encode x [B, S, d] under its padding mask [B, S].
-
-        Returns:
-            [B, S, d]; with `return_attention_scores` also the attention weights [B, h, S, S].
-        """
         inputs = self.self_attention_norm.sublayer_input(x)
         kv = self.self_attention.project(inputs)
         attended, scores = self.attend_to_itself(inputs, kv, as_key_mask(mask), return_attention_scores, training)
@@ -61,6 +109,6 @@ class EncoderLayer(TransformerLayer):
         return (x, scores) if return_attention_scores else x
 
     def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
-        """Attend from x [B, S, d] to its own keys and values, under a padding mask [B, 1, S]. A variant may override
-        this; `scores` says whether the attention weights are asked for."""
+        """Attends from x [B, S, d] to its own keys and values under a padding mask [B, 1, S]. A variant may override
+        this; `scores` is whether the attention weights are requested."""
         return self.self_attention.attend(x, kv, mask, training=training)

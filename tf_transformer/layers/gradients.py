@@ -10,12 +10,10 @@ from tf_transformer.utils.type_names import Tensor
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of tensors that calls `ops.custom_gradient`.
+    """Wraps a function of tensors that calls `ops.custom_gradient`."""
 
-    TensorFlow registers a gradient for each trace of such a function and never frees it, nor its graph. So the function
-    is traced in a graph of its own, once per dtype and rank of its arguments, and not once per model.
-    """
-
+    # TensorFlow registers a gradient for each trace of such a function and never frees it, nor its graph. So the
+    # function has a graph of its own, traced once per dtype and rank of its arguments and not once per model.
     @functools.cache
     def traced(*kinds: Any) -> Any:
         import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What all layers of a sequence have in common."""
+"""The base of the layers of a sequence: checks of inputs, configs, dtype policies, and matmuls of rows."""
 
 import functools
 import inspect
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from tf_transformer.layers.rematerialization import Rematerialized
-from tf_transformer.utils.type_names import Shape
+from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput
 
-# The axes of tensors by the names that they have in the layers' calls.
+# Axes of tensors, by the argument names of the layers' calls.
 AXES = {
     "ids": "[B, T]",
     "position": "[T]",
@@ -31,42 +32,38 @@ AXES = {
 
 
 class Layer(Rematerialized):
-    """The base of the layers of a sequence. The mask of the first input is that of the output, and each argument of a
-    constructor is an attribute and a part of the config."""
+    """Base of the layers of a sequence. The first input's mask is the output's mask, and each argument of a
+    constructor is an attribute and part of the config."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras, after a check of the inputs: inside `call`, Keras would surround a message with its own lines.
+        """Checks the axes of all tensors, then calls the layer as Keras does.
 
         Raises:
             BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
         """
-        check_axes(self, args, kwargs)
+        # Not in `call`: Keras would surround the message with its own lines.
+        names = _parameters(type(self).call)
+        inputs = dict(zip(names, args, strict=False)) | kwargs
+        if inputs.get("reverse"):  # An embedding's logits: the first argument holds vectors, not ids.
+            inputs["x"] = inputs.pop("ids", None)
+        for name in AXES.keys() & inputs.keys():
+            if got := _mismatch(name, inputs[name]):
+                kind = " of bools" if name.endswith("mask") else ""
+                order = f". The arguments are {', '.join(names[: names.index(name) + 1])}" if name in names[1:] else ""
+                raise BadInput(f"{self.name}: expected {name} {AXES[name]}{kind}, got {got}{order}")
         return super().__call__(*args, **kwargs)
 
     def compute_output_shape(self, x_shape: Shape, *other_shapes: Shape) -> Any:
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
-        made = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
-        names = [name for init in reversed(made) for name in inspect.signature(init).parameters if hasattr(self, name)]
+        inits = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
+        names = [name for init in reversed(inits) for name in inspect.signature(init).parameters if hasattr(self, name)]
         return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
-
-
-def check_axes(layer: keras.layers.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Checks the tensors of a call, as far as their axes are known."""
-    names = _parameters(type(layer).call)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if given.get("reverse"):  # of an embedding, which then takes vectors
-        given["x"] = given.pop("ids", None)
-    for name in AXES.keys() & given.keys():
-        if got := _wrong(name, given[name]):
-            kind = " of bools" if name.endswith("mask") else ""
-            order = f". The arguments are {', '.join(names[: names.index(name) + 1])}" if name in names[1:] else ""
-            raise BadInput(f"{layer.name}: expected {name} {AXES[name]}{kind}, got {got}{order}")
 
 
 @functools.lru_cache
@@ -74,8 +71,8 @@ def _parameters(call: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(call).parameters)[1:]
 
 
-def _wrong(name: str, value: Any) -> str:
-    """Returns what an argument is instead of what it should be; nothing if it is right, or not known yet."""
+def _mismatch(name: str, value: Any) -> str:
+    """Describes an argument of the wrong kind. Returns "" if it is right, or if its axes are not known yet."""
     axes = AXES[name].count(",") + 1
     if isinstance(value, list | tuple | dict) and axes > 1:
         return f"a {type(value).__name__}"
@@ -89,30 +86,41 @@ def _wrong(name: str, value: Any) -> str:
 
 
 def rank_of(value: Any) -> int | None:
-    """The number of a tensor's axes; `None` if it is not known, or if the value is no tensor."""
+    """Returns the number of a tensor's axes, or `None` if it is unknown or the value isn't a tensor."""
     shape = getattr(value, "shape", None)
     if shape is None:
         return None
     return shape.rank if hasattr(shape, "rank") else len(shape)
 
 
-def quantized_inside(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Returns the "dtype" of a layer's config, with the policies of those layers inside that Keras has quantized.
+def as_rows(x: Tensor) -> Any:
+    """Reshapes [B, T, d] to [B * T, d]."""
+    # Keras computes a `Dense` on three axes with TensorFlow's tensordot, a dozen small operations. The ONNX converter
+    # also fails on tensordot's two reshapes in a row, where the second takes its shape from the result of the first.
+    return ops.reshape(x, (-1, x.shape[-1]))
 
-    The keys are patterns, since a path may begin with the names of models around the layer, which differ in a file.
-    """
-    inside = [each for each in layer._flatten_layers(include_self=False) if each.quantization_mode]
-    paths = [re.escape(layer.name + each.path.removeprefix(layer.path)) for each in inside]
-    policies = {f"(.*/)?{path}": resolved_policy(each) for path, each in zip(paths, inside, strict=True)}
+
+def by_row(function: Callable[[Any], Any], x: Tensor) -> Any:
+    """Applies `function`, [B * T, d] -> [B * T, e], to the rows of x [B, T, d]. Returns [B, T, e]."""
+    rows = function(as_rows(x))
+    return ops.reshape(rows, (*ops.shape(x)[:-1], rows.shape[-1]))
+
+
+def quantized_inside(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Returns the "dtype" of a layer's config, with the policies of the layers inside that Keras has quantized."""
+    inside = [child for child in layer._flatten_layers(include_self=False) if child.quantization_mode]
+    # Keys are patterns: a path may begin with the names of models around the layer, which differ in a file.
+    policies = {
+        f"(.*/)?{re.escape(layer.name + child.path.removeprefix(layer.path))}": resolved_policy(child)
+        for child in inside
+    }
     policy = keras.dtype_policies.DTypePolicyMap(resolved_policy(layer), policies) if policies else layer.dtype_policy
     return {"dtype": keras.dtype_policies.serialize(policy)}
 
 
 def resolved_policy(layer: keras.layers.Layer, *inside: str) -> keras.DTypePolicy:
-    """Returns the dtype policy of a layer, or of one inside. In a file of a quantized model it is one of a map.
-
-    Keras can look it up itself, but saves a layer that has a map only once.
-    """
+    """Returns the dtype policy of a layer, or of one inside it, given by path."""
+    # A quantized model's file has a map of policies. Keras could look it up, but saves a layer with a map only once.
     policy = layer.dtype_policy
     is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
     return policy["/".join((layer.path or layer.name, *inside))] if is_map else policy

@@ -1,4 +1,4 @@
-"""Layer normalization (section 3.1; Ba et al. 2016) with a gradient of its own."""
+"""Layer normalization (section 3.1; Ba et al. 2016) with a hand-written gradient."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tf_transformer.utils.type_names import Tensor
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
-    """Keras's layer, over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
+    """Keras's layer over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:
         if keras.backend.backend() != "tensorflow":
@@ -21,6 +21,7 @@ class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
         x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
         if training:
             output = _normalized(x, gamma, beta, ops.convert_to_tensor(self.epsilon, dtype))
+            # The function was traced for any shape of this rank. The reshape restores the static shape.
             return ops.cast(ops.reshape(output, ops.shape(x)), self.compute_dtype)
         unit, _ = _unit(x, self.epsilon)
         return ops.cast(unit * gamma + beta, self.compute_dtype)
@@ -31,10 +32,10 @@ def _mean(x: Tensor) -> Any:
 
 
 def _unit(x: Tensor, epsilon: Tensor) -> tuple[Any, Any]:
-    """x [..., d] with mean 0 and variance 1, and the factor [..., 1] that made its variance so."""
-    centred = x - _mean(x)
-    inverse = ops.rsqrt(_mean(ops.square(centred)) + epsilon)
-    return centred * inverse, inverse
+    """Returns x [..., d] with mean 0 and variance 1, and the inverse deviation [..., 1] that scaled it."""
+    centered = x - _mean(x)
+    inverse = ops.rsqrt(_mean(ops.square(centered)) + epsilon)
+    return centered * inverse, inverse
 
 
 @traced_once

@@ -9,50 +9,53 @@ from keras import ops
 
 
 class Rematerialized(keras.layers.Layer):
-    """The base of our layers: a `keras.RematScope` computes them again in the backward pass, as a whole.
+    """Base of our layers. A `keras.RematScope` computes each one again, as a whole, in the backward pass.
 
-    Keras's own way fails in a compiled step on TensorFlow, where a function with a gradient of its own takes no
-    keywords. The second time, it computes as in inference, without dropout.
+    Keras's own way fails in a compiled step on TensorFlow, where a function with a custom gradient takes no keyword
+    arguments, and its second computation is that of inference, without dropout.
     """
 
     def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """`layer_call` for these arguments, as Keras asks for it at each call of a layer that was made in a scope."""
+        """Wraps `layer_call` for these arguments. Keras asks for it at each call of a layer made in a scope."""
         training = getattr(self._get_call_context(), "training", None)
-        if not training or self._remat_mode.mode == "activations":  # those are of Keras's own layers inside
+        # Mode "activations" concerns only Keras's own layers inside this one.
+        if not training or self._remat_mode.mode == "activations":
             return layer_call
         leaves = keras.tree.flatten((args, kwargs))
-        differentiable = [_is_float(leaf) for leaf in leaves]
+        differentiable = [
+            ops.is_tensor(leaf) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(leaf.dtype))
+            for leaf in leaves
+        ]
         seeds = [variable for variable in self.variables if not any(variable is weight for weight in self.weights)]
-        read = self.variables if keras.backend.backend() == "jax" else seeds  # a scope on JAX knows only its own values
-        state = [(variable, variable.value * 1) for variable in read]
+        # A stateless scope on JAX has only the values that it was given, so it needs those of all variables.
+        state_variables = self.variables if keras.backend.backend() == "jax" else seeds
+        state = [(variable, variable.value * 1) for variable in state_variables]
 
-        def once_more(*tensors: Any) -> Any:
-            given = iter(tensors)
-            of_call = [next(given) if changes else leaf for leaf, changes in zip(leaves, differentiable, strict=True)]
-            args_, kwargs_ = keras.tree.pack_sequence_as((args, kwargs), of_call)
+        def compute_again(*tensors: Any) -> Any:
+            values = iter(tensors)
+            inputs = [next(values) if is_input else leaf for leaf, is_input in zip(leaves, differentiable, strict=True)]
+            args_, kwargs_ = keras.tree.pack_sequence_as((args, kwargs), inputs)
             with keras.RematScope(mode=None), keras.StatelessScope(state):
-                # In the backward pass nothing around it tells the layers inside that they train.
+                # The backward pass has no call context, so the layers inside would not see that they train.
                 context = keras.layers.Lambda(lambda _: layer_call(*args_, **kwargs_), dtype=self.dtype_policy)
                 return context(ops.zeros(()), training=True)
 
-        computed = super().rematerialized_call(once_more, *args, **kwargs)
-        if computed is once_more:  # the scope is for other layers
+        computed = super().rematerialized_call(compute_again, *args, **kwargs)
+        if computed is compute_again:  # The scope is for other layers.
             return layer_call
         for layer in self._flatten_layers(include_self=False):
-            layer._remat_mode = None  # it would be computed a third time
+            layer._remat_mode = None  # Otherwise it would be computed a third time.
 
         def call(*_: Any, **__: Any) -> Any:
-            outputs = computed(*(leaf for leaf, changes in zip(leaves, differentiable, strict=True) if changes))
+            outputs = computed(*(leaf for leaf, is_input in zip(leaves, differentiable, strict=True) if is_input))
+            # The stateless scope has dropped the updates of the dropouts' seeds.
             for variable, value in state:
                 if any(variable is seed for seed in seeds):
-                    variable.assign(ops.add(value, np.array([0, 1], variable.dtype)))  # as a dropout that has drawn
+                    variable.assign(ops.add(value, np.array([0, 1], variable.dtype)))
             return outputs
 
         return call
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traced: outputs and dtypes vary
-
-
-def _is_float(leaf: Any) -> bool:
-    return ops.is_tensor(leaf) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(leaf.dtype))
+        # Traces `call`: outputs and dtypes depend on the arguments, of which `compute_output_shape` has only shapes.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)

@@ -13,7 +13,7 @@ from tf_transformer.masks import intersect
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, checked
 
-SMALLEST_BLOCK = 16  # positions in a block of `restricted_attention`; products of smaller matrices take as long
+MIN_BLOCK = 16  # positions in a block of `restricted_attention`; smaller matmuls take as long
 
 
 @checked
@@ -26,64 +26,64 @@ def restricted_attention(
     *,
     window: Count,
 ) -> tuple[Any, Any]:
-    """Attention of each position to those at most window // 2 away.
+    """Computes attention of each position to those at most window // 2 away.
 
-    It computes in blocks of positions. Each block meets only itself and its neighbours, so time and memory grow with
-    T * window, not with T * T.
+    It computes in blocks of positions, each with itself and its neighbors, so time and memory grow with T * window and
+    not with T * T.
 
     Args:
-        query: [B, h, T, d_k].
-        key: [B, h, T, d_k].
-        value: [B, h, T, d_v].
-        mask: bool, broadcastable to [B, 1, T]; True = may be attended.
-        dropout: as in `attention`.
-        window: r, the size of the neighbourhood around each position.
+        query: Tensor of shape [B, h, T, d_k].
+        key: Tensor of shape [B, h, T, d_k].
+        value: Tensor of shape [B, h, T, d_v].
+        mask: Booleans, broadcastable to [B, 1, T], True where a position may be attended.
+        dropout: As in `attention`.
+        window: Size r of the neighborhood around each position.
 
     Returns:
         The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
         [B, h, N, b, 3b], from each block to the block before, itself and the block after.
     """
     reach, T = window // 2, ops.shape(query)[2]
-    b = max(reach, SMALLEST_BLOCK)
+    b = max(reach, MIN_BLOCK)
     if isinstance(T, int):
-        b = min(b, T + 1)  # a sequence shorter than the window needs little
-    elif ops.is_tensor(T):  # but no symbol of JAX, where blocks need a known size
+        b = min(b, T + 1)  # A sequence shorter than the window needs smaller blocks.
+    elif ops.is_tensor(T):  # Not for a symbolic length on JAX, where blocks need a static size.
         b = ops.minimum(b, T + 1)
-    N = (T + b - 1) // b  # of numbers that are not negative, since ONNX's division does not round those down
+    N = (T + b - 1) // b  # Not -(-T // b): ONNX's division doesn't round negative numbers down.
 
-    def blocks(x: Tensor, before: int = 0, after: int = 0) -> Any:
+    def blocks(x: Tensor, before: int = 0, after: int = 0) -> Any:  # [B, h, T, d] -> [B, h, before + N + after, b, d]
         x = ops.pad(x, [[0, 0], [0, 0], [before * b, (N + after) * b - T], [0, 0]])
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], before + N + after, b, x.shape[-1]))
 
-    def neighbours(x: Tensor) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
+    def neighbors(x: Tensor) -> Any:  # [B, h, T, d] -> [B, h, N, 3b, d]
         x = blocks(x, 1, 1)
         return ops.concatenate([x[:, :, first : N + first] for first in range(3)], axis=3)
 
-    place = ops.arange(3 * b, dtype="int32")
-    ahead = place - b - ops.expand_dims(place[:b], 1)  # [b, 3b], from query to key
+    position = ops.arange(3 * b, dtype="int32")
+    ahead = position - b - ops.expand_dims(position[:b], 1)  # [b, 3b], from query to key
     near = ops.logical_and(ahead >= -reach, ahead <= reach)
-    there = ops.ones((1, 1, T), "bool") if mask is None else mask
-    there = ops.swapaxes(neighbours(ops.expand_dims(there, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
-    mask = ops.logical_and(near, there)
-    output, scores = attention(blocks(query), neighbours(key), neighbours(value), mask, dropout)
+    exists = ops.ones((1, 1, T), "bool") if mask is None else mask
+    exists = ops.swapaxes(neighbors(ops.expand_dims(exists, -1))[:, 0], -1, -2)  # [B, N, 1, 3b], false beyond the ends
+    mask = ops.logical_and(near, exists)
+    output, scores = attention(blocks(query), neighbors(key), neighbors(value), mask, dropout)
     B, h = ops.shape(query)[0], ops.shape(query)[1]
     return ops.reshape(output, (B, h, N * b, value.shape[-1]))[:, :, :T], scores
 
 
 @checked
 def near_mask(length: Tensor, window: Count) -> Any:
-    """Each position may attend to positions at most window // 2 away (section 4): bool [1, T, T]."""
-    place = ops.arange(length, dtype="int32")
-    return ops.expand_dims(ops.abs(ops.expand_dims(place, 1) - place) <= window // 2, 0)
+    """Returns the mask under which each position attends to those at most window // 2 away: bool [1, T, T]."""
+    position = ops.arange(length, dtype="int32")
+    return ops.expand_dims(ops.abs(ops.expand_dims(position, 1) - position) <= window // 2, 0)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class RestrictedEncoderLayer(EncoderLayer):
-    """`EncoderLayer` whose positions attend to those at most r // 2 away.
+    """`EncoderLayer` whose positions attend to those at most r // 2 away (section 4).
 
     Args:
-        window: r.
-        options: of `EncoderLayer`.
+        window: Size r of the neighborhood.
+        options: Arguments of `EncoderLayer`, whose calls it shares.
 
     Examples:
         >>> layer = tt.layers.RestrictedEncoderLayer(num_heads=4, d_ff=64, window=8)
@@ -97,7 +97,7 @@ class RestrictedEncoderLayer(EncoderLayer):
         self.window = window
 
     def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
-        if scores:  # they take n * n anyway, so blocks would save nothing
+        if scores:  # These take n * n anyway, so blocks would save nothing.
             near = near_mask(ops.shape(x)[1], self.window)
             return self.self_attention.attend(x, kv, intersect(mask, near), training=training)
         blocks = functools.partial(restricted_attention, window=self.window)

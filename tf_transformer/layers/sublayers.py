@@ -7,20 +7,28 @@ from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer, resolved_policy
+from tf_transformer.layers.layer import Layer, by_row, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
-from tf_transformer.layers.products import by_row
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Positive, Rate, checked
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class FeedForward(Layer):
-    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation (2), at each position alike. [B, T, d] -> [B, T, d].
+    """Position-wise feed-forward network.
+
+    Computes `activation(x W_1 + b_1) W_2 + b_2` independently at each position (section 3.3, equation 2).
 
     Args:
-        d_ff: width of the hidden layer.
-        activation: of the hidden layer, for `keras.activations.get`; equation (2) has "relu", max(0, x).
+        d_ff: Width of the hidden layer.
+        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. Defaults to "relu", as in
+            the paper.
+
+    Call arguments:
+        x: Tensor of shape `(B, T, d)`.
+
+    Returns:
+        Tensor of shape `(B, T, d)`.
 
     Examples:
         >>> layer = tt.layers.FeedForward(d_ff=64)
@@ -46,15 +54,23 @@ class FeedForward(Layer):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class AddAndNorm(Layer):
-    """The residual connection around a sub-layer: LayerNorm(x + Dropout(Sublayer(x))).
+    """Residual connection around a sub-layer.
 
-    It takes x and the sub-layer's output, both [B, T, d], and gives [B, T, d]. With `norm_first` it is
-    x + Dropout(Sublayer(LayerNorm(x))), where `sublayer_input` gives LayerNorm(x).
+    Computes `LayerNorm(x + Dropout(Sublayer(x)))` (section 3.1). With `norm_first` it computes
+    `x + Dropout(Sublayer(LayerNorm(x)))`, where `sublayer_input` returns `LayerNorm(x)`.
 
     Args:
-        dropout: P_drop, on the sub-layer's output (section 5.4).
-        epsilon: added to the variance.
-        norm_first: whether the sub-layer's input is normalized, and not the sum as in the paper.
+        dropout: P_drop, the rate on the sub-layer's output (section 5.4).
+        epsilon: Added to the variance.
+        norm_first: Whether to normalize the sub-layer's input, and not the sum as in the paper.
+
+    Call arguments:
+        x: The sub-layer's input, of shape `(B, T, d)`.
+        sublayer_output: The sub-layer's output, of the same shape. Omitted by `sublayer_input`.
+        training: Whether to apply dropout.
+
+    Returns:
+        Tensor of shape `(B, T, d)`.
 
     Examples:
         >>> x = keras.random.normal((2, 5, 32))
@@ -76,12 +92,11 @@ class AddAndNorm(Layer):
         self.norm.build(x_shape)
 
     def sublayer_input(self, x: Tensor) -> Any:
-        """Returns what the sub-layer reads of x [B, T, d]: x itself, or x normalized."""
+        """Returns the sub-layer's input: x [B, T, d] itself, or normalized if `norm_first`."""
+        # A call of this layer and not of `norm`, so that a functional model and its file have one layer and not two.
         return self(x) if self.norm_first else x
 
     def call(self, x: Tensor, sublayer_output: Tensor = None, training: bool | None = None) -> Any:
-        """Adds x [B, T, d] and the sub-layer's output [B, T, d]. With `norm_first`, x without an output is the
-        sub-layer's input."""
         if sublayer_output is None and self.norm_first:
             return self.norm(x)
         x = ops.add(x, self.output_dropout(sublayer_output, training=training))

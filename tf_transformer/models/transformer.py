@@ -13,8 +13,9 @@ from tf_transformer.layers import (
     EncoderLayer,
     PositionalEmbedding,
 )
-from tf_transformer.layers.int8 import check_kernel, copy_weights, has_adapters, policy_of
+from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
 from tf_transformer.layers.layer import quantized_inside, resolved_policy
+from tf_transformer.layers.lora import has_adapters
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.masks import padding_mask
 from tf_transformer.models.keras_model import KerasModel

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.layers.int8 import wake_adapters
+from tf_transformer.layers.lora import wake_adapters
 from tf_transformer.training.losses import SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text

@@ -19,7 +19,7 @@ from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
-from tf_transformer.layers.int8 import freeze, frozen_weights
+from tf_transformer.layers.lora import freeze, frozen_weights
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import build_model, load_tokenizer
 from tf_transformer.models.transformer import Transformer

@@ -46,12 +46,12 @@ def check_parts(model: Transformer) -> None:
                 )
 
     check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")
-    check(model.embedding, PositionalEmbedding, "embed", "scaled", "logits")
+    check(model.embedding, PositionalEmbedding, "embed", "rows", "logits")
     if getattr(model, "source_embedding", None) is not None:
-        check(model.source_embedding, PositionalEmbedding, "embed", "scaled")
+        check(model.source_embedding, PositionalEmbedding, "embed", "rows")
     for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
         for layer in layers:
-            check(layer, kind, "call", "attend_to_itself", "attend_to_target")
+            check(layer, kind, "call", "attend_to_itself")
             for attention in attentions(layer):
                 check(attention, MultiHeadAttention, "project", "attend")
             check(layer.feed_forward, FeedForward, "call")

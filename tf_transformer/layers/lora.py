@@ -1,0 +1,68 @@
+"""LoRA adapters and frozen weights of built models."""
+
+import posixpath
+from collections.abc import Iterable, Iterator
+
+import keras
+
+from tf_transformer.config import BadInput
+
+
+def adapters(model: keras.Model) -> Iterator[tuple[keras.Variable, keras.Variable, keras.Variable, float]]:
+    """Yields each adapter: the matrix, the two factors, and the scale of their product."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
+            a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
+            yield getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
+
+
+def has_adapters(model: keras.Model) -> bool:
+    return any(adapters(model))
+
+
+def wake_adapters(model: keras.Model) -> None:
+    """Re-initializes the first factor of each adapter after loading a file."""
+    # Keras adds the adapter's product to the matrix in a file. Loading leaves both factors 0, where neither learns.
+    for _, a, _, _ in adapters(model):
+        a.assign(keras.initializers.HeUniform()(a.shape))
+
+
+def frozen_weights(model: keras.Model) -> list[str]:
+    """Returns the names of frozen layers and weights of a built model, for `freeze`.
+
+    A matrix with an adapter counts as trainable if the adapter is.
+    """
+    factors = {id(factor) for _, a, b, _ in adapters(model) for factor in (a, b)}
+    adapted = {id(matrix) for matrix, a, b, _ in adapters(model) if a.trainable or b.trainable}
+    frozen: dict[str, dict[str, bool]] = {}  # by layer and weight
+    for name, weight in _by_name(model).items():
+        if id(weight) not in factors:
+            is_frozen = not weight.trainable and id(weight) not in adapted
+            frozen.setdefault(name.partition("/")[0], {})[name] = is_frozen
+    return [
+        part
+        for layer, weights in frozen.items()
+        for part in ([layer] if all(weights.values()) else [name for name in weights if weights[name]])
+    ]
+
+
+def freeze(model: keras.Model, parts: Iterable[str]) -> None:
+    """Freezes layers and weights of a built model.
+
+    Raises:
+        BadInput: If the model has no layer or weight of such a name.
+    """
+    weights = _by_name(model)
+    for part in parts:
+        matches = [weight for name, weight in weights.items() if f"{name}/".startswith(f"{part}/")]
+        if not matches:
+            layers = ", ".join(dict.fromkeys(name.partition("/")[0] for name in weights))
+            raise BadInput(f"frozen: expected layers or weights of the model, in {layers}; got {part!r}")
+        for weight in matches:
+            weight.trainable = False
+
+
+def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
+    scope = posixpath.commonpath([variable.path for variable in model.weights])
+    return {posixpath.relpath(variable.path, scope): variable for variable in model.weights}
