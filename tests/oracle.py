@@ -78,9 +78,9 @@ def causal(T):
     return [[s <= t for s in range(T)] for t in range(T)]
 
 
-def near(T, window, causal=False):
+def near(T, window):
     """4: "considering only a neighborhood of size r ... centered around the respective output position"."""
-    return [[abs(s - t) <= window // 2 and not (causal and s > t) for s in range(T)] for t in range(T)]
+    return [[abs(s - t) <= window // 2 for s in range(T)] for t in range(T)]
 
 
 # 3.3 Position-wise feed-forward networks
@@ -172,20 +172,19 @@ def encoder_layer(x, weights, num_heads, mask=None, window=None, activation="rel
     return sublayers(x, weights, functions, activation, norm_first)
 
 
-def decoder_layer(x, memory, weights, num_heads, memory_mask=None, window=None, activation="relu", norm_first=False):
+def decoder_layer(x, memory, weights, num_heads, memory_mask=None, activation="relu", norm_first=False):
     """x [T, d], memory [S, d] under its padding mask [S] -> [T, d], weights [h, T, T] and [h, T, S]."""
     T = len(x)
-    before = causal(T) if window is None else near(T, window, causal=True)
     allowed = None if memory_mask is None else [memory_mask] * T
     of_self, of_cross = part(weights, "self_attention"), part(weights, "cross_attention")
     functions = {
-        "self_attention": lambda x: multi_head_attention(x, x, of_self, num_heads, before),
+        "self_attention": lambda x: multi_head_attention(x, x, of_self, num_heads, causal(T)),
         "cross_attention": lambda x: multi_head_attention(x, memory, of_cross, num_heads, allowed),
     }
     return sublayers(x, weights, functions, activation, norm_first)
 
 
-def transformer(source, target, weights, num_layers, num_heads, window=None, num_decoder_layers=None, **kind):
+def transformer(source, target, weights, num_layers, num_heads, num_decoder_layers=None, **kind):
     """Figure 1: source ids [S], target ids [T] -> logits [T, V] and the attention weights of every layer.
 
     3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax linear transformation".
@@ -195,14 +194,14 @@ def transformer(source, target, weights, num_layers, num_heads, window=None, num
     mask = [symbol != PAD_ID for symbol in source]
     memory, scores = embed(source, table, positions), {"encoder": [], "decoder": [], "cross": []}
     for i in range(num_layers):
-        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, window, **kind)
+        memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, **kind)
         scores["encoder"].append(of_encoder)
     if kind.get("norm_first"):
         memory = layer_norm(memory, weights["encoder_norm/gamma"], weights["encoder_norm/beta"])
     x = embed(target, table, positions)
     for i in range(num_decoder_layers or num_layers):
         layer = part(weights, f"decoder_{i}")
-        x, of_decoder, of_cross = decoder_layer(x, memory, layer, num_heads, mask, window, **kind)
+        x, of_decoder, of_cross = decoder_layer(x, memory, layer, num_heads, mask, **kind)
         scores["decoder"].append(of_decoder)
         scores["cross"].append(of_cross)
     if kind.get("norm_first"):

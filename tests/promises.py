@@ -1,4 +1,4 @@
-"""The list of layers, to each of which `test_conformance*.py` hold every promise that a user of Keras relies on."""
+"""Promises: the layers to which `test_conformance*.py` hold all that Keras promises, and the law of caches."""
 
 import functools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import array, close, draw_weights
+from keras import ops
 
 import tf_transformer as tt
 
@@ -144,3 +145,27 @@ every_layer = promise(LAYERS)
 every_layer_of_one_input = promise([case for case in LAYERS if len(case.lengths) == 1])
 
 assert_close = functools.partial(close, atol=1e-5)
+
+
+# Caches
+
+
+def assert_cached_is_whole(model, source, target, compiled):
+    """Token by token through a cache, a model gives the logits and the attention weights of the whole target."""
+    source, target = ops.array(source), ops.array(target)
+    memory, memory_mask, _ = model.encode(source)
+    logits, *attended = model.decode(target, memory, memory_mask, return_attention_scores=True)
+    weights = model.softmax_weights()
+
+    def step(ids, cache, t):
+        newest = ids, cache, memory_mask, ops.reshape(t, [1]), t
+        return model.decode_step(*newest, softmax_weights=weights, return_attention_scores=True)
+
+    step, cache = compiled(step), model.init_cache(memory, target.shape[1])
+    for t in range(target.shape[1]):
+        found, cache, *scores = step(target[:, t : t + 1], cache, ops.array(t))
+        assert ops.dtype(found) == "float32"
+        assert_close(found[:, 0], logits[:, t])
+        for of_step, of_whole in zip(scores, attended, strict=True):
+            for one, other in zip(of_step, of_whole, strict=True):
+                assert_close(one[:, :, 0], other[:, :, t])

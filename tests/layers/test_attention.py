@@ -12,7 +12,6 @@ from keras import ops
 from tf_transformer.layers import KeyValue, MultiHeadAttention, attention
 
 B, h, T, S, d, d_k, d_v = 2, 3, 5, 7, 11, 13, 17
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def random_mask(*shape, seed=0):

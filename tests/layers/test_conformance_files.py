@@ -47,12 +47,6 @@ def answered_files(files, tmp_path_factory):
     return files, {name: (np.load(folder / f"{name}.npy"), answer) for name, answer in expected.items()}
 
 
-@every_case
-def test_load_model(case, files):
-    loaded = keras.saving.load_model(files / f"{case.name}.keras")
-    assert_close(loaded(case.arrays()), case.answer())
-
-
 @pytest.mark.program
 @every_case
 def test_load_model_in_a_fresh_process(case, answered_files):

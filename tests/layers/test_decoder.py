@@ -12,7 +12,6 @@ from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue
 
 B, h, T, S, d, d_k, d_v, d_ff = 2, 3, 5, 7, 11, 13, 17, 19
 MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def built(**options):

@@ -32,12 +32,6 @@ def test_sinusoids_far_out(d_model, every, mode):
     close(found, [oracle.position_encoding(position, d_model) for position in positions])
 
 
-def test_sines_and_cosines_take_turns():
-    """PE(pos, 2i) is a sine and PE(pos, 2i + 1) a cosine: interleaved, not one half after the other."""
-    assert np.array_equal(array(sinusoids([0], 6)), [[0, 1, 0, 1, 0, 1]])
-    close(sinusoids([1], 4), [[np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)]])
-
-
 def test_a_shift_of_position_is_a_rotation():
     """3.5: "for any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)"."""
     shift, positions = 17, np.arange(29)

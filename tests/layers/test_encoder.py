@@ -9,7 +9,6 @@ from tf_transformer.layers import EncoderLayer
 
 B, h, S, d, d_k, d_v, d_ff = 2, 3, 7, 11, 13, 17, 19
 MASK = np.arange(S) < np.array([[5], [7]])  # [B, S]
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def built(seed=0, **options):

@@ -5,6 +5,7 @@ import oracle
 import pytest
 from conftest import BACKEND, COMPILERS, array, close, draw_weights, weights_of
 from keras import ops
+from promises import assert_cached_is_whole
 
 from tf_transformer import BadInput, Ensemble, Transformer, TransformerConfig
 
@@ -44,19 +45,7 @@ MODES = [
 @pytest.mark.parametrize("mode", MODES)
 def test_cached_is_the_whole_sequence(mode):
     target = np.random.default_rng(3).integers(1, V, [B, T])
-    memory, memory_mask, _ = ENSEMBLE.encode(ops.array(SOURCE))
-    whole, _, attended = ENSEMBLE.decode(ops.array(target), memory, memory_mask, return_attention_scores=True)
-    cache, weights = ENSEMBLE.init_cache(memory, T), ENSEMBLE.softmax_weights()
-
-    def step(ids, cache, t):
-        given = ids, cache, memory_mask, ops.reshape(t, [1]), t
-        return ENSEMBLE.decode_step(*given, softmax_weights=weights, return_attention_scores=True)
-
-    step = COMPILERS[mode](step)
-    for t in range(T):
-        logits, cache, _, found = step(ops.array(target[:, t : t + 1]), cache, ops.array(t))
-        close(logits[:, 0], whole[:, t], atol=1e-5)
-        close(found[-1][:, :, 0], attended[-1][:, :, t], atol=1e-5)
+    assert_cached_is_whole(ENSEMBLE, SOURCE, target, COMPILERS[mode])
 
 
 def test_an_ensemble_of_copies_is_the_model():
