@@ -9,7 +9,6 @@ import importlib
 import inspect
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from test_parsing_program import write_trees
 
 import tf_transformer as tt
+from tf_transformer.data import toy_corpus
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.training.recipe import CHANGEABLE
 from trainers.__main__ import PROGRAMS
@@ -99,33 +99,6 @@ def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
             assert found.name in ("grpc", "requests", "tensorflow_serving", "torch"), found  # of an extra
 
 
-@pytest.mark.parametrize("path", pages.PATHS, ids=str)
-def test_a_page_saves_into_new_folders(path):
-    """Its Python into others than its shell, when a reader runs all from top to bottom."""
-    ours, theirs = set(), set()
-    for language, code in re.findall(r"^```(python|sh)\n(.*?)^```$", pages.read(path), re.DOTALL | re.MULTILINE):
-        if language == "python":
-            for folder in map(Path, re.findall(r'(?:\.save\((?:\w+, )?|Trainer\()"([\w./-]+)"', code)):
-                assert not any(folder in (other, *other.parents) for other in ours | theirs), f"{path}: {folder}"
-                ours.add(folder)
-            continue
-        before = theirs.copy()
-        for _, program, *words in pages.calls(code):
-            given = {word: next(iter(words[i + 1 :]), "") for i, word in enumerate(words)}
-            if program == "export":
-                name = given.get("--name") or Path(given.get("--run") or given["--pretrained"]).name
-                folder = Path(given.get("--format", "savedmodels")) / name
-                theirs.add(folder / f"{1 + sum(folder in other.parents for other in ours | theirs)}")
-            elif program in ("translation", "parsing") and "--run" in given:
-                run = Path(given["--run"])
-                assert run not in ours, f"{path}: {run}"
-                theirs |= {run, "savedmodels" / run.relative_to(run.parent) / "1"}
-            elif program == "prepare":
-                records = Path(given["--to"])
-                assert records not in before, f"{path}: {records}"
-                theirs.add(records)
-
-
 @pytest.fixture
 def folder(unscored, tmp_path, monkeypatch):
     """Where a page's Python runs: what it wants to download lies there."""
@@ -137,9 +110,8 @@ def folder(unscored, tmp_path, monkeypatch):
     return tmp_path
 
 
-def there(folder, *names):
-    """Whether the SavedModels of these names are."""
-    return all((folder / f"savedmodels/{name}/1/saved_model.pb").exists() for name in names)
+def is_saved(*names):
+    return all(Path(f"savedmodels/{name}/1/saved_model.pb").exists() for name in names)
 
 
 GO_ON = {  # with the run runs/mine; and what is quicker in its place
@@ -156,18 +128,82 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/formats": {},
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
-ALONE = ["tutorials/layers", "tutorials/multilingual", "tutorials/parsing", "tutorials/fine-tune", "guides/languages"]
-ALONE += ["guides/other-backends", "guides/back-translation", "guides/coming-from", "guides/large-corpora"]
+SMALL = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)"
+ALONE = {  # pages that need no other: what is quicker, and what their Python's names then hold
+    "tutorials/layers": ({}, lambda names: names["scores"].numpy()[..., 3].max() == 0),  # padding
+    "guides/large-corpora": (
+        {"vocab_size=1_000": "vocab_size=400"},
+        lambda names: sum(sum(shard["lengths"]) for shard in names["records"].shards) > 25_000,
+    ),
+    "guides/other-backends": ({}, lambda names: isinstance(names["translator"], tt.Translator)),
+    "tutorials/parsing": (
+        {
+            'tt.PRESETS["parsing_small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=300)",
+            'tt.RECIPES["parsing_small"]': "tt.Recipe(steps=20, batch_tokens=512, warmup_steps=40)",
+            'parser.save("savedmodels/parser/1")': "parser.export()",  # test_parsing.py saves one
+        },
+        lambda names: names["tree"].leaves() == ["The", "cat", "slept", "."] and Path("tree.svg").exists(),
+    ),
+    "tutorials/multilingual": (
+        {'tt.PRESETS["small"]': SMALL, "steps=1_200": "steps=4", "eval_every=100": "eval_every=4"},
+        lambda names: is_saved("both") and all(text.startswith("<2fr> ") for text in names["texts"]),
+    ),
+    "guides/back-translation": (
+        {'tt.PRESETS["tiny"]': SMALL, "steps=800": "steps=8", "train=2_000, dev=100": "train=600, dev=10"},
+        lambda names: len(names["further"]) == 100 and len(set(names["sources"])) > 50,
+    ),
+    "tutorials/fine-tune": (
+        {
+            "train=2_000, dev=40": "train=700, dev=10",
+            'start.save("savedmodels/pretrained/1")': "start.export()",  # as the README's
+            'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as the README's
+        },
+        # LoRA on two projections of three layers
+        lambda names: (
+            is_saved("adapted")
+            and len(names["start"].model.trainable_weights) == 2 * 2 * 3
+            and names["adapted"]("He is tired.") == names["start"]("He is tired.")
+        ),
+    ),
+    "guides/coming-from": (
+        {'start.save("savedmodels/tuned/1")': "start.export()"},  # as the README's
+        lambda names: tt.load("tuned")("He is tired.") == names["start"]("He is tired."),
+    ),
+    "guides/languages": (
+        {"max_source_length=64": "max_source_length=16"},
+        lambda names: is_saved("many") and names["tuned"].tokenizer.spoken() == ("en", "de"),
+    ),
+}
+FAST = ("tutorials/layers", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
-def test_every_tutorial_is_run_by_a_test():
+def test_every_page_is_run_by_a_test():
     python = {
         f"{path.parent.name}/{path.stem}" for path in pages.PATHS if path.parts[0] == "docs" and pages.blocks(path)
     }
     assert python == {*GO_ON, *ALONE, *ELSEWHERE}
-    here = Path(__file__).read_text(encoding="utf-8")
-    assert not [name for name in ALONE if f'run_blocks("docs/{name}.md"' not in here]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.program if name in FAST else pytest.mark.slow) for name in ALONE]
+)
+def test_the_python_of_a_page_runs(name, folder):
+    write_trees(folder / "train.trees", 211, seed=1)
+    write_trees(folder / "dev.trees", 23, seed=2)
+    write_dataset(folder)
+    quicker, holds = ALONE[name]
+    assert holds(pages.run_blocks(f"docs/{name}.md", quicker))
+
+
+def write_dataset(folder):
+    """Lays out a toy corpus as the Multi30k's repository."""
+    toy_corpus.write_corpus(folder / "toy", train=900, dev=23, test=19)
+    (raw := folder / "dataset/data/task1/raw").mkdir(parents=True)
+    for part, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
+        for language, copy in (("en", "en"), ("de", "de"), ("de", "fr")):
+            lines = (folder / f"toy/{part}.{language}").read_bytes()
+            (raw / f"{name}.{copy}.gz").write_bytes(gzip.compress(lines))
 
 
 @pytest.mark.program
@@ -177,118 +213,10 @@ def test_the_pages_that_go_on_with_one_run(folder):
         names |= pages.run_blocks(f"docs/{name}.md", quicker)
         if name == "tutorials/train":
             (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter
-    assert there(folder, "by-hand", "served")
+    assert is_saved("by-hand", "served")
     assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
     assert names["translated"].count(" --> ") == 2 and names["rows"][1] == {"id": "2", "text": "", "de": ""}
     assert names["results"][0].hypotheses and "sentencepiece.bpe.model" in pages.read("docs/guides/ctranslate2.md")
-
-
-@pytest.mark.program
-def test_the_page_of_layers(folder):
-    scores = pages.run_blocks("docs/tutorials/layers.md")["scores"].numpy()
-    assert scores.shape == (1, 4, 4, 4)
-    assert scores[..., 3].max() == 0  # padding
-
-
-@pytest.mark.slow
-def test_the_page_of_other_backends(folder):
-    assert isinstance(pages.run_blocks("docs/guides/other-backends.md")["translator"], tt.Translator)
-
-
-@pytest.mark.slow
-def test_the_page_of_the_parser(folder):
-    write_trees(folder / "train.trees", 211, seed=1)
-    write_trees(folder / "dev.trees", 23, seed=2)
-    quicker = {
-        'tt.PRESETS["parsing_small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=300)",
-        'tt.RECIPES["parsing_small"]': "tt.Recipe(steps=20, batch_tokens=512, warmup_steps=40)",
-        'parser.save("savedmodels/parser/1")': "parser.export()",  # test_parsing.py saves one
-    }
-    tree = pages.run_blocks("docs/tutorials/parsing.md", quicker)["tree"]
-    assert tree.leaves() == ["The", "cat", "slept", "."]
-    assert (folder / "tree.svg").exists()
-
-
-@pytest.mark.slow
-def test_the_page_of_several_languages(folder, text):
-    (raw := folder / "dataset/data/task1/raw").mkdir(parents=True)
-    for part, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
-        for language in ("en", "de"):
-            lines = (text / f"{part}.{language}").read_bytes()
-            for written in {"en": ("en",), "de": ("de", "fr")}[language]:
-                (raw / f"{name}.{written}.gz").write_bytes(gzip.compress(lines))
-    quicker = {
-        'tt.PRESETS["small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)",
-        "steps=1_200": "steps=4",
-        "eval_every=100": "eval_every=4",
-    }
-    names = pages.run_blocks("docs/tutorials/multilingual.md", quicker)
-    assert there(folder, "both")
-    assert names["translator"].tokenizer.ids(["<2de>", "<2fr>"]).numpy().tolist() == [4, 5]
-    assert len(names["texts"]) == 19 and names["texts"][0].startswith("<2fr> ")
-
-
-@pytest.mark.program
-def test_the_page_of_large_corpora(folder):
-    names = pages.run_blocks("docs/guides/large-corpora.md", {"vocab_size=1_000": "vocab_size=400"})
-    records = names["records"]
-    pairs = sum(sum(shard["lengths"]) for shard in records.shards)
-    assert pairs + records.filtered["duplicates"] == sum(part.count for part in names["parts"]) > 25_000
-
-
-@pytest.mark.slow
-def test_the_page_of_back_translation(folder):
-    quicker = {'tt.PRESETS["tiny"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)", "steps=800": "steps=8"}
-    names = pages.run_blocks("docs/guides/back-translation.md", quicker | {"train=2_000, dev=100": "train=600, dev=10"})
-    assert len(names["sources"]) == len(names["further"]) == 100 and len(set(names["sources"])) > 50
-    assert names["trainer"].translator().tokenizer.ids(["<bt>"]).numpy().tolist() == [4]
-
-
-@pytest.mark.slow
-def test_the_page_of_fine_tuning(folder):
-    quicker = {
-        "train=2_000, dev=40": "train=700, dev=10",
-        'start.save("savedmodels/pretrained/1")': "start.export()",  # as the README's
-        'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as the README's
-    }
-    names = pages.run_blocks("docs/tutorials/fine-tune.md", quicker)
-    assert there(folder, "adapted")
-    learns = [weight.path for weight in names["start"].model.trainable_weights]
-    assert len(learns) == 2 * 2 * 3 and all("lora" in path for path in learns)  # of two projections of three layers
-    sentences = ["The women do not sing.", "He is tired."]
-    assert names["adapted"](sentences) == names["start"](sentences)
-
-
-@pytest.mark.slow
-def test_the_page_for_those_who_come_from_elsewhere(folder):
-    quicker = {'start.save("savedmodels/tuned/1")': "start.export()"}  # as the README's
-    names = pages.run_blocks("docs/guides/coming-from.md", quicker)
-    assert tt.load("tuned")(["He is tired."]) == names["start"](["He is tired."])
-
-
-@pytest.mark.slow
-def test_the_page_of_languages(folder):
-    names = pages.run_blocks("docs/guides/languages.md", {"max_source_length=64": "max_source_length=16"})
-    assert there(folder, "many") and names["tuned"].tokenizer.spoken() == ("en", "de")
-
-
-# What tools look for under these names.
-TOOLS = {".gitignore", ".github", ".pre-commit-config.yaml", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml"}
-TOOLS |= {"LICENSE", "setup.cfg", "setup.py"}
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
-def test_the_root_holds_nothing_that_no_page_names():
-    """An empty file that a command left there was committed once."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=True, encoding="utf-8").stdout
-    named = set(TOOLS)
-    for path in pages.PATHS:
-        places = [(ROOT / path.parent / target).resolve() for target, _ in pages.links(path)]
-        named |= {place.relative_to(ROOT).parts[0] for place in places if ROOT in place.parents}
-        spans = re.findall(r"`([^`\n]+)`", re.sub(pages.FENCED, "", pages.read(path)))
-        named |= {word.split("/")[0] for span in spans for word in span.split()}
-    stray = {name.split("/")[0] for name in listed.splitlines()} - named
-    assert not stray, f"remove them, or say in a page what they are: {stray}"
 
 
 def defines(tree, name):
