@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 from pathlib import Path
 
 import keras
@@ -78,28 +77,22 @@ def test_input_pipeline(folder, capsys):
 
 
 @pytest.mark.slow
-def test_feeding(capsys):
-    sizes = ("--text", 997, "--max-length", 31, "--batch-tokens", 197)
-    line = one_line(capsys, feeding, *sizes, "--steps", 3)
+def test_feeding_and_records(folder, capsys):
+    line = one_line(capsys, feeding, "--text", 997, "--max-length", 31, "--batch-tokens", 197, "--steps", 3)
     assert 7 < line["shapes"] <= 13 and 0.5 < line["share_of_positions"] < 1
-    assert line["tokens_per_second"] == pytest.approx(line["tokens_per_second_ready"], rel=0.9)
-
-
-@pytest.mark.slow
-def test_records(folder, capsys):
     line = one_line(capsys, records, "--lines", 300, "--seconds", 0, "--batch-tokens", 300, "--work", folder)
     assert line["pairs"] == 300 and line["tokens_per_second"] > 0 and line["bytes"] > 300 * 20
 
 
 @pytest.mark.slow
-def test_growth_writes_a_table_and_its_picture(folder, capsys):
-    table, picture = folder / "growth.csv", folder / "growth.png"
-    options = ("--longest", 13, "--repeats", 1, "--out", table, "--picture", picture, "--work", folder)
-    line = one_line(capsys, growth, "--tasks", "search step", *options)
-    rows = table.read_text().splitlines()
-    assert line["points"] == len(rows) - 1 == 12  # a search of 13 steps has 12 times between them
+def test_growth_writes_a_table_and_its_figure(folder, capsys):
+    table, figure = folder / "growth.csv", folder / "growth.svg"
+    options = ("--longest", 13, "--repeats", 1, "--out", table, "--work", folder)
+    line = one_line(capsys, growth, "--tasks", "search step", "training", "translation", *options)
+    assert line["points"] == len(table.read_text().splitlines()) - 1 == 12 + 7 + 1 + 7 + 5 + 2
     assert line["step_10_milliseconds"] > 0
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    draw.main([str(table), str(figure)])
+    assert "</svg>" in figure.read_text()
 
 
 def test_layer_types_have_the_exponents_of_what_was_measured(folder, capsys):
@@ -128,15 +121,6 @@ def test_layer_types(folder, capsys):
     line = one_line(capsys, layer_types, *options, "--picture", picture)
     assert line["points"] == 4 * (8 + 4) and set(line["exponents"]) == set(layer_types.TYPES) - {"self-attention"}
     assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.slow
-def test_growth_of_training_and_translation(folder, capsys):
-    table = folder / "both.csv"
-    options = ("--longest", 8, "--repeats", 1, "--out", table, "--work", folder)
-    assert one_line(capsys, growth, "--tasks", "training", "translation", *options)["points"] == 7 + 1 + 7 + 5 + 2
-    draw.main([str(table), str(folder / "both.svg")])
-    assert "</svg>" in (folder / "both.svg").read_text()
 
 
 @pytest.mark.slow
@@ -226,10 +210,7 @@ def test_losses_of_runs_are_drawn_by_name(tmp_path):
         (tmp_path / name / "history.csv").write_text("\n".join(["step,loss,val_loss", *rows]))
     draw.main([str(tmp_path / "whole"), str(tmp_path / "half"), str(tmp_path / "losses.svg")])
     picture = (tmp_path / "losses.svg").read_text()
-    for text in ("<!-- whole -->", "<!-- half -->", "<!-- dev text -->", "<!-- step -->"):
-        assert text in picture
-    with pytest.raises(SystemExit):
-        draw.main([str(tmp_path / "whole" / "history.csv"), str(tmp_path / "half" / "history.csv"), "losses.svg"])
+    assert "<!-- whole -->" in picture and "<!-- half -->" in picture
 
 
 def test_the_end_symbol_cannot_come(folder):
@@ -249,24 +230,12 @@ def test_work_that_is_not_what_was_meant_is_an_error():
         translation.check(lambda name, text: answer(5), ["a"], TINY)
 
 
-def test_a_clock_leaves_out_the_warm_up(monkeypatch):
-    now = iter([0.0, 10.0, 11.0, 13.0])
-    monkeypatch.setattr(common, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))
-    assert common.timed(lambda: None, repeats=2, warmup=1).seconds(warmup=1) == [1.0, 2.0]
-
-
 def test_the_memory_of_a_request_is_counted_each_time():
     numbers = tf.function(lambda rows: tf.reduce_sum(tf.random.uniform([rows, 2**20])))
     numbers(tf.constant(1))
     found = [common.request_mib(lambda rows=rows: numbers(tf.constant(rows))) for rows in (16, 16, 8)]
     assert found[1] == pytest.approx(found[0], rel=0.05)
     assert 63 <= found[1] < 128 and 31 <= found[2] < 64  # as the allocator cuts its pieces, or to the page
-
-
-def test_peers_get_batches_without_control_symbols():
-    source, target = common.training_batches(TINY)[0]
-    assert source.shape == (TINY.pairs, TINY.length) and target.shape == (TINY.pairs, TINY.length + 1)
-    assert min(source.min(), target.min()) >= common.FIRST_ID and max(source.max(), target.max()) < TINY.vocab_size
 
 
 @pytest.mark.slow

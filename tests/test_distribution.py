@@ -80,7 +80,7 @@ def test_two_replicas_are_one_in_float16(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chief", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chief", [False, True])
 def test_two_workers_are_one(alone, tmp_path, chief):
     """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
@@ -133,15 +133,12 @@ def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kinds", ["tt.Adam, keras.optimizers.SGD", pytest.param("keras.optimizers.Adam,", marks=pytest.mark.slow)]
-)
-def test_two_replicas_leave_out_an_update_together(kinds):
-    """Of which one alone has the token that is not finite; also with an optimizer that sums the gradients itself."""
-    program = f"""
+def test_two_replicas_leave_out_an_update_together():
+    """Only one has the token that is not finite; also with optimizers that sum the gradients themselves."""
+    program = """
 import keras, replicas, tf_transformer as tt
 strategy = tt.distribution.strategy("cpu:2")
-for kind in ({kinds}):
+for kind in (tt.Adam, keras.optimizers.SGD, keras.optimizers.Adam):
     with strategy.scope():
         replicas.leave_out(kind)
 """
@@ -170,17 +167,9 @@ for width in (64, 63):
     run_python(program, PYTHONPATH=str(HERE.parent))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_no_variable_is_int32(dtype, trained):
+def test_no_variable_is_int32(trained):
     """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""
-    if dtype == "float32":
-        model, _ = trained
-    else:
-        model = tt.Transformer(replicas.CONFIG, dtype=dtype)
-        model.build()
-        metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
-        model.compile(tt.Adam(0.01, global_clipnorm=0.5), tt.SmoothedCrossEntropy(0.1), metrics=metrics)
-        model.fit(replicas.batches().take(1), verbose=0)
+    model, _ = trained
     own = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
     everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *own]
     assert model.not_finite in own
@@ -206,6 +195,7 @@ def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
     model.optimizer.dynamic_scale.assign(2.0**10)
     model.fit(data, verbose=0)
     assert int(model.optimizer.iterations) == 2
+    assert "int32" not in {variable.dtype for variable in model.optimizer.variables}
     assert any(np.any(found != expected) for found, expected in zip(model.get_weights(), before, strict=True))
 
 
@@ -226,15 +216,11 @@ HOSTS = ["one:2222", "two:2222"]
 NO_CLUSTERS = {
     "{cluster:": "expected JSON like",
     "[" * 10**5: "expected JSON like",
-    "[]": "expected JSON like",
-    '"chief"': "expected JSON like",
     json.dumps({"cluster": HOSTS}): "expected JSON like",
     json.dumps({"cluster": {"worker": 2}}): "expected JSON like",
     json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "worker", "index": "first"}}): "expected JSON like",
     json.dumps({"cluster": {"worker": HOSTS}}): "expected a task that is one of the cluster's machines, got none 0",
     json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "worker", "index": 2}}): "a task .*, got worker 2",
-    json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "chief", "index": 0}}): "a task .*, got chief 0",
-    json.dumps({"cluster": {"worker": [1, 2]}}): "expected machines as host:port",
     json.dumps({"cluster": {"worker": "one:2222"}}): "expected machines as host:port",
     json.dumps({"cluster": {"chief": HOSTS}}): "at most one chief",
     json.dumps({"cluster": {"worker": HOSTS, "ps": HOSTS}}): "a chief and workers alone, got worker, ps",
@@ -280,9 +266,8 @@ def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
     for error in (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         with pytest.raises(SystemExit):
             run_program(lambda error=error: lose(error))
-        said = capsys.readouterr().err
-        assert "another worker has gone, or cannot be reached: worker 1 is silent" in said
-        assert "start all workers again with the same options to go on from the last checkpoint" in said
+        output = capsys.readouterr().err
+        assert "worker 1 is silent" in output and "start all workers again" in output
     assert ended == [3, 3, 3]
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(tf.errors.UnavailableError):  # alone there is nobody to lose
