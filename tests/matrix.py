@@ -1,10 +1,9 @@
-"""Every family, in every format and dtype, by every door: the parts of the table that test_matrix.py runs.
-
-A family is a model to save, a format one of the package's registry, and a door a way from a folder and texts to
-answers. Each cell of the table answers the texts, or refuses in one line.
-"""
+"""The families and the doors of test_matrix.py. A family is a model to save, a door a way from an export and texts to
+answers."""
 
 import contextlib
+import importlib
+import io
 import json
 import re
 import runpy
@@ -97,19 +96,9 @@ def m2m100_nllb(translator, folder):
     return tt.Translator.from_pretrained(folder, **LIMITS)
 
 
-FAMILIES = {
-    family.__name__: family
-    for family in (
-        transformer,
-        transformer_learned,
-        transformer_ensemble,
-        transformer_parser,
-        marian,
-        marian_separate,
-        m2m100,
-        m2m100_nllb,
-    )
-}
+FAMILIES = [transformer, transformer_learned, transformer_ensemble, transformer_parser]
+FAMILIES += [marian, marian_separate, m2m100, m2m100_nllb]
+FAMILIES = {family.__name__: family for family in FAMILIES}
 OWN = ["The red door.", "", "Two dogs.", "   "]
 MARIAN = [">>deu<< The red door.", "", ">>deu<< Two dogs.", "   "]
 TEXTS = dict.fromkeys(FAMILIES, OWN) | dict.fromkeys(("marian", "marian_separate"), MARIAN)
@@ -118,20 +107,10 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 
 # Formats: what cannot be saved in one, and the line that says so.
 
-CANNOT_BE_SAVED = {
-    ("transformer_ensemble", "ctranslate2"): "expected one model, which CTranslate2 can run, got an ensemble of 2",
-    ("transformer_parser", "ctranslate2"): "translator: expected a TextModel, got Parser(",
-    (
-        "transformer_learned",
-        "transformers",
-    ): "positions: expected sinusoidal, as MarianMT's models have it, got learned",
-    ("transformer_ensemble", "transformers"): "expected one model, as a checkpoint has it, got an ensemble of 2",
-    ("transformer_parser", "transformers"): "translator: expected a TextModel, got Parser(",
-    ("transformer_ensemble", "litert"): "expected one model for LiteRT, got an ensemble of 2",
-    ("transformer_ensemble", "onnx"): "expected one model for ONNX, got an ensemble of 2",
-    ("transformer_parser", "litert"): "translator: expected a TextModel, got Parser(",
-    ("transformer_parser", "onnx"): "translator: expected a TextModel, got Parser(",
-}
+ONE_MODEL = ("ctranslate2", "transformers", "litert", "onnx")
+CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
+CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextModel, got Parser(" for name in ONE_MODEL}
+CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 
 
 # Doors: functions of a folder and texts that give the answers, or raise.
@@ -229,9 +208,6 @@ def beam(path, texts):
 
 def program(name, argv):
     """Run a program in this process as its command does; standard output and error are collected."""
-    import importlib
-    import io
-
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     main = importlib.import_module(
         f"trainers.{name}" if name != "check" else "tf_transformer.extensions.conformance.check"

@@ -18,7 +18,7 @@ SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
 RATES = {"dropout": 0.3, "attention_dropout": 0.2}
 WINDOW = 3
 OTHER = {"activation": "gelu", "norm_first": True, "use_bias": True, "epsilon": 1e-3}
-CONFIG = tt.TransformerConfig(num_layers=2, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
+CONFIG = tt.TransformerConfig(num_layers=1, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
 jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a feature of JAX alone")

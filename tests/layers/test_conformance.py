@@ -197,7 +197,7 @@ def test_summary(case):
 def test_plot_model(tmp_path):
     pytest.importorskip("pydot")
     for case in LAYERS + MODELS:
-        model = case.model()
+        model = case.model(case.make())
         dot = keras.utils.model_to_dot(model, show_shapes=True).to_string()
         (box,) = (line for line in dot.splitlines() if f"<b>{model.layers[-1].name}</b>" in line)
         assert f"Output shape: <b>(None, None, {case.output_shape[-1]})</b>" in box
