@@ -1,9 +1,9 @@
-"""What Hugging Face's `transformers` makes of a checkpoint, in a process without this package and TensorFlow.
+"""Outputs of Hugging Face's `transformers` for a checkpoint, in a process without this package and TensorFlow.
 
     python tests/by_transformers.py FOLDER < question.json > answer.json
 
-The question has texts, beams, extra (the most symbols of an output beyond its source's) and, of a model of several
-languages, the names of source and target and the target's symbol.
+The question has texts, beams, extra (maximum tokens of an output beyond its source) and, of a model of several
+languages, the names of source and target and the target's token.
 """
 
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 
 
 def asked(folder, texts, beams, extra, languages=None):
-    """The pieces of each text with its end symbol, and the texts and log-probabilities of the best outputs."""
+    """Returns the subwords of each text with EOS, and the texts and log-probabilities of the best outputs."""
     question = {"texts": texts, "beams": beams, "extra": extra, "languages": languages}
     command = [sys.executable, __file__, str(folder)]
     environment = os.environ | {"TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK": "true"}  # of TensorFlow's protobuf
     done = subprocess.run(command, input=json.dumps(question).encode(), capture_output=True, env=environment)
     assert not done.returncode, done.stderr.decode()
-    answer = json.loads(done.stdout)
-    return answer["pieces"], answer["texts"], answer["log_probs"]
+    result = json.loads(done.stdout)
+    return result["pieces"], result["texts"], result["log_probs"]
 
 
 def main() -> None:
@@ -36,20 +36,20 @@ def main() -> None:
     folder, question = Path(sys.argv[1]), json.load(sys.stdin)
     tokenizer_options, search, codes = {"split_special_tokens": True}, {}, 0
     if question["languages"]:
-        source, target, symbol = question["languages"]
+        source, target, token = question["languages"]
         tokenizer_options |= {"src_lang": source, "tgt_lang": target}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **tokenizer_options)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     if question["languages"]:
-        search, codes = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(symbol)}, 1
+        search, codes = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(token)}, 1
     names = {}
     if getattr(tokenizer, "separate_vocabs", False):  # its own function has names of targets alone
         names = {id: piece for piece, id in tokenizer.encoder.items()}
-    answer = {"pieces": [], "texts": [], "log_probs": []}
+    result = {"pieces": [], "texts": [], "log_probs": []}
     for text in question["texts"]:
         batch = tokenizer([text], return_tensors="pt", split_special_tokens=True)
         ids = batch["input_ids"][0].tolist()
-        answer["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
+        result["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
         length = batch["input_ids"].shape[1] - 1 - codes + question["extra"]
         with torch.inference_mode():
             found = model.generate(
@@ -71,9 +71,9 @@ def main() -> None:
         else:
             chosen = zip(found.scores, found.sequences[0, 1:], strict=True)
             log_prob = sum(scores[0, id].item() for scores, id in chosen)
-        answer["log_probs"].append(log_prob)
-        answer["texts"].append(tokenizer.decode(found.sequences[0], skip_special_tokens=True))
-    json.dump(answer, sys.stdout)
+        result["log_probs"].append(log_prob)
+        result["texts"].append(tokenizer.decode(found.sequences[0], skip_special_tokens=True))
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

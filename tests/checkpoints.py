@@ -15,23 +15,23 @@ MARIAN, M2M100 = HERE / "marian/trained", HERE / "m2m100/trained"
 
 
 def copied(source, folder, drop=(), tensors=None, **config):
-    """A copy without some tensors, with further ones, and with other settings."""
+    """Copies a checkpoint without some tensors, with additional ones, and with other settings."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("*config.json", "vocab.json", "*.spm", "*.model", "*.safetensors"):
         for file in source.glob(pattern):
             shutil.copy(file, folder)
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | config))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | config))
     if drop or tensors:
-        held = tensors_of(folder) | (tensors or {})
-        save_file({name: held[name] for name in held if name not in drop}, folder / "model.safetensors")
+        kept = tensors_of(folder) | (tensors or {})
+        save_file({name: kept[name] for name in kept if name not in drop}, folder / "model.safetensors")
     return folder
 
 
 def tensors_of(folder):
-    """The tensors, whose file goes."""
+    """Returns the tensors and deletes their file."""
     from safetensors.numpy import load_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -43,15 +43,15 @@ def in_several_files(folder, dtype=None):
     from safetensors.numpy import save_file
 
     tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in tensors_of(folder).items()}
-    places = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(tensors)}
-    for file in set(places.values()):
-        save_file({name: tensor for name, tensor in tensors.items() if places[name] == file}, folder / file)
-    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    files = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, folder / file)
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def in_h5(folder, leaf="weight"):
-    """Under the names that TFMarianMTModel of transformers 4 gives them."""
+    """Renames the tensors as TFMarianMTModel of transformers 4 does."""
     import h5py
 
     with h5py.File(folder / "tf_model.h5", "w") as file:
@@ -108,15 +108,8 @@ MAKERS = {
 
 
 def by_ctranslate2(model, folder, sentences, beam_size, languages=()):
-    """The best outputs of CTranslate2, an engine that we did not write, and their log-probabilities.
-
-    Args:
-        model: its folder.
-        folder: of SentencePiece's models, by which texts become pieces.
-        sentences: for MarianMT with a code and a space, or a space.
-        beam_size: of the search.
-        languages: the codes of a model of several languages.
-    """
+    """Returns the best outputs of CTranslate2 and their log-probabilities. `folder` holds SentencePiece's models. A
+    sentence for MarianMT begins with a code and a space, or a space."""
     engine = pytest.importorskip("ctranslate2").Translator(str(model), intra_threads=1, compute_type="float32")
     names = ["sentencepiece.bpe.model"] * 2 if languages else ["source.spm", "target.spm"]
     source, target = (sentencepiece.SentencePieceProcessor(model_file=str(folder / name)) for name in names)
@@ -128,4 +121,4 @@ def by_ctranslate2(model, folder, sentences, beam_size, languages=()):
     options = {"beam_size": beam_size, "length_penalty": 0, "min_decoding_length": 0, "return_scores": True}
     found = engine.translate_batch(rows, target_prefix=[begin] * len(rows), **options)
     texts = [target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "") for result in found]
-    return texts, [result.scores[0] for result in found]  # a mark is SentencePiece's unknown symbol
+    return texts, [result.scores[0] for result in found]  # the mark is SentencePiece's unknown token

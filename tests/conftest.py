@@ -1,4 +1,4 @@
-"""Between the tests and Keras: a quiet TensorFlow, the same random numbers for every test, and arrays to and fro."""
+"""Fixtures and helpers of all tests: a quiet TensorFlow, the same random numbers for every test, arrays to and fro."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-if "PYTEST_XDIST_WORKER" in os.environ:  # which has one core: more threads would wait for each other
+if "PYTEST_XDIST_WORKER" in os.environ:  # A worker has one core. More threads would wait for each other.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
@@ -20,7 +20,8 @@ import portalocker
 import pytest
 from hostile import TEXTS  # noqa: F401 (tests take it from here)
 
-gc.set_threshold(100_000, 50, 1_000)  # tracing makes many objects, few of which go: it was a tenth of the time
+# Tracing makes many objects and frees few, so collecting them took a tenth of the time.
+gc.set_threshold(100_000, 50, 1_000)
 BACKEND = keras.backend.backend()
 EXAMPLES = 8 if BACKEND == "tensorflow" else 3  # JAX compiles for every shape
 hypothesis.settings.register_profile("few", max_examples=EXAMPLES, deadline=None, derandomize=True)
@@ -28,8 +29,7 @@ hypothesis.settings.load_profile("few")
 
 
 def _without_tuning():
-    """The thread that tunes an iterator of data sleeps, and whoever drops the iterator waits for it: seconds.
-    The package's own datasets have none."""
+    """Deleting a data iterator waits seconds for the thread that tunes it. The package's own datasets have none."""
     import tensorflow as tf
 
     iterate, options = tf.data.Dataset.__iter__, tf.data.Options()
@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Files with tests that train and export go first: the last ones are short, and two processes end together."""
+    """Runs files with program tests first: the last ones are short, so that two processes end together."""
     long = collections.Counter(item.path for item in items if item.get_closest_marker("program"))
     items.sort(key=lambda item: -long[item.path])
 
@@ -56,8 +56,8 @@ AS_A_USER = {"test_docs.py", "test_matrix.py", "test_playground.py", "test_progr
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """TensorFlow rewrites a graph before its first run, which was a sixth of the fast tests' time: tests run graphs as
-    they were traced. Slow ones, and the program tests of these files, have what a user has."""
+    """Runs graphs as they were traced, since rewriting them took a sixth of the fast tests' time. Slow tests, and the
+    program tests of these files, have what a user has."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -69,33 +69,31 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True, scope="module")
 def freeze_what_is_old():
-    """Garbage is looked for among a file's own objects: Keras's `quantize` collects it at each weight it replaces."""
+    """Collects garbage among a file's own objects only: Keras's `quantize` does so at each weight it replaces."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def seed():
-    """The same random numbers for every test. `tf.random.set_seed` would also make TensorFlow prepare anew, at its next
-    call, each function that it has run; so TensorFlow's own seeds of operations begin again without it."""
+    """The same random numbers for every test."""
     if BACKEND != "tensorflow":
         keras.utils.set_random_seed(7)
         return
     import tensorflow as tf
+    from tensorflow.python.eager.context import context
 
-    with mock.patch.object(tf.random, "set_seed", _restart_seeds):
+    def restart_seeds(seed):
+        context()._seed, context()._rng = seed, random.Random(seed)
+
+    # `tf.random.set_seed` would also make TensorFlow prepare each function again that it has run.
+    with mock.patch.object(tf.random, "set_seed", restart_seeds):
         keras.utils.set_random_seed(7)
-
-
-def _restart_seeds(seed):
-    from tensorflow.python.eager import context
-
-    context.context()._seed, context.context()._rng = seed, random.Random(seed)
 
 
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
-    """The check of an export starts Python once more, for five seconds: only in a test that asks for `whole_checks`."""
+    """Starts Python for the check of an export, which takes five seconds, only in a test with `whole_checks`."""
     from tf_transformer.extensions.conformance import check
 
     run = check._run
@@ -109,12 +107,12 @@ def one_process_of_checks(request, monkeypatch):
 
 @pytest.fixture
 def whole_checks():
-    """Checks have all their processes; see `one_process_of_checks`."""
+    """See `one_process_of_checks`."""
 
 
 @pytest.fixture(scope="session")
 def needs_int8():
-    """Skip a test where TensorFlow has no kernel for products of 8-bit integers, as on arm64."""
+    """Skips a test if TensorFlow cannot multiply 8-bit integers, as on arm64."""
     from tf_transformer.config import BadInput
     from tf_transformer.layers.int8 import check_kernel
 
@@ -126,7 +124,7 @@ def needs_int8():
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A folder with some of the toy corpus: train, dev and test, in .en and .de."""
+    """A directory with some of the toy corpus: train, dev and test, in .en and .de."""
     from tf_transformer.data import toy_corpus
 
     folder = tmp_path_factory.mktemp("text")
@@ -136,7 +134,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def translator():
-    """A small one that gives other texts for other rows."""
+    """A small translator with other outputs for other rows."""
     import tf_transformer as tt
 
     pairs = tt.toy_corpus.corpus(train=20_600)["train"][20_000:]  # for these its outputs differ the most
@@ -152,7 +150,7 @@ def translator():
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
-    """A folder that the first process to ask for it makes, for all that pytest-xdist runs."""
+    """Makes a directory once for all processes of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -168,23 +166,22 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def saved(translator, made_once):
-    """The folder of its SavedModel, moved after it was written."""
+    """The translator's SavedModel, moved after it was written."""
     facts = {"source_language": "en", "target_language": "de", "step": 29}
-    return made_once("savedmodels", lambda folder: translator.save(folder / "name/1", **facts)) / "name" / "1"
+    return made_once("savedmodels", lambda folder: translator.save(folder / "name/1", **facts)) / "name/1"
 
 
 @pytest.fixture(scope="session")
 def lite(translator, made_once):
-    """The folder of its LiteRT export."""
+    """The translator's LiteRT export."""
     pytest.importorskip("ai_edge_litert")
     facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
-    save = lambda folder: translator.save(folder / "name/1", format="litert", **facts)  # noqa: E731
-    return made_once("litert", save) / "name" / "1"
+    return made_once("litert", lambda folder: translator.save(folder / "name/1", format="litert", **facts)) / "name/1"
 
 
 @pytest.fixture(scope="session")
 def served(saved):
-    """It loaded by TensorFlow's C++ in another process."""
+    """The SavedModel, loaded by TensorFlow's C++ in another process."""
     from served import Served
 
     process = Served(saved)
@@ -194,7 +191,7 @@ def served(saved):
 
 @pytest.fixture
 def unscored(monkeypatch):
-    """While a run trains, its search, which is traced for seconds, gives the dev text's sources as they are."""
+    """Replaces a run's search, whose tracing takes seconds: the outputs are the dev set's sources."""
     from tf_transformer.training import tasks
 
     task = dataclasses.replace(tasks.TRANSLATION, decoder=lambda *_: list)
@@ -202,12 +199,12 @@ def unscored(monkeypatch):
 
 
 def normal(*shape, seed=0):
-    """Random numbers for inputs, float32."""
+    """Returns float32 random numbers."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype("float32")
 
 
 def array(x):
-    """A tensor, or what holds one, as a NumPy array."""
+    """Converts a tensor or variable to a NumPy array."""
     return np.asarray(keras.ops.convert_to_numpy(x))
 
 
@@ -217,12 +214,12 @@ def close(found, expected, rtol=1e-5, atol=2e-6):
 
 
 def weights_of(layer):
-    """The weights of a Keras layer, by path below the layer: {"query/kernel": float64 array}."""
+    """Returns a layer's weights by path below it: {"query/kernel": float64 array}."""
     return {weight.path.split("/", 1)[1]: array(weight).astype("float64") for weight in layer.weights}
 
 
 def draw_weights(layer, seed=0):
-    """Give every weight random numbers, so that no bias is zero and no norm's gain is one; returns the layer."""
+    """Gives every weight random numbers, so that no bias is zero and no norm's gain is one. Returns the layer."""
     random, drawn = np.random.default_rng(seed), []
     for weight in layer.weights:
         noise, name = random.standard_normal(weight.shape), weight.path.split("/")[-1]
@@ -233,12 +230,8 @@ def draw_weights(layer, seed=0):
 
 
 def random_model(vocab_size, seed, end, sizes, kind=None):
-    """Random weights that make sharp choices, and outputs that end after few and after many tokens.
-
-    Args:
-        end: what is added to the end symbol's logit.
-        kind: a class of models instead of `Transformer`.
-    """
+    """Returns a model whose random weights make sharp choices, and whose outputs end after few and after many tokens.
+    `end` is added to the logit of EOS."""
     import tf_transformer as tt
     from tf_transformer.tokenizers.tokenizer import EOS_ID
 
@@ -274,7 +267,7 @@ COMPILERS = _compilers()
 
 
 def value_and_gradients(function, variables):
-    """A scalar that is computed from Keras variables, and its gradient by each of them."""
+    """Returns a scalar computed from Keras variables, and its gradient by each of them."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -1,5 +1,5 @@
 """The families and the doors of test_matrix.py. A family is a model to save, a door a way from an export and texts to
-answers."""
+outputs."""
 
 import contextlib
 import importlib
@@ -31,7 +31,7 @@ TRAINED = {family: ROOT / "tests" / family / "trained" for family in ("marian", 
 LIMITS = {"beam_size": 2, "extra_length": 7, "max_source_length": 13}
 
 
-# Families: a function of a small translator and an empty folder; its name begins with that of its registered family.
+# Families: functions of a small translator and an empty directory. A name begins with that of the registered family.
 
 
 def transformer(translator, folder):
@@ -39,7 +39,7 @@ def transformer(translator, folder):
 
 
 def transformer_learned(translator, folder):
-    """Learned positions, as many as an output has places; weights whose choices 8 bits do not change."""
+    """With learned positions for the longest output, and weights whose choices 8 bits do not change."""
     sizes = {"positions": "learned", "max_length": 23}
     return tt.Translator(random_model(350, 37, 2.0, sizes), translator.tokenizer, **LIMITS)
 
@@ -72,7 +72,7 @@ def m2m100(translator, folder):
 
 
 def m2m100_nllb(translator, folder):
-    """The weights of the M2M100, in a checkpoint of NLLB-200: other ids, and 202 languages."""
+    """The weights of the M2M100 in a checkpoint of NLLB-200, with other ids and 202 languages."""
     import sentencepiece
     from safetensors.numpy import load_file, save_file
 
@@ -82,7 +82,7 @@ def m2m100_nllb(translator, folder):
         shutil.copy(source / name, folder)
     engine = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
     ids = json.loads((source / "vocab.json").read_text(encoding="utf-8"))
-    known = {code: len(ids) + place for place, code in enumerate(M2M100.split())}
+    known = {code: len(ids) + index for index, code in enumerate(M2M100.split())}
     rows = [0, 1, 2, 3, *(ids[engine.id_to_piece(id)] for id in range(3, engine.vocab_size()))]
     rows += [known[{"eng_Latn": "en", "deu_Latn": "de"}.get(code, "zu")] for code in NLLB.split()]
     rows.append(3)  # the mask
@@ -105,7 +105,7 @@ TEXTS = dict.fromkeys(FAMILIES, OWN) | dict.fromkeys(("marian", "marian_separate
 TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "   "]
 
 
-# Formats: what cannot be saved in one, and the line that says so.
+# The error of a family that a format cannot hold.
 
 ONE_MODEL = ("ctranslate2", "transformers", "litert", "onnx")
 CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
@@ -113,46 +113,46 @@ CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextMo
 CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 
 
-# Doors: functions of a folder and texts that give the answers, or raise.
+# Doors: functions of an export and texts that return the outputs, or raise.
 
 
-class Refused(Exception):
-    """A program has said in a line on standard error why it does not answer."""
+class ProgramFailed(Exception):
+    """A program failed, with this line on standard error."""
 
 
 def one_string(outputs):
-    """The only output of strings of a signature: its answers."""
+    """Returns the texts of a signature that has one output of strings."""
     (found,) = (value for value in outputs.values() if value.dtype in (tf.string, np.dtype(object)))
     return [text.decode() for text in np.asarray(found).tolist()]
 
 
 def saved_model_load(path, texts):
-    """Every signature, by its name and as a function of the object: all of them tell of the same answers."""
+    """Every signature agrees, by its name and as a function of the object."""
     loaded = tf.saved_model.load(str(path))
-    asked = tf.constant(texts)
-    answers = one_string(loaded.signatures["serving_default"](text=asked))
-    assert one_string(loaded.serving_default(asked)) == answers
+    text = tf.constant(texts)
+    outputs = one_string(loaded.signatures["serving_default"](text=text))
+    assert one_string(loaded.serving_default(text)) == outputs
     if "parse" in loaded.signatures:
-        assert one_string(loaded.signatures["parse"](text=asked)) == answers
-        return answers
+        assert one_string(loaded.signatures["parse"](text=text)) == outputs
+        return outputs
     options = defaults_of(loaded)
-    found = {name: loaded.signatures[name](text=asked, **options) for name in ("translate", "translate_details")}
-    assert first_of(found["translate"]["translations"]) == answers
-    assert first_of(loaded.translate(asked)["translations"]) == answers
+    found = {name: loaded.signatures[name](text=text, **options) for name in ("translate", "translate_details")}
+    assert first_of(found["translate"]["translations"]) == outputs
+    assert first_of(loaded.translate(text)["translations"]) == outputs
     tokens = found["translate_details"]["tokens"][:, 0]
-    assert one_string(loaded.signatures["detokenize"](tokens=tokens)) == answers
+    assert one_string(loaded.signatures["detokenize"](tokens=tokens)) == outputs
     languages = {name: value for name, value in options.items() if name.endswith("_language")}
-    scored = loaded.signatures["score"](source=asked, target=tf.constant(answers), **languages)
+    scored = loaded.signatures["score"](source=text, target=tf.constant(outputs), **languages)
     assert np.isfinite(scored["log_prob"]).all()
     if "complete" in loaded.signatures:
         begin = ["Das", "", "Die", ""]
-        found["complete"] = loaded.signatures["complete"](text=asked, prefix=tf.constant(begin), **options)
+        found["complete"] = loaded.signatures["complete"](text=text, prefix=tf.constant(begin), **options)
         completed = first_of(found["complete"]["translations"])
-        assert [answer[:3] for answer in completed] == begin
-        assert first_of(loaded.complete(asked, tf.constant([""]))["translations"]) == answers
-    lengths = loaded.signatures["tokenize"](text=asked)["length"]
+        assert [output[:3] for output in completed] == begin
+        assert first_of(loaded.complete(text, tf.constant([""]))["translations"]) == outputs
+    lengths = loaded.signatures["tokenize"](text=text)["length"]
     assert (lengths.numpy() == found["translate"]["source_length"].numpy()).all()
-    return answers
+    return outputs
 
 
 def first_of(translations):
@@ -160,13 +160,13 @@ def first_of(translations):
 
 
 def defaults_of(loaded):
-    """The inputs of `translate` beside the text, with what the model itself says of their defaults."""
+    """Returns the optional inputs of `translate` with the defaults that the model's `model_info` returns."""
     specs = loaded.signatures["translate"].structured_input_signature[1]
     names = sorted(specs.keys() - {"text"})
-    said = dict(zip(names, loaded.model_info(tf.constant(names))["value"].numpy(), strict=True))
+    defaults = dict(zip(names, loaded.model_info(tf.constant(names))["value"].numpy(), strict=True))
     return {
         name: tf.constant([value]) if specs[name].dtype == tf.string else tf.cast([float(value)], specs[name].dtype)
-        for name, value in said.items()
+        for name, value in defaults.items()
     }
 
 
@@ -185,15 +185,15 @@ def cpp_loader(path, texts):
 def load(path, texts):
     """A text of one sentence is also a document."""
     engine = tt.load(path)
-    answers = engine(texts)
+    outputs = engine(texts)
     if engine.translates:
         documents = [text if text.strip() else "" for text in engine.document(texts)]
-        assert documents == answers
-    return answers
+        assert documents == outputs
+    return outputs
 
 
 def from_pretrained(path, texts):
-    """The Keras model, built again from the weights."""
+    """The Keras model, rebuilt from the weights."""
     translator = tt.Translator.from_pretrained(path)
     return (tt.Parser(translator) if translator.tokenizer.controls else translator)(texts)
 
@@ -203,11 +203,11 @@ def beam(path, texts):
     from test_beam import run
 
     found, _ = run(list(enumerate(texts)), tt.beam.Translate(path))
-    return [answer.text for _, answer in sorted(found, key=lambda pair: pair[0])]
+    return [output.text for _, output in sorted(found, key=lambda pair: pair[0])]
 
 
 def program(name, argv):
-    """Run a program in this process as its command does; standard output and error are collected."""
+    """Runs a program in this process as its command does. Returns its standard output."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     main = importlib.import_module(
         f"trainers.{name}" if name != "check" else "tf_transformer.extensions.conformance.check"
@@ -218,21 +218,21 @@ def program(name, argv):
         except SystemExit as end:
             out.flush()
             if end.code:
-                said = err.getvalue().strip().splitlines() or out.buffer.getvalue().decode().splitlines()
-                raise Refused(said[-1] if said else "") from end
+                printed = err.getvalue().strip().splitlines() or out.buffer.getvalue().decode().splitlines()
+                raise ProgramFailed(printed[-1] if printed else "") from end
     out.flush()
     return out.buffer.getvalue().decode()
 
 
 def written(path, texts):
-    """A file of the texts, a line each, beside the export."""
+    """Writes the texts as lines of a file next to the export."""
     file = path.parent / "texts"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return file
 
 
 def lines(text):
-    """Those that a line feed ends, whatever else random weights write."""
+    """Splits at line feeds only: random weights write other line ends."""
     return text.removesuffix("\n").split("\n")
 
 
@@ -249,14 +249,14 @@ def evaluate(path, texts):
 
 
 def check(path, texts):
-    """Its answers are findings, all of them good."""
-    said = program("check", [path]).splitlines()
-    assert said and all(line.startswith("ok ") for line in said), [line for line in said if line[:3] != "ok "]
+    """Prints findings, all of them good."""
+    findings = program("check", [path]).splitlines()
+    assert findings and all(line.startswith("ok ") for line in findings), findings
     return None
 
 
 def serve(path, texts):
-    """LibreTranslate's API. A text without words stays as it is."""
+    """LibreTranslate's API, which returns a text without words unchanged."""
     pytest.importorskip("flask")
     from trainers.serve import app
 
@@ -266,8 +266,8 @@ def serve(path, texts):
             app(model)
         return None
     pair = {name: model.facts.get(name, code) for name, code in (("source_language", "en"), ("target_language", "de"))}
-    answer = app(model, pair).test_client().post("/translate", json={"q": texts})
-    return [text if text.strip() else "" for text in answer.get_json()["translatedText"]]
+    output = app(model, pair).test_client().post("/translate", json={"q": texts})
+    return [text if text.strip() else "" for text in output.get_json()["translatedText"]]
 
 
 def playground(path):
@@ -278,29 +278,29 @@ def playground(path):
 
 
 def rest(path, texts):
-    """The playground by the client for REST."""
+    """The REST client of the playground."""
     from savedmodels.clients.rest import Client, translated
     from savedmodels.playground.rest import app
 
-    asked, client = app(playground(path)).test_client(), Client(name="name")
+    server, client = app(playground(path)).test_client(), Client(name="name")
 
     def ask(what, body=None):
         where = f"/v1/models/name{what}"
-        answer = asked.post(where, data=json.dumps(body)) if body else asked.get(where)
-        assert answer.status_code == 200, answer.get_json()
-        return answer.get_json()
+        output = server.post(where, data=json.dumps(body)) if body else server.get(where)
+        assert output.status_code == 200, output.get_json()
+        return output.get_json()
 
     client._ask = ask
     found = client.predict(texts)
-    answers = [next(value for value in row.values() if isinstance(value, str)) for row in found]
+    outputs = [next(value for value in row.values() if isinstance(value, str)) for row in found]
     with contextlib.suppress(LookupError):  # a parser has no options
         lines = [line.split("\t") for line in translated(client, texts, client.options(), 0, 1)]
-        assert [line[2] for line in lines] == answers
-    return answers
+        assert [line[2] for line in lines] == outputs
+    return outputs
 
 
 def grpc(path, texts):
-    """The playground by the client for gRPC."""
+    """The gRPC client of the playground."""
     pytest.importorskip("tensorflow_serving")
     import grpc
 
@@ -316,24 +316,19 @@ def grpc(path, texts):
 
 
 def client_alone(path, texts):
-    """The file alone, where this package cannot be imported."""
+    """The client's file, where this package cannot be imported."""
     folder = path.parent / "alone"
     folder.mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        shutil.copy(ROOT / "tf_transformer/extensions/interop/engines/litert_client.py", folder),
-        path,
-    ]
-    given = "".join(f"{text}\n" for text in texts).encode()
-    done = subprocess.run(command, input=given, capture_output=True, env=without_the_package(folder))
+    file = shutil.copy(ROOT / "tf_transformer/extensions/interop/engines/litert_client.py", folder)
+    options = {"input": "".join(f"{text}\n" for text in texts).encode(), "env": without_the_package(folder)}
+    done = subprocess.run([sys.executable, file, path], capture_output=True, **options)
     if done.returncode:
-        raise Refused(done.stderr.decode().strip().splitlines()[-1])
+        raise ProgramFailed(done.stderr.decode().strip().splitlines()[-1])
     return lines(done.stdout.decode())
 
 
 def ctranslate2(path, texts):
-    """The engine, with the pieces and codes that docs/guides/ctranslate2.md has; greedy, since its length penalty is
-    another."""
+    """CTranslate2's own translator, as in docs/guides/ctranslate2.md. Greedy, since its length penalty differs."""
     engine = pytest.importorskip("ctranslate2").Translator(str(path), intra_threads=1)
     import sentencepiece
 
@@ -344,43 +339,43 @@ def ctranslate2(path, texts):
     if "bpe" in pair[0]:
         vocabulary = (path / "shared_vocabulary.json").read_text("utf-8")
         first, begin = (["__en__"], ["__de__"]) if "__en__" in vocabulary else (["eng_Latn"], ["deu_Latn"])
-    answers = []
+    outputs = []
     for text in texts:
         code, _, rest = text.partition(" ") if text.startswith(">>") else ("", "", text)
         pieces = [*first, *[code] * bool(code), *source.encode(rest, out_type=str)]
         options = {"beam_size": 1, "max_decoding_length": len(pieces) + LIMITS["extra_length"]}
         (result,) = engine.translate_batch([pieces], target_prefix=[begin], min_decoding_length=0, **options)
-        text = target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "")  # an unknown symbol's text
-        answers.append(text if rest.strip() else "")
-    return answers
+        text = target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "")  # the unknown token's text
+        outputs.append(text if rest.strip() else "")
+    return outputs
 
 
 def transformers(path, texts):
-    """Hugging Face's library; greedy, since its length penalty is another."""
+    """Hugging Face's library. Greedy, since its length penalty differs."""
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     from by_transformers import asked
 
     languages = None
-    if "NllbTokenizer" in (said := (path / "tokenizer_config.json").read_text("utf-8")):
+    if "NllbTokenizer" in (config := (path / "tokenizer_config.json").read_text("utf-8")):
         languages = ["eng_Latn", "deu_Latn", "deu_Latn"]
-    elif "M2M100Tokenizer" in said:
+    elif "M2M100Tokenizer" in config:
         languages = ["en", "de", "__de__"]
-    _, answers, _ = asked(path, texts, 1, SEARCH_OPTIONS["extra_length"].default, languages)
+    _, outputs, _ = asked(path, texts, 1, SEARCH_OPTIONS["extra_length"].default, languages)
     wordless = re.compile(r"(>>.*?<<)?\s*")
-    return ["" if wordless.fullmatch(text) else answer for text, answer in zip(texts, answers, strict=True)]
+    return ["" if wordless.fullmatch(text) else output for text, output in zip(texts, outputs, strict=True)]
 
 
 class Door(NamedTuple):
-    """A way from a folder to answers.
+    """A way from an export to outputs.
 
     Attributes:
-        answers: a function of the folder and texts.
-        takes: formats, by name.
-        ours: whether its refusal of other formats is a line of ours; else it is what another library raises.
+        outputs: Function of the directory and texts.
+        takes: Names of formats.
+        ours: Whether our code raises for other formats, or else another library.
     """
 
-    answers: Callable[[Path, list[str]], list[str] | None]
+    outputs: Callable[[Path, list[str]], list[str] | None]
     takes: tuple[str, ...]
     ours: bool = True
 

@@ -118,9 +118,9 @@ def embed(ids, table, position_table=None):
     """3.4: "we multiply those weights by sqrt(d_model)"; 3.5: positions are added. ids [T] -> [T, d]."""
     d_model = table.shape[1]
     rows = []
-    for position, symbol in enumerate(ids):
+    for position, token in enumerate(ids):
         encoding = position_encoding(position, d_model) if position_table is None else position_table[position]
-        rows.append(math.sqrt(d_model) * table[symbol] + encoding)
+        rows.append(math.sqrt(d_model) * table[token] + encoding)
     return np.array(rows)
 
 
@@ -191,7 +191,7 @@ def transformer(source, target, weights, num_layers, num_heads, num_decoder_laye
     `kind` is what the paper has not: an activation; and norm_first, with another norm at the end of each stack.
     """
     table, positions = weights["embedding/embeddings"], weights.get("embedding/position_embeddings")
-    mask = [symbol != PAD_ID for symbol in source]
+    mask = [token != PAD_ID for token in source]
     memory, scores = embed(source, table, positions), {"encoder": [], "decoder": [], "cross": []}
     for i in range(num_layers):
         memory, of_encoder = encoder_layer(memory, part(weights, f"encoder_{i}"), num_heads, mask, **kind)
@@ -220,7 +220,7 @@ def learning_rate(step_num, d_model, warmup_steps):
 def smoothed_cross_entropy(targets, logits, epsilon):
     """5.4 (Szegedy et al. 2015): the mean over real tokens of the cross-entropy against the smoothed distribution.
 
-    That is (1 - epsilon) on the label plus epsilon / V on each of the V symbols. targets [B][T], logits [B][T][V].
+    That is (1 - epsilon) on the label plus epsilon / V on each of the V tokens. targets [B][T], logits [B][T][V].
     """
     losses = []
     for sentence, sentence_logits in zip(targets, logits, strict=True):
@@ -228,8 +228,8 @@ def smoothed_cross_entropy(targets, logits, epsilon):
             if label == PAD_ID:
                 continue
             V, loss = len(token_logits), 0.0
-            for symbol, log_prob in enumerate(log_softmax(token_logits)):
-                loss -= ((1 - epsilon) * (symbol == label) + epsilon / V) * log_prob
+            for token, log_prob in enumerate(log_softmax(token_logits)):
+                loss -= ((1 - epsilon) * (token == label) + epsilon / V) * log_prob
             losses.append(loss)
     return sum(losses) / len(losses)
 
@@ -243,8 +243,8 @@ def smoothed_cross_entropy_gradient(targets, logits, epsilon):
             if label == PAD_ID:
                 continue
             V = len(logits[b][t])
-            for symbol, probability in enumerate(softmax(logits[b][t])):
-                gradient[b, t, symbol] = (probability - (1 - epsilon) * (symbol == label) - epsilon / V) / count
+            for token, probability in enumerate(softmax(logits[b][t])):
+                gradient[b, t, token] = (probability - (1 - epsilon) * (token == label) - epsilon / V) / count
     return gradient
 
 
@@ -271,11 +271,11 @@ def average(checkpoints):
     ]
 
 
-# 6.1 Search. `next_log_probs(ids)` gives the log-probability of every symbol after the output `ids` so far.
+# 6.1 Search. `next_log_probs(ids)` gives the log-probability of every token after the output `ids` so far.
 
 
 def markov(logits, start_id):
-    """A model whose next symbol depends on the newest one and its place: logits [L, V, V] -> `next_log_probs`.
+    """A model whose next token depends on the newest one and its place: logits [L, V, V] -> `next_log_probs`.
 
     The place matters, so that no two outputs go through the same numbers in another order and tie.
     """
@@ -284,24 +284,24 @@ def markov(logits, start_id):
 
 
 def length_penalty(length, alpha):
-    """Wu et al. 2016, equation 14: ((5 + n) / 6)^alpha, n counting the end symbol."""
+    """Wu et al. 2016, equation 14: ((5 + n) / 6)^alpha, n counting EOS."""
     return ((5 + length) / 6) ** alpha
 
 
 def greedy(next_log_probs, end_id, max_length):
-    """The likeliest symbol, again and again, up to and including the end symbol: ids, log-probability."""
+    """The likeliest token, again and again, up to and including EOS: ids, log-probability."""
     ids, log_prob = [], 0.0
     while len(ids) < max_length and end_id not in ids:
         log_probs = next_log_probs(ids)
-        symbol = int(np.argmax(log_probs))
-        ids, log_prob = [*ids, symbol], log_prob + log_probs[symbol]
+        token = int(np.argmax(log_probs))
+        ids, log_prob = [*ids, token], log_prob + log_probs[token]
     return ids, log_prob
 
 
-def exhaustive_search(next_log_probs, symbols, end_id, max_length, alpha):
-    """Every output of at most max_length symbols that ends: (score, log-probability, ids), best first."""
+def exhaustive_search(next_log_probs, tokens, end_id, max_length, alpha):
+    """Every output of at most max_length tokens that ends: (score, log-probability, ids), best first."""
     found = []
-    others = [symbol for symbol in range(symbols) if symbol != end_id]
+    others = [token for token in range(tokens) if token != end_id]
     for length in range(1, max_length + 1):
         for begin in itertools.product(others, repeat=length - 1):
             ids = [*begin, end_id]
@@ -322,9 +322,9 @@ def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, 
     for length in range(1, max_length + 1):
         candidates = []
         for log_prob, ids in alive:
-            for symbol, symbol_log_prob in enumerate(next_log_probs(ids)):
-                if symbol_log_prob > -math.inf:
-                    candidates.append((log_prob + symbol_log_prob, [*ids, symbol]))
+            for token, token_log_prob in enumerate(next_log_probs(ids)):
+                if token_log_prob > -math.inf:
+                    candidates.append((log_prob + token_log_prob, [*ids, token]))
         candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * beam_size]
         for log_prob, ids in candidates[:beam_size]:
             if ids[-1] == end_id:

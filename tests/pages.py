@@ -20,16 +20,12 @@ def read(path):
 
 
 def blocks(path, language="python"):
-    """The code blocks of a page in a language, from top to bottom."""
+    """Returns the code blocks of a page in a language, from top to bottom."""
     return re.findall(rf"^```{language}\n(.*?)^```$", read(path), re.DOTALL | re.MULTILINE)
 
 
 def run_blocks(path, quicker=None):
-    """Run a page's Python from top to bottom in the current folder, with some expressions replaced by quicker ones.
-
-    Returns:
-        the names that it defines.
-    """
+    """Runs a page's Python in the current directory, with some expressions replaced. Returns the names it defines."""
     program, names = "\n".join(blocks(path)), {"__name__": "__main__"}
     for slow, quick in (quicker or {}).items():
         assert slow in program, f"{path} has no {slow}"
@@ -39,7 +35,7 @@ def run_blocks(path, quicker=None):
 
 
 SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m")
-# A shell that says which of our programs it would start, with which words, and starts nothing: it finds no program.
+# A shell that prints which of our programs it would start, with which words, and finds no program to start.
 DRY = r"""PATH=; exec 3>&1
 say() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
 tf-transformer() { say tf-transformer "$@"; }; python() { say python "$@"; }; python3() { say python "$@"; }
@@ -48,7 +44,7 @@ for other in . curl docker git hf jupyter make node pip pytest sh tensorboard; d
 
 
 def calls(script):
-    """The words of each call of Python and `tf-transformer` in a page's lines of shell."""
+    """Returns the words of each call of Python and `tf-transformer` in shell lines."""
     script = re.sub(r"[\w./-]+/bin/(?=pip|python)", "", script)
     script = re.sub(r"(?<=\s)< ?\w\S*", "< /dev/null", script)
     shell = subprocess.run([shutil.which("bash"), "-c", DRY + script], capture_output=True, encoding="utf-8")
@@ -57,19 +53,19 @@ def calls(script):
 
 
 def commands(path):
-    """The calls on a page: whole ones in blocks, and those in lines of text, followed by ... as there may be more."""
+    """Returns the calls on a page: those in blocks, and those in text, which end in ... since they may be parts."""
     spans = [span.replace("\n", " ") for span in SPAN.findall(FENCED.sub("", read(path))) if CALL.search(span)]
     return calls("\n".join(blocks(path, "sh"))) + [[*words, "..."] for words in calls("\n".join(spans))]
 
 
 def links(path):
-    """The links of a page to files of the repository: (folder's path, anchor)."""
+    """Returns the links of a page to files of the repository: (path, anchor)."""
     text = FENCED.sub("", read(path))
     found = re.findall(r"\]\(([^)\s:]+)\)", text) + re.findall(r'src="([^":]+)"', text)
     return [tuple(link.partition("#")[::2]) for link in found]
 
 
 def anchors(path):
-    """What a link can lead to inside a page: its headings, as GitHub and Python-Markdown name them."""
+    """Returns a page's anchors: its headings, as GitHub and Python-Markdown name them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", read(path)), re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}

@@ -12,7 +12,7 @@ from keras import ops
 
 import tf_transformer as tt
 
-# Different primes, and a length S that is none of them: a wrong axis shows. V is more than bfloat16 can count to.
+# Different primes, and a length S that is none of them, so that a wrong axis shows. bfloat16 cannot count to V.
 B, T, S, D, V = 2, 5, 4, 7, 307
 SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
 RATES = {"dropout": 0.3, "attention_dropout": 0.2}
@@ -20,8 +20,8 @@ WINDOW = 3
 OTHER = {"activation": "gelu", "norm_first": True, "use_bias": True, "epsilon": 1e-3}
 CONFIG = tt.TransformerConfig(num_layers=1, d_model=D, d_ff=17, vocab_size=V, **SIZES, **RATES)
 
-tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow alone")
-jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a feature of JAX alone")
+tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a feature of TensorFlow")
+jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a feature of JAX")
 
 
 # The list
@@ -35,7 +35,7 @@ class Case:
     make: Callable[..., keras.layers.Layer]  # of `name`, `dtype` and whatever else every layer of Keras takes
     lengths: tuple[int, ...] = (T,)  # one input a length
     of_ids: bool = False  # inputs are [B, length], not [B, length, D]
-    mixes: bool = False  # what stands at one position changes the output at others
+    mixes: bool = False  # one position changes the output at others
     scores: bool = False  # takes return_attention_scores
     slow: bool = False  # like another of the list
     output_shape: tuple[int, ...] = (B, T, D)
@@ -49,7 +49,7 @@ class Case:
         return [shape[:2] for shape in shapes] if self.of_ids else shapes
 
     def arrays(self, *args, **kwargs):
-        """One array an input: ids without padding, or normal numbers."""
+        """Returns an array for each input: ids without padding, or normal numbers."""
         random = np.random.default_rng(1)
         shapes = self.input_shapes(*args, **kwargs)
         if self.of_ids:
@@ -57,26 +57,26 @@ class Case:
         return [random.normal(size=shape).astype("float32") for shape in shapes]
 
     def symbols(self):
-        """One `keras.Input` an input, of unknown batch and length."""
+        """Returns a `keras.Input` for each input, of unknown batch and length."""
         return [
             keras.Input((None, *shape[2:]), dtype="int32" if self.of_ids else "float32")
             for shape in self.input_shapes()
         ]
 
     def built(self, **kwargs):
-        """The layer, built by a call, with weights that no initializer makes."""
+        """Returns the layer, built by a call, with weights that no initializer makes."""
         layer = self.make(**kwargs)
         self.call(layer, self.arrays())
         return draw_weights(layer)
 
     def model(self, layer=None):
-        """The layer, by default `built`, as a functional model."""
+        """Returns the layer, by default `built`, as a functional model."""
         inputs = self.symbols()
         return keras.Model(inputs, self.call(layer or self.built(), inputs))
 
     @functools.cache  # noqa: B019 (the list lives as long as the process)
-    def answer(self):
-        """What the `built` layer says to `arrays`."""
+    def output(self):
+        """Output of the `built` layer for `arrays`."""
         return array(self.call(self.built(), self.arrays()))
 
     def __str__(self):
@@ -134,7 +134,7 @@ MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scor
 
 
 def promise(cases, slow=()):
-    """A test of each case; those that are like another, or take long here, are slow."""
+    """Parametrizes a test by cases. Those that resemble another, or take long, are slow."""
     return pytest.mark.parametrize(
         "case", [pytest.param(x, marks=[pytest.mark.slow] * (x.slow or x.name in slow)) for x in cases], ids=str
     )

@@ -27,10 +27,10 @@ while True:
     except EOFError:
         break
     try:
-        answer = servable.predict(*arguments)
+        output = servable.predict(*arguments)
     except Exception as error:
-        answer = f"{type(error).__name__}: {error}"
-    pickle.dump(answer, stdout); stdout.flush()
+        output = f"{type(error).__name__}: {error}"
+    pickle.dump(output, stdout); stdout.flush()
 """
 
 
@@ -49,10 +49,10 @@ class Served:
     def __call__(self, inputs, signature="serving_default", outputs=None):
         pickle.dump((inputs, signature, outputs), self.process.stdin)
         self.process.stdin.flush()
-        answer = pickle.load(self.process.stdout)
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
-        return answer
+        output = pickle.load(self.process.stdout)
+        if isinstance(output, str):
+            raise RuntimeError(output)
+        return output
 
     def close(self):
         self.process.stdin.close()
@@ -66,6 +66,6 @@ def merge(served, requests, signature, sizes=(1, 2, 4, 8, 16, 32)):
     rows = [len(request[names[0]]) for request in requests]
     padding = next(size for size in sizes if size >= sum(rows)) - sum(rows)
     padded = requests + padding * [{name: value[:1] for name, value in requests[-1].items()}]
-    answer = served({name: np.concatenate([request[name] for request in padded]) for name in names}, signature)
+    output = served({name: np.concatenate([request[name] for request in padded]) for name in names}, signature)
     places = [slice(end - count, end) for count, end in zip(rows, np.cumsum(rows), strict=True)]
-    return [{name: value[place] for name, value in answer.items()} for place in places]
+    return [{name: value[place] for name, value in output.items()} for place in places]

@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def trained():
-    """The model and its history, of one device."""
+    """The model and its history on one device."""
     return replicas.train()
 
 
 @pytest.fixture(scope="module")
-def alone(trained, tmp_path_factory):
-    path = tmp_path_factory.mktemp("alone") / "trained.npz"
+def one_device(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("one") / "trained.npz"
     replicas.save(path, *trained)
     return np.load(path)
 
@@ -55,24 +55,24 @@ def cluster(workers=2, chief=False):
     return [json.dumps({"cluster": machines, "task": task}) for task in tasks]
 
 
-def same(path, alone, tolerance=1e-5):
+def same(path, one_device, tolerance=1e-5):
     found = np.load(path)
-    assert set(found) == set(alone)
+    assert set(found) == set(one_device)
     for name in found:
-        np.testing.assert_allclose(found[name], alone[name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(found[name], one_device[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.program
-def test_two_replicas_are_one(alone, tmp_path):
-    """On two logical devices; weights, metrics, the gradient's norm, clipped, of batches that two does not divide."""
+def test_two_replicas_are_one(one_device, tmp_path):
+    """Weights, metrics and the clipped gradient's norm, of batches that two does not divide."""
     process = start(tmp_path / "two.npz", "cpu:2")
     assert process.wait() == 0, process.stderr.read()
-    same(tmp_path / "two.npz", alone)
+    same(tmp_path / "two.npz", one_device)
 
 
 @pytest.mark.slow
 def test_two_replicas_are_one_in_float16(tmp_path):
-    """The loss is scaled, and gradients are looked at, once for both."""
+    """The loss is scaled, and gradients are checked, once for both."""
     replicas.save(tmp_path / "one.npz", *replicas.train(dtype="mixed_float16"))
     process = start(tmp_path / "two.npz", "cpu:2", "mixed_float16")
     assert process.wait() == 0, process.stderr.read()
@@ -81,23 +81,23 @@ def test_two_replicas_are_one_in_float16(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chief", [False, True])
-def test_two_workers_are_one(alone, tmp_path, chief):
+def test_two_workers_are_one(one_device, tmp_path, chief):
     """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
     workers = [start(path, TF_CONFIG=config) for path, config in zip(paths, cluster(chief=chief), strict=True)]
     for worker, path in zip(workers, paths, strict=True):
         assert worker.wait() == 0, worker.stderr.read()
-        same(path, alone)
+        same(path, one_device)
 
 
 @pytest.mark.program
-def test_a_batch_in_parts_is_the_batch(alone, tmp_path):
-    """Of unequal numbers of rows and tokens, and some without rows."""
+def test_a_batch_in_parts_is_the_batch(one_device, tmp_path):
+    """Microbatches have unequal numbers of rows and tokens, some none."""
     replicas.save(tmp_path / "parts.npz", *replicas.train(parts=3))
-    same(tmp_path / "parts.npz", alone)
+    same(tmp_path / "parts.npz", one_device)
 
 
-def test_a_step_is_that_of_keras(alone, monkeypatch):
+def test_a_step_is_that_of_keras(one_device, monkeypatch):
     """And is traced once for the same shapes, of which Keras 3.16 has those of a batch and then any: the optimizer's
     variables are there before."""
     traced = []
@@ -110,8 +110,8 @@ def test_a_step_is_that_of_keras(alone, monkeypatch):
     model, history = replicas.train()
     assert len(set(traced)) == len(traced)
     for i, weight in enumerate(model.weights):
-        np.testing.assert_allclose(weight, alone[f"weight_{i}"], rtol=1e-5, atol=1e-5, err_msg=weight.path)
-    np.testing.assert_allclose(history["perplexity"], alone["perplexity"], rtol=1e-5)
+        np.testing.assert_allclose(weight, one_device[f"weight_{i}"], rtol=1e-5, atol=1e-5, err_msg=weight.path)
+    np.testing.assert_allclose(history["perplexity"], one_device["perplexity"], rtol=1e-5)
 
 
 @pytest.mark.program
@@ -134,7 +134,7 @@ def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
 
 @pytest.mark.slow
 def test_two_replicas_leave_out_an_update_together():
-    """Only one has the token that is not finite; also with optimizers that sum the gradients themselves."""
+    """Only one has the non-finite token; also with optimizers that sum the gradients themselves."""
     program = """
 import keras, replicas, tf_transformer as tt
 strategy = tt.distribution.strategy("cpu:2")
@@ -147,7 +147,7 @@ for kind in (tt.Adam, keras.optimizers.SGD, keras.optimizers.Adam):
 
 @pytest.mark.program
 def test_two_replicas_drop_other_components():
-    """From one random state, which both have; so does a replica of odd width."""
+    """From the one random state that both share, also for an odd width."""
     program = """
 import keras, numpy, tensorflow as tf
 from tf_transformer import distribution
@@ -255,7 +255,7 @@ def test_one_worker_writes(monkeypatch):
 
 
 def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
-    """And ends at once: what TensorFlow still runs waits for the other."""
+    """It ends at once, without TensorFlow's threads, which wait for the other."""
     ended = []
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
     monkeypatch.setattr(os, "_exit", lambda status: ended.append(status) or sys.exit())
@@ -270,13 +270,13 @@ def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
         assert "worker 1 is silent" in output and "start all workers again" in output
     assert ended == [3, 3, 3]
     monkeypatch.delenv("TF_CONFIG")
-    with pytest.raises(tf.errors.UnavailableError):  # alone there is nobody to lose
+    with pytest.raises(tf.errors.UnavailableError):  # not in a cluster
         run_program(lambda: lose(tf.errors.UnavailableError))
 
 
 @pytest.mark.slow
 def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
-    """The trainer itself: the chief alone writes; the other stops and says why; both go on from the checkpoint."""
+    """The chief writes, the other stops with a message, and both resume from the checkpoint."""
     run = tmp_path / "run"
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=7, test=7)
     sides = [str(tmp_path / f"{split}.{side}") for split in ("train", "dev") for side in ("en", "de")]

@@ -37,7 +37,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", pages.PATHS, ids=str)
 def test_no_table_is_cut_in_two(path):
-    """An empty line ends a table, and what follows is no table without a head of its own."""
+    """An empty line ends a table, so that the rows after it have no head."""
     for block in re.findall(r"(?:^\|.*\n)+", re.sub(pages.FENCED, "", pages.read(path)), re.MULTILINE):
         rows = block.splitlines()
         assert len(rows) > 2 and re.fullmatch(r"[|\s:-]+", rows[1]), f"{path}: {rows[0]}"
@@ -55,16 +55,16 @@ def run_command(words, monkeypatch):
         name = f"{'tf_transformer.extensions.conformance' if name == 'check' else 'trainers'}.{name}"
     else:
         name, *argv = words[2:] if words[1] == "-m" else words[1:]
-    known = ("venv", "http.server", "my_pipeline.py")  # Python's, and the reader's
+    known = ("venv", "http.server", "my_pipeline.py")  # not ours
     if name in known or name.endswith("..."):  # several of ours
         return
-    place = Path(name.removesuffix(".py").replace(".", "/"))
-    place = (place / "__main__" if (ROOT / place).is_dir() else place).with_suffix(".py")
-    assert (ROOT / place).exists(), "no such program"
-    main = getattr(importlib.import_module(".".join(place.with_suffix("").parts)), "main", None)
+    program = Path(name.removesuffix(".py").replace(".", "/"))
+    program = (program / "__main__" if (ROOT / program).is_dir() else program).with_suffix(".py")
+    assert (ROOT / program).exists(), "no such program"
+    main = getattr(importlib.import_module(".".join(program.with_suffix("").parts)), "main", None)
     if main is None:
         monkeypatch.setattr(sys, "argv", [name, *argv])
-        runpy.run_path(str(ROOT / place), run_name="__main__")
+        runpy.run_path(str(ROOT / program), run_name="__main__")
     elif inspect.signature(main).parameters:
         main(argv)
     else:
@@ -73,7 +73,7 @@ def run_command(words, monkeypatch):
 
 @pytest.mark.parametrize("path", [path for path in pages.PATHS if path.stem != "CHANGELOG"], ids=str)
 def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
-    """A command is one that its program takes; of a part of one the options are known."""
+    """A program accepts the whole commands, and has the options of parts of commands."""
 
     def understand(parser, argv=None, namespace=None, parse=None):
         argv = sys.argv[1:] if argv is None else argv
@@ -101,7 +101,7 @@ def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
 
 @pytest.fixture
 def folder(unscored, tmp_path, monkeypatch):
-    """Where a page's Python runs: what it wants to download lies there."""
+    """The directory where a page's Python runs, with what it would download."""
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")
@@ -114,10 +114,10 @@ def is_saved(*names):
     return all(Path(f"savedmodels/{name}/1/saved_model.pb").exists() for name in names)
 
 
-GO_ON = {  # with the run runs/mine; and what is quicker in its place
+WITH_A_RUN = {  # pages that need the run runs/mine: quicker code
     "tutorials/train": {
         "vocab_size=500": "num_layers=1, d_model=32, d_ff=64, vocab_size=500",
-        'translator.save("savedmodels/tutorial/1")': "translator.export()",  # as the README's
+        'translator.save("savedmodels/tutorial/1")': "translator.export()",  # as in the README
     },
     "tutorials/serve": {},
     "guides/search": {},
@@ -129,7 +129,7 @@ GO_ON = {  # with the run runs/mine; and what is quicker in its place
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 SMALL = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)"
-ALONE = {  # pages that need no other: what is quicker, and what their Python's names then hold
+SEPARATE = {  # pages that need no other: quicker code, and a check of the names that their Python defines
     "tutorials/layers": ({}, lambda names: names["scores"].numpy()[..., 3].max() == 0),  # padding
     "guides/large-corpora": (
         {"vocab_size=1_000": "vocab_size=400"},
@@ -155,8 +155,8 @@ ALONE = {  # pages that need no other: what is quicker, and what their Python's 
     "tutorials/fine-tune": (
         {
             "train=2_000, dev=40": "train=700, dev=10",
-            'start.save("savedmodels/pretrained/1")': "start.export()",  # as the README's
-            'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as the README's
+            'start.save("savedmodels/pretrained/1")': "start.export()",  # as in the README
+            'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as in the README
         },
         # LoRA on two projections of three layers
         lambda names: (
@@ -166,7 +166,7 @@ ALONE = {  # pages that need no other: what is quicker, and what their Python's 
         ),
     ),
     "guides/coming-from": (
-        {'start.save("savedmodels/tuned/1")': "start.export()"},  # as the README's
+        {'start.save("savedmodels/tuned/1")': "start.export()"},  # as in the README
         lambda names: tt.load("tuned")("He is tired.") == names["start"]("He is tired."),
     ),
     "guides/languages": (
@@ -182,17 +182,17 @@ def test_every_page_is_run_by_a_test():
     python = {
         f"{path.parent.name}/{path.stem}" for path in pages.PATHS if path.parts[0] == "docs" and pages.blocks(path)
     }
-    assert python == {*GO_ON, *ALONE, *ELSEWHERE}
+    assert python == {*WITH_A_RUN, *SEPARATE, *ELSEWHERE}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.program if name in FAST else pytest.mark.slow) for name in ALONE]
+    "name", [pytest.param(name, marks=pytest.mark.program if name in FAST else pytest.mark.slow) for name in SEPARATE]
 )
 def test_the_python_of_a_page_runs(name, folder):
     write_trees(folder / "train.trees", 211, seed=1)
     write_trees(folder / "dev.trees", 23, seed=2)
     write_dataset(folder)
-    quicker, holds = ALONE[name]
+    quicker, holds = SEPARATE[name]
     assert holds(pages.run_blocks(f"docs/{name}.md", quicker))
 
 
@@ -209,7 +209,7 @@ def write_dataset(folder):
 @pytest.mark.program
 def test_the_pages_that_go_on_with_one_run(folder):
     names = {}
-    for name, quicker in GO_ON.items():
+    for name, quicker in WITH_A_RUN.items():
         names |= pages.run_blocks(f"docs/{name}.md", quicker)
         if name == "tutorials/train":
             (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter

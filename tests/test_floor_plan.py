@@ -26,17 +26,11 @@ ROOMS = {  # a subpackage, and those that it may import
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": ("data", "decoding", "inference", "models", "serving", "tokenizers", "training"),
 }
-ON_TENSORFLOW = ["decoding.growing", "extensions.parsing.in_graph"]  # loaded only there
-ON_TENSORFLOW += [
-    "models.training_step",
-    "inference.savedmodel",
-    "extensions.beam.preparation",
-    "extensions.beam.shards",
-]
-ON_TENSORFLOW += ["extensions.beam.translation", "serving.compact", "serving.contract", "serving.savedmodel"]
+# Modules that import TensorFlow at once. They are loaded only on it.
+ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
+ON_TENSORFLOW += [f"serving.{name}" for name in ("compact", "contract", "savedmodel")]
+ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [f"extensions.interop.formats.{name}" for name in ("ctranslate2", "litert", "onnx", "portable")]
-
-
 FILES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
@@ -60,14 +54,10 @@ def imports(tree, inside_functions=True):
     for node in ast.walk(tree) if inside_functions else tree.body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (module if module in FILES else node.module for module in of_names(node))
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (module if module in FILES else node.module for module in modules)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-
-
-def of_names(node):
-    """What `from module import names` imports, if the names are modules."""
-    return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
 def room_of(module):
@@ -108,17 +98,13 @@ def test_neither_rooms_nor_files_form_a_circle():
     assert not left_of(ROOMS) and not left_of(files)
 
 
-def is_neutral(module):
-    return module not in ON_TENSORFLOW
-
-
 def test_what_needs_no_tensorflow_imports_none():
     """Nor what imports it."""
     for name, tree in modules():
-        if is_neutral(name):
+        if name not in ON_TENSORFLOW:
             found = [module for module in imports(tree, inside_functions=False) if module.startswith("tensorflow")]
             ours = package_imports(tree, inside_functions=False) - {""}
-            found += [module for module in ours if not is_neutral(module)]
+            found += [module for module in ours if module in ON_TENSORFLOW]
             assert not found, f"{name} imports {found}"
 
 

@@ -1,4 +1,4 @@
-"""Every family, saved in every format and dtype, answers the same by every door of matrix.py that takes the format. The
+"""Every family, saved in every format and dtype, outputs the same by every door of matrix.py that takes the format. The
 other doors raise one line. A new family, format, program or client must have a row or a column here.
 """
 
@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
-from matrix import CANNOT_BE_SAVED, DOORS, FAMILIES, TEXTS, Refused
+from matrix import CANNOT_BE_SAVED, DOORS, FAMILIES, TEXTS, ProgramFailed
 from programs import ROOT
 
 import tf_transformer as tt
@@ -17,7 +17,7 @@ from tf_transformer.models.families import families
 from tf_transformer.serving.formats import formats
 from trainers.__main__ import PROGRAMS
 
-# Rows that are not slow, by format: those whose graphs differ most. The others have tests of their own as well.
+# Rows that are not slow, by format: those whose graphs differ most.
 ROWS = {
     "savedmodel": {("marian", "float32")},  # test_m2m100_export.py opens one of several languages
     "litert": {("transformer", "int8")},
@@ -40,21 +40,21 @@ def test_the_table_has_what_the_registries_have():
 
 
 def cells():
-    """What a door does not take, it refuses whatever the export is of: the rows that are not slow show it."""
+    """A door's error for a format does not depend on family and dtype, so only the rows above have such cells."""
     for family, format in itertools.product(FAMILIES, formats().values()):
         for dtype, door in itertools.product(format.dtypes, DOORS):
-            answers, chosen = format.name in DOORS[door].takes, (family, dtype) in ROWS[format.name]
-            if (family, format.name) in CANNOT_BE_SAVED or not (answers or chosen):
+            outputs, chosen = format.name in DOORS[door].takes, (family, dtype) in ROWS[format.name]
+            if (family, format.name) in CANNOT_BE_SAVED or not (outputs or chosen):
                 continue
-            slow = not chosen or (door == "check" and answers)
-            fast = family == "marian" and format.name != "savedmodel"  # whose export takes long
+            slow = not chosen or (door == "check" and outputs)
+            fast = family == "marian" and format.name != "savedmodel"  # exported in no time
             marks = pytest.mark.slow if slow else () if fast else pytest.mark.program
             cell = family, format.name, dtype, door
             yield pytest.param(*cell, marks=marks, id="-".join(cell))
 
 
 class Row:
-    """One export and what it should answer."""
+    """One export and its expected outputs."""
 
     def __init__(self, family, format, dtype, translator, folder):
         self.name = (family, format, dtype)
@@ -69,11 +69,11 @@ class Row:
         formats()[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
 
     def expected(self):
-        """What the model itself answers, with weights of this dtype if it is exported with these."""
+        """Returns the model's own outputs, with weights of the export's dtype."""
         if self._expected is None:
             (family, format, dtype), model = self.name, self.model
             if (format, dtype) == ("onnx", "int8") or (format == "transformers" and dtype != "float32"):
-                # Whose inputs of products have one scale for all beams; whose products are those of 32 bits.
+                # ONNX has one scale for all beams, and a checkpoint computes in 32 bits.
                 model = tt.load(self.path)
             elif format == "savedmodel" and dtype != "float32":
                 model = model.astype(dtype)
@@ -83,13 +83,13 @@ class Row:
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Nothing here is random, and at a new seed TensorFlow prepares every function anew."""
+    """Nothing here is random, and TensorFlow would prepare every function again for a new seed."""
 
 
 @pytest.fixture(scope="module")
 def saved_in(translator, tmp_path_factory):
-    """The export of a row, made once for all doors; TensorFlow loads it once, too."""
-    made, load, loaded = {}, tf.saved_model.load, {}
+    """Exports a row once for all doors. TensorFlow also loads it once."""
+    rows, load, loaded = {}, tf.saved_model.load, {}
 
     def once(path):
         if path not in loaded:
@@ -98,12 +98,12 @@ def saved_in(translator, tmp_path_factory):
         return loaded[path]
 
     def of(*name):
-        if name not in made:
-            for row in made.values():
+        if name not in rows:
+            for row in rows.values():
                 shutil.rmtree(row.path.parent.parent)
-            made.clear()
-            made[name] = Row(*name, translator, tmp_path_factory.mktemp("row"))
-        return made[name]
+            rows.clear()
+            rows[name] = Row(*name, translator, tmp_path_factory.mktemp("row"))
+        return rows[name]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.saved_model, "load", once)
@@ -115,17 +115,17 @@ def test_cell(family, format, dtype, door, saved_in, whole_checks):
     row, door = saved_in(family, format, dtype), DOORS[door]
     texts = TEXTS[family]
     if format in door.takes:
-        answers = door.answers(row.path, texts)
-        if answers is not None:
-            assert answers == row.expected()
-            assert [bool(answer) for answer in answers] == [bool(text.strip()) for text in texts]
+        outputs = door.outputs(row.path, texts)
+        if outputs is not None:
+            assert outputs == row.expected()
+            assert [bool(output) for output in outputs] == [bool(text.strip()) for text in texts]
         return
     with pytest.raises(Exception) as refusal:
-        door.answers(row.path, texts)
+        door.outputs(row.path, texts)
     if door.ours:
-        assert isinstance(refusal.value, tt.BadInput | OSError | Refused), refusal.value
-        said = str(refusal.value)
-        assert "\n" not in said and str(row.path) in said and "expected" in said, said
+        assert isinstance(refusal.value, tt.BadInput | OSError | ProgramFailed), refusal.value
+        message = str(refusal.value)
+        assert "\n" not in message and str(row.path) in message and "expected" in message, message
 
 
 @pytest.mark.program

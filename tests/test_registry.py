@@ -43,10 +43,6 @@ FORMAT = Format("toy", "a toy", "toys", ("float32",), frozenset(),
                 lambda model, path, *others, **options: Path(path).write_text(str(model.beam_size)))
 FAMILY = Family("toy", Config, Model, tt.Tokenizer)
 TASK = dataclasses.replace(TRANSLATION, metric="chrF")
-
-
-def command():
-    print("a toy's command")
 """
 POINTS = """
 [tf_transformer.engines]
@@ -59,7 +55,7 @@ toy = toy_plugin:FAMILY
 [tf_transformer.tasks]
 toy = toy_plugin:TASK
 [tf_transformer.commands]
-toy = toy_plugin:command
+toy = toy_command:print_toy
 """
 
 
@@ -68,6 +64,7 @@ def plugin(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     (folder / "toy_plugin-1.0.dist-info").mkdir(parents=True)
     (folder / "toy_plugin.py").write_text(TOY)
+    (folder / "toy_command.py").write_text("def print_toy():\n    print('a toy')\n")
     (folder / "toy_plugin-1.0.dist-info/METADATA").write_text("Name: toy-plugin\nVersion: 1.0\n")
     (folder / "toy_plugin-1.0.dist-info/entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(folder)
@@ -104,4 +101,4 @@ def test_what_opens_nothing_lists_the_engines(plugin, tmp_path):
 
 def test_a_command_of_a_plugin(plugin):
     program = "import sys; sys.argv = ['tf-transformer', *sys.argv[1:]]; from trainers.__main__ import run; run()"
-    assert run_python(program, "toy", PYTHONPATH=f"{plugin}:{ROOT}") == "a toy's command\n"
+    assert run_python(program, "toy", PYTHONPATH=f"{plugin}:{ROOT}") == "a toy\n"

@@ -68,7 +68,7 @@ def test_clone_model(case):
     clone = keras.models.clone_model(model)
     assert not {id(weight) for weight in clone.weights} & {id(weight) for weight in model.weights}
     clone.set_weights(model.get_weights())
-    assert_close(clone(case.arrays()), case.answer())
+    assert_close(clone(case.arrays()), case.output())
 
 
 # Shapes and models of every kind
@@ -79,7 +79,7 @@ def test_unknown_batch_and_length(case):
     layer = case.built()
     model = case.model(layer)
     assert model.output_shape == (None, None, case.output_shape[-1])
-    assert_close(model(case.arrays()), case.answer())
+    assert_close(model(case.arrays()), case.output())
     other = case.arrays(batch=3, longer=6)
     assert_close(model(other), case.call(layer, other))
 
@@ -91,7 +91,7 @@ def test_compute_output_shape(case):
     def computed(shapes):
         return layer.compute_output_shape(tuple(shapes)) if case in MODELS else layer.compute_output_shape(*shapes)
 
-    assert case.answer().shape == case.output_shape
+    assert case.output().shape == case.output_shape
     assert computed(case.input_shapes()) == case.output_shape
     assert computed([symbol.shape for symbol in case.symbols()]) == (None, None, case.output_shape[-1])
 
@@ -135,28 +135,24 @@ def test_another_number_of_axes_is_told_in_one_line(case, symbolic):
     assert not layer.built
 
 
-def test_keys_at_the_place_of_a_mask_are_no_mask():
-    """Keras's order is query, value, key."""
-    x = np.random.default_rng(1).normal(size=(B, T, D))
+def test_what_is_no_tensor_of_the_right_axes():
+    """Keys at the place of a mask, since Keras's order is query, value, key; lists; ragged tensors."""
+    attention, x = tt.layers.MultiHeadAttention(1, name="it"), np.random.default_rng(1).normal(size=(B, T, D))
     expected = r"^it: expected mask \[B, T\] of bools, got .* \(2, 5, 7\). The arguments are query, value, mask$"
     with pytest.raises(tt.BadInput, match=expected):
-        tt.layers.MultiHeadAttention(1, name="it")(x, x, x)
+        attention(x, x, x)
     with pytest.raises(tt.BadInput, match=r"^it: expected query \[B, T, d\], got a list$"):
-        tt.layers.MultiHeadAttention(1, name="it")([x, x])
-
-
-def test_ragged_tensors_are_told_in_one_line():
+        attention([x, x])
     tf = pytest.importorskip("tensorflow")
-    ids = tf.ragged.constant([[5, 6], [7]])
     with pytest.raises(tt.BadInput, match=r"^it: expected ids \[B, T\], got a ragged tensor, for which write ids"):
-        tt.layers.PositionalEmbedding(V, D, name="it")(ids)
+        tt.layers.PositionalEmbedding(V, D, name="it")(tf.ragged.constant([[5, 6], [7]]))
 
 
 @every_layer_of_one_input
 def test_in_a_sequential_model(case):
     (x,) = case.arrays()
-    assert_close(keras.Sequential([case.built()])(x), case.answer())
-    assert_close(keras.Sequential([*case.symbols(), case.built()])(x), case.answer())
+    assert_close(keras.Sequential([case.built()])(x), case.output())
+    assert_close(keras.Sequential([*case.symbols(), case.built()])(x), case.output())
 
 
 @every_layer_of_one_input
@@ -181,7 +177,7 @@ def test_in_a_subclassed_model(case):
 
     model = Around(case.make())
     model(case.arrays())
-    assert_close(draw_weights(model)(case.arrays()), case.answer())
+    assert_close(draw_weights(model)(case.arrays()), case.output())
 
 
 @every_case
@@ -317,14 +313,14 @@ def test_each_dropout_works_by_itself_and_in_training_alone(case):
         case.call(layer, case.arrays())
         layer.set_weights(case.built().get_weights())
         for inference in ({}, {"training": False}):
-            assert_close(case.call(layer, case.arrays(), **inference), case.answer())
-        assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.answer()).max() > 0.1, name
+            assert_close(case.call(layer, case.arrays(), **inference), case.output())
+        assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.output()).max() > 0.1, name
         variables = layer.trainable_variables, layer.non_trainable_variables
         state = [[variable.value for variable in those] for those in variables]
         for training in (True, False):  # as Keras's step on JAX calls it, without the context of a call
             stateless = functools.partial(layer.stateless_call, *state, training=training)
             output, _ = stateless(tuple(case.arrays())) if case in MODELS else stateless(*case.arrays())
-            assert (np.abs(array(output) - case.answer()).max() > 0.1) == training, name
+            assert (np.abs(array(output) - case.output()).max() > 0.1) == training, name
         rates[name] = 0.0
 
 
@@ -340,8 +336,8 @@ def test_mixed_precision(case, policy):
     assert standardize_dtype(output.dtype) == expected
     assert {standardize_dtype(weight.dtype) for weight in layer.weights} == {"float32"}
     assert {child.dtype_policy.name for child in layer._flatten_layers()} == {policy}
-    difference = array(output) - case.answer()
-    assert np.linalg.norm(difference) < 0.03 * np.linalg.norm(case.answer())
+    difference = array(output) - case.output()
+    assert np.linalg.norm(difference) < 0.03 * np.linalg.norm(case.output())
 
 
 @promise([case for case in LAYERS + MODELS if case.of_ids])

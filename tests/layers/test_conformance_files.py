@@ -53,16 +53,16 @@ def test_load_model_in_a_fresh_process(case, answered_files):
     answered_files, _ = answered_files
     error = answered_files / f"{case.name}.error"
     assert not error.exists(), error.read_text()
-    assert_close(np.load(answered_files / f"{case.name}.npy"), case.answer())
+    assert_close(np.load(answered_files / f"{case.name}.npy"), case.output())
 
 
 @every_case
 def test_load_weights(case, tmp_path):
     case.model().save_weights(tmp_path / "model.weights.h5")
     other = case.model(case.make())
-    assert not np.allclose(array(other(case.arrays())), case.answer(), atol=0.01)
+    assert not np.allclose(array(other(case.arrays())), case.output(), atol=0.01)
     other.load_weights(tmp_path / "model.weights.h5")
-    assert_close(other(case.arrays()), case.answer())
+    assert_close(other(case.arrays()), case.output())
 
 
 EXPORTED = """
@@ -125,7 +125,7 @@ def test_quantized_to_int8(case, tmp_path):
     model = case.model()
     model.quantize("int8")
     found = array(model(case.arrays()))
-    assert np.linalg.norm(found - case.answer()) < 0.05 * np.linalg.norm(case.answer())
+    assert np.linalg.norm(found - case.output()) < 0.05 * np.linalg.norm(case.output())
     kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
     for path in (tmp_path / "model.keras", tmp_path / "again.keras"):
         assert [weight.dtype for weight in model.weights].count("int8") == len(kernels)
@@ -165,6 +165,6 @@ def test_lora(case, tmp_path):
         weight.assign(np.random.default_rng(7).normal(size=weight.shape))
     model = case.model(layer)
     expected = array(model(case.arrays()))
-    assert not inside or not np.allclose(expected, case.answer(), atol=0.01)
+    assert not inside or not np.allclose(expected, case.output(), atol=0.01)
     model.save(tmp_path / "model.keras")
     assert_close(keras.saving.load_model(tmp_path / "model.keras")(case.arrays()), expected)

@@ -43,10 +43,12 @@ def test_components_are_dropped_independently():
         assert abs((one & other).mean() - 0.49) < 5 * error
 
 
-@pytest.mark.parametrize("shape", [(7, 11), (3, 5, 13)])
-def test_an_odd_width_is_dropped_as_keras_does(shape):
-    x = normal(*shape)
-    close(Dropout(0.3, seed=7)(x, training=True), keras.layers.Dropout(0.3, seed=7)(x, training=True))
+@pytest.mark.parametrize(
+    ("shape", "options"), [((7, 11), {}), ((3, 5, 13), {}), ((5, 7, 8), {"noise_shape": (5, 1, 8)})], ids=str
+)
+def test_an_odd_width_or_a_noise_shape_is_dropped_as_keras_does(shape, options):
+    x, layers = normal(*shape), (kind(0.3, seed=7, **options) for kind in (Dropout, keras.layers.Dropout))
+    close(*(layer(x, training=True) for layer in layers))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute is TensorFlow's")
@@ -61,12 +63,6 @@ def test_a_replica_drops_its_own_components(monkeypatch):
     np.testing.assert_array_equal(kept[0], alone)
     for one, other in ((kept[0], kept[1]), (kept[0], kept[2]), (kept[1], kept[2])):
         assert abs((one & other).mean() - 0.49) < 5 * np.sqrt(0.49 * 0.51 / one.size)
-
-
-def test_a_noise_shape_is_that_of_keras():
-    x = np.ones((5, 7, 8), "float32")
-    layers = (kind(0.5, noise_shape=(5, 1, 8), seed=3) for kind in (Dropout, keras.layers.Dropout))
-    close(*(layer(x, training=True) for layer in layers))
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="jax.jit changes no random state")

@@ -60,14 +60,6 @@ def test_a_token_may_stand_anywhere(positions):
     close(layer(IDS[:, where], position=ops.array(where)), array(layer(IDS))[:, where])
 
 
-def test_padding_becomes_the_mask_of_what_follows():
-    layer = built()
-    assert np.array_equal(array(layer.compute_mask(IDS)), IDS != 0)
-    attend = keras.layers.Lambda(lambda x, mask=None: ops.cast(mask, "int32"))  # gets Keras's mask
-    attend.supports_masking = True
-    assert np.array_equal(array(attend(layer(IDS))), IDS != 0)
-
-
 def test_the_softmax_shares_the_embeddings_without_their_scale():
     layer, x = built(), normal(B, T, d)
     close(layer.logits(x), x.astype("float64") @ weights_of(layer)["embeddings"].T)

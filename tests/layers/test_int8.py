@@ -53,10 +53,8 @@ def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
 @needs_int8
 def test_rows_do_not_depend_on_each_other():
     chance = np.random.default_rng(0)
-    x, (integers, largest) = (
-        chance.normal(size=(13, 37)).astype("float32"),
-        int8.quantized(chance.normal(size=(37, 29)), 0),
-    )
+    x = chance.normal(size=(13, 37)).astype("float32")
+    integers, largest = int8.quantized(chance.normal(size=(37, 29)), 0)
     x[3] = 0
     x[5] *= 1e6
     together = np.asarray(int8.int8_product(x, integers, largest))
@@ -139,9 +137,7 @@ def test_every_kind_of_model(translator):
 @needs_int8
 def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
     """Neither ours, nor those that Keras's own `quantize` makes."""
-    with pytest.raises(
-        tt.BadInput, match="expected weights of 16 or 32 bits, which quantization can convert, got int8"
-    ):
+    with pytest.raises(tt.BadInput, match="expected weights of 16 or 32 bits"):
         save_ctranslate2(translator.astype("int8"), tmp_path / "1", "int8")
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
@@ -171,9 +167,6 @@ def test_a_machine_without_the_kernel(translator, monkeypatch):
 
     monkeypatch.setattr(int8, "_onednn_product", product)
     int8.check_kernel.cache_clear()
-    message = (
-        "expected a TensorFlow that has oneDNN's _QuantizedMatMul, as on x86-64, got one without: No OpKernel.*Mul'$"
-    )
-    with pytest.raises(tt.BadInput, match=message):
+    with pytest.raises(tt.BadInput, match="_QuantizedMatMul, as on x86-64, got one without: No OpKernel.*Mul'$"):
         translator.astype("int8")
     int8.check_kernel.cache_clear()

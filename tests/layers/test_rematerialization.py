@@ -52,25 +52,15 @@ SCOPES = {
 }
 
 
-CASES = [
-    (of_layers, "full", {}, 1),
-    (of_layers, "full", {"run_eagerly": True}, 3),
-    (of_transformer, "some layers", {}, 1),
-]
-SLOW = [
-    (of_layers, "full", {"jit_compile": True}, 1),
-    (of_transformer, "full", {}, 1),
-    (of_transformer, "full", {"jit_compile": True}, 1),
-    (of_transformer, "not this layer", {}, 0),
-]
-
-
 @pytest.mark.parametrize(
     ("make", "scope", "options", "more"),
     [
-        CASES[0],
-        *(pytest.param(*case, marks=pytest.mark.program) for case in CASES[1:]),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        (of_layers, "full", {}, 1),
+        pytest.param(of_layers, "full", {"run_eagerly": True}, 3, marks=pytest.mark.program),
+        pytest.param(of_transformer, "some layers", {}, 1, marks=pytest.mark.program),
+        pytest.param(of_layers, "full", {"jit_compile": True}, 1, marks=pytest.mark.slow),
+        pytest.param(of_transformer, "full", {"jit_compile": True}, 1, marks=pytest.mark.slow),
+        pytest.param(of_transformer, "not this layer", {}, 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, more):
