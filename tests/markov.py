@@ -1,4 +1,4 @@
-"""Searches of Markov models: small problems with known answers."""
+"""Searches of Markov models: small problems with known solutions."""
 
 import math
 
@@ -11,15 +11,15 @@ from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather
 from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search
 
-START, END = 0, 1  # the start symbol can be an output like any other
+START, END = 0, 1  # START can be an output like any other token
 ALPHAS = [0.0, 0.6, 1.0]
 
-on_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="of TensorFlow alone")
+on_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="a feature of TensorFlow")
 
 
 def problem_of(logits, max_length, fixed=None):
-    """The problem of outputs of Markov models, one a sentence: logits [B, L, V, V] of the next symbol by its place and
-    the newest one."""
+    """Returns the search problem of a Markov model per sentence, whose logits [B, L, V, V] of the next token depend on
+    its position and the newest token."""
 
     def step(ids, position, slot, ancestry, cache):
         return gather(cache[0][:, position], ids, batch_dims=1), cache
@@ -30,7 +30,7 @@ def problem_of(logits, max_length, fixed=None):
 
 
 def search(logits, max_length, steps=None, **options):
-    """Search Markov models; the answers are in NumPy. The search is exact if no patience is given."""
+    """Searches Markov models and returns arrays of NumPy. The search is exact by default."""
     longest = steps or int(np.max(max_length, initial=0))
     fixed = None
     if steps or not ON_TENSORFLOW:
@@ -46,7 +46,7 @@ def random_models(B, L, V, seed=0):
 
 
 def agree(found, b, expected):
-    """Sentence b of what was found is `expected`: (score, log-probability, ids, finished), best first, and no more."""
+    """Checks that sentence b has exactly the expected outputs (score, log-probability, ids, finished), best first."""
     found = [ops.convert_to_numpy(part)[b] for part in found]
     first = [part[: len(expected)] for part in found]
     for ids, score, log_prob, length, finished, wanted in zip(*first, expected, strict=True):

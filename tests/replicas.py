@@ -17,7 +17,7 @@ CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.0, vocab_size=19)
 
 
 def batches():
-    """Of several shapes; rows of one and three tokens, so that parts of a batch have unequal numbers of them."""
+    """Batches of several shapes, with rows of one and three tokens, so that microbatches differ in tokens."""
     rng, made = np.random.default_rng(2), []
     for rows, S, T in zip([5, 2, 3, 7, 1, 4, 3], [3, 4, 5, 2, 7, 3, 6], [5, 3, 4, 6, 3, 2, 5], strict=True):
         source, target = rng.integers(3, 19, (rows, S), "int32"), rng.integers(3, 19, (rows, T + 1), "int32")
@@ -29,7 +29,7 @@ def batches():
 
 
 def train(devices=None, dtype="float32", **options):
-    """The trained model and its history; `options` are attributes of the model."""
+    """Returns the trained model and its history. `options` are attributes of the model."""
     strategy = distribution.strategy(devices)
     # In 16 bits Adam would make whole steps of rounding errors, where a gradient is nearly zero.
     epsilon = 1e-9 if dtype == "float32" else 1e-2
@@ -50,7 +50,7 @@ def train(devices=None, dtype="float32", **options):
 
 
 def batch(broken=False):
-    """A dataset of one batch; if it is broken, a token's weight makes loss and gradients NaN."""
+    """Returns a dataset of one batch. In a broken one, a token's weight makes loss and gradients NaN."""
     x, y = next(iter(batches()))
     weights = np.ones(y.shape, "float32")
     if broken:
@@ -61,7 +61,7 @@ def batch(broken=False):
 
 
 def leave_out(optimizer, **options):
-    """A model after an update, one that it leaves out, which changes nothing, and another; `options` of `compile`."""
+    """Returns a model after an update, one that it skips, and another. `options` are those of `compile`."""
     model = tt.Transformer(CONFIG)
     model.build()
     model.skip_not_finite = True
@@ -70,7 +70,7 @@ def leave_out(optimizer, **options):
     model.fit(batch(), verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    if not options.get("jit_compile"):  # which takes long to compile
+    if not options.get("jit_compile"):  # It takes long to compile.
         two = batch().concatenate(batch(broken=True))
         of_one = model.evaluate(batch(), verbose=0, return_dict=True)
         assert model.evaluate(two, verbose=0, return_dict=True) == of_one and np.isfinite(of_one["perplexity"])

@@ -114,11 +114,10 @@ def test_a_step_is_that_of_keras(one_device, monkeypatch):
     np.testing.assert_allclose(history["perplexity"], one_device["perplexity"], rtol=1e-5)
 
 
-@pytest.mark.program
 @pytest.mark.parametrize(
     ("kind", "jit_compile"),
     [
-        (tt.Adam, False),
+        pytest.param(tt.Adam, False, marks=pytest.mark.program),
         pytest.param(tt.Adam, True, marks=pytest.mark.slow),
         pytest.param(keras.optimizers.Adam, False, marks=pytest.mark.slow),
     ],

@@ -1,7 +1,6 @@
-"""The example for small corpora: what changes while it learns, who teaches whom, and runs that were stopped."""
+"""The example for small corpora: its stages, its teachers, and interrupted runs."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -138,7 +137,7 @@ def test_dropout_grows_in_thirds_that_end_at_checkpoints(over, interval, steps, 
 
 @pytest.fixture
 def argv(tmp_path, monkeypatch):
-    """Of a program that trains a very small model, and does not export it."""
+    """Options of a program that trains a very small model, which is not exported."""
     small = dataclasses.replace(tt.PRESETS["small"], num_layers=1, d_model=16, d_ff=8)
     monkeypatch.setitem(tt.PRESETS, "small", small)
     monkeypatch.setattr(publishing, "publish", lambda *given: tmp_path)
@@ -150,7 +149,7 @@ def argv(tmp_path, monkeypatch):
 
 @pytest.fixture
 def runs(argv, tmp_path, monkeypatch):
-    """The program, where nothing is learned; it gives what would be, in order, by the names of the runs."""
+    """Runs the program without training. Returns the runs that it would train and the translations, in order."""
     done = []
 
     def fit(self, until):
@@ -179,8 +178,8 @@ def runs(argv, tmp_path, monkeypatch):
     return main
 
 
-def test_a_run_goes_on_with_the_dropout_of_its_step(runs, tmp_path):
-    """Which grows at the steps 3 and 6, as a third and two thirds of 4 steps have passed at these checkpoints."""
+def test_a_run_resumes_with_the_dropout_of_its_step(runs, tmp_path):
+    """It grows at the steps 3 and 6, the checkpoints after a third and two thirds of 4 steps."""
     stages = [("run", 5, until, rate, 2, []) for until, rate in ((3, 0.0), (6, 0.2), (9, 0.3))]
     for step, rest in ((0, stages), (1, stages), (3, stages[1:]), (4, stages[1:]), (6, stages[2:]), (9, stages[2:])):
         if step:
@@ -212,7 +211,7 @@ def test_all_learn_both_directions_with_their_own_seeds_and_only_once(runs, tmp_
     trained = ("run_2", 11, 8, 0.05, 2, ["one", "two", "three"])
     first = [("three", 14, 5, 0.3, 0, []), "three translates at 5", ("run_2", 11, 5, 0.3, 0, []), trained]
     assert runs(*second, of=("one", "two", "three")) == first
-    (tmp_path / "one/forward.txt").unlink()  # one that was stopped before its end goes on, to learn or to translate
+    (tmp_path / "one/forward.txt").unlink()  # An interrupted teacher resumes, to train or to translate.
     (tmp_path / "two/backward.txt").unlink()
     damage(tmp_path / "two", 5)
     again = ["one translates at 5", ("two", 7, 5, 0.3, 0, []), "two translates at 5", trained]
@@ -238,7 +237,7 @@ def test_in_an_ensemble_each_learns_from_the_next(runs, tmp_path):
     assert second == [("run_2", 11, 5, 0.3, 0, []), ("run_2", 11, 8, 0.1, 2, ["one", "two"])]
 
 
-def test_who_has_gone_on_can_no_longer_say_what_it_would_have_said(runs, tmp_path):
+def test_a_teacher_that_trained_on_cannot_translate_as_before(runs, tmp_path):
     runs("--ensemble", of=("one",))
     for name in ("one", "run"):
         file = tmp_path / name / "backward.txt"
@@ -333,24 +332,8 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
 
 
 @pytest.mark.slow
-def test_a_run_has_its_own_configuration_in_every_stage(unscored, text, tmp_path):
-    pairs, tokenizer = text
-    config = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=tokenizer.vocab_size)
-    corpus = staged(pairs, dropout_steps=1, bidirectional_steps=1, word_dropout=0.1)
-    recipe = tt.Recipe(steps=2, batch_tokens=256, eval_every=1)
-    last = StagedTrainer(tmp_path / "run", config, corpus, recipe).learn()
-    assert (last.config.dropout, last.began, last.steps) == (0.3, 1, 2)
-    assert [row["step"] for row in last.run.history] == [1, 2]
-    settings = last.run.settings()
-    assert settings["model"]["dropout"] == 0.3 and settings["corpus"] == corpus.describe()
-    # The first has no dropout, and so none of its random numbers to go on with.
-    seeds = [json.loads((path / "state.json").read_text())["seeds"] for path in last.run.checkpoints()]
-    assert [bool(seed) for seed in seeds] == [False, True]
-
-
-@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, tmp_path):
-    """In a process that did not train its teacher, too."""
+    """Also in a process that did not train its teacher."""
     taught = ["--dropout-steps", "3", "--cooldown-steps", "0", "--teachers", str(tmp_path / "teacher")]
     train.main([*argv, *taught])
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")}
