@@ -1,4 +1,4 @@
-"""The search through a Transformer's cache, against a search without one and the oracle."""
+"""Search through a Transformer's cache, against a search without one and the oracle."""
 
 import keras
 import numpy as np

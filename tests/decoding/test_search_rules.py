@@ -1,4 +1,4 @@
-"""What may follow in a beam search: least lengths, no repeats, prefixes, a mask of one's own."""
+"""Rules for which tokens may follow: minimum lengths, no repeats, prefixes, custom masks."""
 
 import numpy as np
 import oracle
@@ -10,13 +10,11 @@ from markov import ALPHAS, END, START, agree, random_models, search
 from tf_transformer.decoding.logits import Prefixes, begins_with, restricted
 from tf_transformer.decoding.primitives import IMPOSSIBLE
 
-# Least lengths
-
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("V, L, B, least", [(3, 5, 24, 4), (4, 4, 16, 2), (5, 3, 16, 3)])
 def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least, alpha):
-    """All outputs but the shorter ones, whose share of the probability nobody gets."""
+    """All outputs but the shorter ones, whose share of the probability is lost."""
     models, n_best = random_models(B, L, V), 7
     models[..., END] += 2
     sizes = {"beam_size": V * (V - 1) ** (L - 1), "n_best": n_best}
@@ -30,32 +28,27 @@ def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least
     assert shorter > B / 3  # it would rather have ended sooner
 
 
-LEAST = [  # beam_size, min_length, max_length
-    (1, 4, 6),
-    (3, 5, 5),
-    (4, 1, 0),
-    (2, 0, 6),
-    (7, 9, 2),
-    (3, 1, 4),
-    (2, 3, 6),
-]
+def masked(next_log_probs, is_masked):
+    """The same model, without the tokens that `is_masked(ids, V)` masks."""
+
+    def restricted(ids):
+        log_probs = np.array(next_log_probs(ids))
+        log_probs[is_masked(ids, len(log_probs))] = -np.inf
+        return log_probs
+
+    return restricted
 
 
 def test_a_least_length_is_a_rows_own():
-    """In narrow beams; 0 and 1 are no limit, and more than the greatest length is the greatest length."""
-    models = random_models(len(LEAST), 6, 5, seed=3)
+    """In narrow beams. 0 and 1 are no limit, and more than the maximum length is the maximum length."""
+    rows = [(1, 4, 6), (3, 5, 5), (4, 1, 0), (2, 0, 6), (7, 9, 2), (3, 1, 4), (2, 3, 6)]  # beam_size, min, max
+    models = random_models(len(rows), 6, 5, seed=3)
     models[..., END] += 2
-    beam_size, min_length, max_length = (np.array(column) for column in zip(*LEAST, strict=True))
+    beam_size, min_length, max_length = (np.array(column) for column in zip(*rows, strict=True))
     together = search(models, max_length, beam_size=beam_size, min_length=min_length, n_best=3)
-    for b, (K, least, L) in enumerate(LEAST):
-        all_log_probs = oracle.markov(models[b], START)
-
-        def next_log_probs(ids, all_log_probs=all_log_probs, least=least, L=L):
-            log_probs = np.array(all_log_probs(ids))
-            if len(ids) + 1 < min(least, L):
-                log_probs[END] = -np.inf
-            return log_probs
-
+    for b, (K, least, L) in enumerate(rows):
+        too_short = lambda ids, V, least=least, L=L: [END] * (len(ids) + 1 < min(least, L))  # noqa: E731
+        next_log_probs = masked(oracle.markov(models[b], START), too_short)
         agree(together, b, oracle.beam_search(next_log_probs, END, L, K, 0.6, 3))
         alone = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
         for part, of_batch in zip(alone[1:], together[1:], strict=True):
@@ -74,22 +67,16 @@ def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
 # Repeats
 
 
-def without_repeats(next_log_probs, size):
-    """No symbol that would complete a sequence of `size` symbols which is in the output already."""
-
-    def restricted(ids):
-        log_probs = np.array(next_log_probs(ids))
-        for symbol in range(len(log_probs)):
-            ngrams = [(*ids, symbol)[n : n + size] for n in range(len(ids) + 2 - size)]
-            if size and ngrams[-1:] and ngrams[-1] in ngrams[:-1]:
-                log_probs[symbol] = -np.inf
-        return log_probs
-
-    return restricted
+def repeats(ids, V, size):
+    """The tokens that would complete an n-gram of `size` which the output already has."""
+    for token in range(V):
+        ngrams = [(*ids, token)[n : n + size] for n in range(len(ids) + 2 - size)]
+        if size and ngrams[-1:] and ngrams[-1] in ngrams[:-1]:
+            yield token
 
 
 def test_no_sequence_comes_twice():
-    """Each row has a size of its own; 0 allows all. Beside loops over every n-gram."""
+    """Rows differ in size, and 0 allows all."""
     sizes = np.array([0, 1, 2, 3, 2, 4, 1, 3] * 4)
     beams = np.array([1, 2, 3, 4] * 8)
     models = random_models(len(sizes), 11, 5, seed=4)
@@ -98,7 +85,8 @@ def test_no_sequence_comes_twice():
     changed = 0
     for b, (model, size, K) in enumerate(zip(models, sizes, beams, strict=True)):
         free = oracle.markov(model, START)
-        expected = oracle.beam_search(without_repeats(free, size), END, 11, K, 0.6, 3)
+        without_repeats = masked(free, lambda ids, V, size=size: [*repeats(ids, V, size)])
+        expected = oracle.beam_search(without_repeats, END, 11, K, 0.6, 3)
         if size != 1:  # with 5 symbols nothing is left after 4, and then all are
             agree(found, b, expected)
         changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
@@ -139,21 +127,14 @@ def test_outputs_begin_with_their_prefix():
     models, prefixes = random_models(4, 5, 6, seed=2), [[3, 4, 2], [5, 0, 0], [0, 0, 0], [4, END, 0]]
     found = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
     for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
-        prefix = [symbol for symbol in prefix if symbol]
-        all_log_probs = oracle.markov(model, START)
-
-        def next_log_probs(ids, all_log_probs=all_log_probs, prefix=prefix):
-            log_probs = np.array(all_log_probs(ids))
-            if len(ids) < len(prefix):
-                log_probs[np.arange(6) != prefix[len(ids)]] = -np.inf
-            return log_probs
-
-        agree(found, b, oracle.beam_search(next_log_probs, END, 5, 3, 1.0))
+        prefix = [token for token in prefix if token]
+        others = lambda ids, V, prefix=prefix: [x for x in range(V) if [x] != (prefix[len(ids) :][:1] or [x])]  # noqa: E731
+        agree(found, b, oracle.beam_search(masked(oracle.markov(model, START), others), END, 5, 3, 1.0))
         assert found.ids[b, 0, : len(prefix)].tolist() == prefix
 
 
 def test_only_what_is_allowed_follows():
-    """No symbol twice in a row, for each beam by itself."""
+    """No token twice in a row, for each beam by itself."""
 
     def allowed(ids, position, row):
         newest = ops.expand_dims(ops.take(ids, ops.maximum(position - 1, 0), axis=2), 2)  # [B, K, 1]
@@ -163,11 +144,5 @@ def test_only_what_is_allowed_follows():
     models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
     found = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
     for b, model in enumerate(models):
-        all_log_probs = oracle.markov(model, START)
-
-        def next_log_probs(ids, all_log_probs=all_log_probs):
-            log_probs = np.array(all_log_probs(ids))
-            log_probs[ids[-1:]] = -np.inf
-            return log_probs
-
+        next_log_probs = masked(oracle.markov(model, START), lambda ids, V: list(ids[-1:]))
         agree(found, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))

@@ -1,4 +1,4 @@
-"""What all engines share: one call, one form of answer, the same options, and one line for what they do not take."""
+"""What all engines share: calls, replies, options and errors."""
 
 import functools
 import importlib.util
@@ -20,15 +20,14 @@ from test_parsing import small_parser
 
 import tf_transformer as tt
 from tf_transformer.inference.engine import Answer, Engine, Reply, batches, in_batches
-from tf_transformer.inference.savedmodel import SavedModel
 
 TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
 
 
 @pytest.fixture(scope="module")
 def engines(translator, saved, lite):
-    """A translator, and its exports."""
-    return {"translator": translator, "savedmodel": tt.load(saved), "litert": tt.load(lite)}
+    """A translator and its exports. A list of one export is that export."""
+    return {"translator": translator, "savedmodel": tt.load(iter([saved])), "litert": tt.load([lite])}
 
 
 def close(found, expected):
@@ -113,7 +112,10 @@ def test_a_reply_says_what_was_read(engines):
     assert Reply("a\nb", (Answer("c\r\nd", 0.0),), 2, False).line == "c d"
 
 
-def test_a_cut_text_is_a_warning_at_the_callers_line(engines):
+def test_warnings_are_at_the_callers_line(engines):
+    with pytest.warns(UserWarning, match="n_best: expected at most beam_size=2 outputs, got 3") as seen:
+        assert len(engines["translator"].n_best(TEXTS[:1], 3, beam_size=2)[0]) <= 2
+    assert [warning.filename for warning in seen] == [__file__]
     for engine in engines.values():
         for call in (engine, functools.partial(engine.n_best, n=2)):
             with pytest.warns(UserWarning, match="in 1 of 5 texts; only their beginnings are read: .word word") as seen:
@@ -188,23 +190,11 @@ def test_tensorflow_s_strings_are_texts(engines):
         assert engine(tf.constant(TEXTS[0])) == expected[0]
 
 
-def test_more_answers_than_beams_are_a_warning(engines):
-    with pytest.warns(
-        UserWarning, match="n_best: expected at most beam_size=2 outputs, got 3; there are no more"
-    ) as seen:
-        assert len(engines["translator"].n_best(TEXTS[:1], 3, beam_size=2)[0]) <= 2
-    assert [warning.filename for warning in seen] == [__file__]
-
-
 def test_an_engine_says_what_it_is(engines):
     assert repr(engines["translator"]).startswith("Translator(2 + 2 layers, d_model=24, vocab_size=350, beam_size=3, ")
     assert repr(engines["savedmodel"]).startswith("SavedModel(beam_size=3, length_penalty=0.6")
     assert repr(engines["litert"]).startswith("LiteRT(") and "length_penalty=0.6" in repr(engines["litert"])
     assert repr(engines["translator"].tokenizer) == "Tokenizer(vocab_size=350)"
-
-
-def test_a_list_of_one_export_is_that_export(saved):
-    assert isinstance(tt.load([saved]), SavedModel) and isinstance(tt.load(iter([saved])), SavedModel)
 
 
 @pytest.mark.parametrize(

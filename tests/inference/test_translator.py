@@ -1,4 +1,4 @@
-"""Text in, text out, in Python; tests/serving/test_export.py has the same from a SavedModel."""
+"""Translations of strings in Python. `test_export.py` has the same from a SavedModel."""
 
 import functools
 import json
@@ -29,14 +29,6 @@ def one_by_one(translator):
     return translator.replace(batch_size=1)
 
 
-def test_a_batch_answers_as_its_sentences_alone(translator):
-    together = translator.n_best(TEXTS, 2)
-    for text, answers in zip(TEXTS, together, strict=True):
-        (alone,) = translator.n_best([text], 2)
-        assert [answer.text for answer in answers] == [answer.text for answer in alone]
-        np.testing.assert_allclose([a.score for a in answers], [a.score for a in alone], rtol=1e-4, atol=1e-4)
-
-
 def test_nothing_in_nothing_out(translator):
     assert translator(TEXTS[1:4]) == ["", "", ""]
     assert translator([]) == []
@@ -57,11 +49,8 @@ def test_long_texts_are_said_to_be_cut(translator, loaded):
         loaded([b"\xff" + b"door " * 99] * 4)
 
 
-def test_a_string_gives_a_string(translator, loaded):
+def test_n_best_is_sorted_and_distinct(translator, loaded):
     assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] == loaded(TEXTS[0]) != ""
-
-
-def test_n_best_is_sorted_and_distinct(translator):
     (answers,) = translator.n_best(TEXTS[:1], 5)
     assert len(answers) == 3  # no more than there are beams
     scores = [answer.score for answer in answers]
@@ -144,8 +133,6 @@ def test_reads_the_weights_of_a_model_that_goes_on_training(translator):
 
 
 def test_wrong_arguments(translator):
-    with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
-        translator(["a", 7])
     small = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=30))
     with pytest.raises(tt.BadInput, match="vocab_size=30, got 350"):
         tt.Translator(small, translator.tokenizer)
@@ -292,12 +279,6 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded
     translator.attention_scores(HALF, HALF)
     with pytest.warns(UserWarning, match="only their beginnings are read"):
         translator([HALF * 99])
-
-
-def test_called_from_python(translator, saved, tmp_path):
-    assert tt.load(saved.parent, batch_size=2)(TEXTS) == translator(TEXTS)
-    with pytest.raises(tt.BadInput, match="expected a SavedModel, .* a run or a checkpoint, found no config.json"):
-        tt.load(tmp_path)
 
 
 def test_attention_is_the_models_own(translator):

@@ -1,6 +1,5 @@
-"""The serving contract: what each signature gives, through TensorFlow's C++ loader and by the other ways to load."""
+"""The serving contract: outputs of each signature, by TensorFlow's C++ loader and in Python."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import TEXTS, random_model
-from programs import run_python
 from served import Served, merge
 
 import tf_transformer as tt
@@ -78,32 +76,7 @@ def test_signatures_and_outputs(served):
         assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
 
 
-# In a process that never saw this package, from a folder that was moved, fed by the names of tensors.
-SESSION = """
-import json, sys, tensorflow as tf, tensorflow_text
-path, texts = sys.argv[1], [bytes.fromhex(text) for text in json.loads(sys.argv[2])]
-with tf.compat.v1.Session(graph=tf.Graph()) as session:
-    signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
-    outputs = {name: info.name for name, info in signature.outputs.items()}
-    found = session.run(outputs, {signature.inputs["text"].name: texts})
-assert "tf_transformer" not in sys.modules
-found["translation"] = [text.decode() for text in found["translation"]]
-print(json.dumps({name: list(map(str, values)) for name, values in found.items()}))
-"""
-
-
-@pytest.mark.slow
-def test_a_session_of_tensorflow_1_gives_what_the_translator_gives(translator, saved):
-    texts = json.dumps([(text.encode() if isinstance(text, str) else text).hex() for text in TEXTS])
-    found = json.loads(run_python(SESSION, saved, texts).splitlines()[-1])
-    expected = [best[0] for best in translator.n_best(TEXTS, 1)]
-    assert found["translation"] == [best.text for best in expected]
-    np.testing.assert_allclose([float(s) for s in found["score"]], [best.score for best in expected], rtol=1e-4)
-    assert found["truncated"] == [str("door door" in str(text)) for text in TEXTS]
-
-
 def test_options_are_by_row(served):
-    """Rows with options of their own answer as each would alone with those."""
     texts = TEXTS[:1] * 4 + TEXTS[6:]
     given = options([1, 2, 5, 99, 3, 0, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6, 0.6], [9, 9, 3, 5, 9, 2, 999])
     for signature in ("translate", "translate_details"):
@@ -119,7 +92,7 @@ def test_options_are_by_row(served):
 
 
 def test_requests_that_the_server_merges(served):
-    """Of one row and of several, with options of their own, in batches padded to the sizes allowed."""
+    """Of one row and of several, with different options, in batches padded to the allowed sizes."""
     requests = [
         {"text": np.array(TEXTS[:1], object)} | options([2], [0.6], [9]),
         {"text": np.array(TEXTS[1:4], object)} | options([3, 1, 4], [0.0, 0.6, 2.0], [7, 9, 5]),
@@ -214,46 +187,11 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
     assert len(several) > 6 and {finished for finished, _ in several} == {True, False}
 
 
-@pytest.mark.slow
-def test_least_lengths(served_ending, ending):
-    """By row; without it the export has its own."""
-    least = np.array([-7, 9, 9, 9, 9, 2**31 - 1, 5, 11, 9], np.int32)
-    text = {"text": np.array(TEXTS, object)}
-    found, details = (served_ending(text | {"min_length": least}, name) for name in ("translate", "translate_details"))
-    source, length, _ = ending.source(tf.constant(TEXTS))
-    expected = ending.search(source, length, n_best=4, min_length=least)
-    assert found["translations"].tolist() == ending.texts(expected.ids).numpy().tolist()
-    np.testing.assert_allclose(found["scores"], expected.scores, rtol=1e-4, atol=1e-4)
-    symbols, free = found["lengths"] + found["finished"], served_ending(text, "translate")
-    for row, wanted in enumerate(np.minimum(least, np.minimum(length, 41) + 7)):
-        used = found["scores"][row] > -1e8
-        assert (symbols[row][used] >= wanted).all() or not length[row]
-        alone = served_ending({"text": TEXTS[row : row + 1], "min_length": least[row : row + 1]}, "translate")
-        same({name: value[row : row + 1] for name, value in found.items()}, alone)
-        assert [len(tokens.split()) for tokens in details["tokens"][row]] == found["lengths"][row].tolist()
-    assert ((free["lengths"] + free["finished"]) < symbols).sum() > 8
-
-    long = tt.Translator(ending.model, ending.tokenizer, **ending.options | {"min_length": 9})
-    wanted = served_ending(text | {"min_length": np.array([9], np.int32)}, "translate")
-    assert long(TEXTS) == [translations[0].decode() for translations in wanted["translations"]] != ending(TEXTS)
-    same({name: value.numpy() for name, value in Export(long).translate(tf.constant(TEXTS)).items()}, wanted)
-    with pytest.raises(tt.BadInput, match="^min_length: expected 0 to 5, got 9$"):
-        Export(long, max_length=5)
-
-
 def test_tokens_are_sentencepieces(served, translator):
     """SentencePiece in Python and the op in TensorFlow's C++ cut text alike; and back."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
-    texts = [
-        TEXTS[0],
-        TEXTS[6],
-        "é e\u0301 ﬁ ½ Ⅷ",
-        "a\u3000b\u00a0c",
-        "</s><s><pad>",
-        "ÀÉ " * 50,
-        "x" * 999,
-        "\uff11\u200b3",
-    ]
+    texts = [TEXTS[0], TEXTS[6], "é e\u0301 ﬁ ½ Ⅷ", "a\u3000b\u00a0c", "</s><s><pad>"]
+    texts += ["ÀÉ " * 50, "x" * 999, "\uff11\u200b3"]
     found = served({"text": texts}, "tokenize")
     assert [tokens.decode().split(" ") for tokens in found["tokens"]] == processor.encode(texts, out_type=str)
     assert found["length"].tolist() == [len(ids) for ids in processor.encode(texts)]
@@ -315,44 +253,30 @@ def test_wrong_shapes_are_refused(served):
         served({"text": ["a", "b", "c"], "beam_size": np.array([1, 2], np.int32)}, "translate")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"n_best": 17}, "n_best: expected 1 to 16, got 17"),
-        ({"max_beam_size": 2}, "beam_size: expected 1 to 2, got 3"),
-    ],
-)
-def test_options_of_the_export(translator, wrong, message):
-    with pytest.raises(tt.BadInput, match=f"^{message}$"):
-        Export(translator, **wrong)
-
-
-def test_options_of_the_translator(translator):
-    """Its defaults are in the range of an export, which may be another than the table's."""
-    steep = tt.Translator(translator.model, translator.tokenizer, length_penalty=5.1)
-    with pytest.raises(tt.BadInput, match=r"^length_penalty: expected 0 to 5, got 5\.1$"):
-        Export(steep)
-    wide = tt.Translator(translator.model, translator.tokenizer, beam_size=17)
-    with pytest.raises(tt.BadInput, match="^beam_size: expected 1 to 16, got 17$"):
-        Export(wide)
+def test_options_of_the_export(translator):
+    """The translator's defaults are in the range of the export, which may differ from the table's."""
+    steep, wide = translator.replace(length_penalty=5.1), translator.replace(beam_size=17)
+    for model, wrong, message in (
+        (translator, {"n_best": 17}, "n_best: expected 1 to 16, got 17"),
+        (translator, {"max_beam_size": 2}, "beam_size: expected 1 to 2, got 3"),
+        (translator.replace(min_length=9), {"max_length": 5}, "min_length: expected 0 to 5, got 9"),
+        (steep, {}, "length_penalty: expected 0 to 5, got 5.1"),
+        (wide, {}, "beam_size: expected 1 to 16, got 17"),
+    ):
+        with pytest.raises(tt.BadInput, match=f"^{message}$"):
+            Export(model, **wrong)
     facts = Export(wide, max_beam_size=23, max_length=513).facts
     assert (facts["beam_size"], facts["max_beam_size"], facts["max_length"]) == (17, 23, 513)
 
 
-def run(program, saved, *arguments):
-    path = Path(__file__).parents[1] / program
-    command = [sys.executable, str(path), str(saved), *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
-    print(process.stdout)
-    assert process.returncode == 0, process.stdout + process.stderr[-2000:]
-
-
-LONG = [pytest.param(sizes, marks=pytest.mark.slow) for sizes in ("10000", "2000 --batch 2")]
-
-
-@pytest.mark.parametrize("sizes", ["70", *LONG])
+@pytest.mark.parametrize(
+    "sizes", ["70", *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ("10000", "2000 --batch 2"))]
+)
 def test_hostile_texts(saved, sizes):
-    run("hostile.py", saved, "--threads", 64, "--count", *sizes.split())
+    command = [sys.executable, Path(__file__).parents[1] / "hostile.py", saved, "--threads", "64", "--count"]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = subprocess.run([*command, *sizes.split()], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stdout + process.stderr[-2000:]
 
 
 def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):

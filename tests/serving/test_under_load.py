@@ -1,4 +1,4 @@
-"""The benchmark of many clients asks as many at once as it says, and compares every answer; no time is asserted."""
+"""The benchmark of many clients sends as many requests at once as it claims, and compares every output."""
 
 import json
 import threading
@@ -75,13 +75,5 @@ def test_a_wrong_answer_is_counted_and_an_error_ends_the_program(run):
 
     with pytest.raises(RuntimeError, match="no room"):
         run(fails, "--clients", "7", "--seconds", "0.05", "--batch", "5", "--wait", "20")
-    for options in (["--seconds", "0"], ["--clients", "3", "0"], ["--every", "-1"]):
-        with pytest.raises(SystemExit):
-            run(upper, *options)
-
-
-def test_a_folder_without_an_export_is_an_error(tmp_path, capsys):
-    (tmp_path / "text").write_text("one")
     with pytest.raises(SystemExit):
-        under_load.main([str(tmp_path), "--source", str(tmp_path / "text")])
-    assert f"saved_model.pb, model.tflite, model.bin, found none in {tmp_path}" in capsys.readouterr().err
+        run(upper, "--clients", "3", "0")

@@ -1,7 +1,7 @@
-"""How each backend compiles a function that reads a model's weights, and for which shapes.
+"""Compiles functions that read a model's weights, as each backend does.
 
-TensorFlow traces a function once for all shapes, and PyTorch runs it as it stands. JAX compiles it for each shape anew,
-in seconds, so that few shapes serve all texts: sizes are rounded up.
+TensorFlow traces a function once for all shapes, and PyTorch runs it as it is. JAX compiles it for each shape, which
+takes seconds. So under JAX sizes are rounded up to few shapes.
 """
 
 import functools
@@ -13,14 +13,12 @@ import numpy as np
 from keras import ops, tree
 
 from tf_transformer.decoding.primitives import BACKEND
-from tf_transformer.utils.values import Count, checked
 
 FEWEST = 16  # tokens of the shortest shape
 
 
-@checked
-def rounded(size: Count, step: Count, most: Count | None = None) -> int:
-    """A size for which JAX compiles: a power of `step`, or `most` if that is less; elsewhere the size itself."""
+def rounded(size: int, step: int, most: int | None = None) -> int:
+    """Returns a power of `step`, or `most` if that is less, on JAX. On other backends returns the size itself."""
     if BACKEND != "jax":
         return size
     power = 1
@@ -30,28 +28,25 @@ def rounded(size: Count, step: Count, most: Count | None = None) -> int:
 
 
 def width_of(rows: Sequence[Sequence[int]], most: int) -> int:
-    """How many ids a batch gets for rows of at most `most`."""
+    """Returns the number of ids that a batch gets for rows of at most `most`."""
     longest = max([1, *map(len, rows)])
     return rounded(max(longest, FEWEST), 2, most) if BACKEND == "jax" else longest
 
 
 def with_rows(texts: Sequence[str | bytes], batch_size: int) -> list[str | bytes]:
-    """Texts, and empty ones that fill the batch to a number of rows for which JAX compiles."""
+    """Appends empty texts to reach a number of rows for which JAX compiles."""
     return [*texts, *[""] * (rounded(len(texts), 4, batch_size) - len(texts))]
 
 
 def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], **options: Any) -> Callable[..., Any]:
-    """A function of nested tensors, compiled. The variables are read at every call, so that they may change.
+    """Compiles a function of nested tensors. It may read only these variables, and reads them at every call.
 
-    Args:
-        function: it reads no other variables.
-        variables: of a model.
-        options: of `tf.function`, for TensorFlow.
+    `options` are those of `tf.function`, for TensorFlow.
     """
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        # A `partial` is a function of its own. TensorFlow takes all that share their code for one, traced again.
+        # TensorFlow identifies closures that share their code, and warns of retracing. A `partial` is distinct.
         traced: Callable[..., Any] = tf.function(functools.partial(function), autograph=False, **options)
         return traced
     if BACKEND == "torch":
@@ -70,12 +65,13 @@ def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], 
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return function(*arguments)
 
+    # JAX makes constants of variables that it reads while it compiles. As arguments, their values may change.
     jitted = jax.jit(stateless)
     return lambda *arguments: jitted([variable.value for variable in variables], *arguments)
 
 
 def input_signature(columns: Sequence[np.ndarray], *others: Any) -> dict[str, Any]:
-    """TensorFlow's options of a function of columns [B, ...] and others, so that one trace serves all sizes."""
+    """Returns TensorFlow's options for a function of columns [B, ...] and others. One trace serves all sizes."""
     if BACKEND != "tensorflow":
         return {}
     import tensorflow as tf

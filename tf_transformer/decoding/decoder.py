@@ -1,4 +1,4 @@
-"""A Transformer as a search calls it: step by step, with a cache."""
+"""Adapts a Transformer to the search, which calls it token by token, with a cache."""
 
 from typing import Any
 
@@ -6,9 +6,12 @@ from keras import ops
 
 from tf_transformer.decoding.primitives import gather, write_slots
 from tf_transformer.decoding.search import Decoder, Fixed
-from tf_transformer.decoding.text_decoder import TextDecoder
 from tf_transformer.layers import KeyValue
+from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.type_names import Tensor
+
+TextDecoder = Transformer | Ensemble
 
 
 class FixedKeyValue(KeyValue):
@@ -26,31 +29,22 @@ class AppendedKeyValue(KeyValue):
 
 
 def decoder_of(
-    model: TextDecoder,
-    memory: Tensor,
-    memory_mask: Tensor,
-    fixed: Fixed | None = None,
-    weights: Tensor = None,
+    model: TextDecoder, memory: Tensor, memory_mask: Tensor, fixed: Fixed | None = None, weights: Tensor = None
 ) -> Decoder:
-    """Prepare a model to decode an encoded source.
+    """Prepares a built model to decode the encoder's output, with its padding mask [B, S].
 
-    Args:
-        model: a built `Transformer` or `Ensemble`.
-        memory: the encoder's output.
-        memory_mask: its padding mask [B, S].
-        fixed: as in `Decoder`.
-        weights: of the softmax; `None` means `model.softmax_weights()`.
+    `weights` are those of the softmax, by default `model.softmax_weights()`.
     """
     if fixed:
         key_value: type[KeyValue] = AppendedKeyValue if fixed.grows else FixedKeyValue
     else:
-        from tf_transformer.decoding.growing import InPlaceKeyValue as key_value  # which needs TensorFlow
+        from tf_transformer.decoding.growing import InPlaceKeyValue as key_value  # needs TensorFlow
     layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights() if weights is None else weights
 
     def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
         memory_mask, is_token, layers = cache
-        positions = ops.reshape(position, (1,))  # the beams' newest tokens all stand at the same place
+        positions = ops.reshape(position, (1,))  # the same for the newest token of each beam
         seen = layers, memory_mask, positions, slot, ancestry
         logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
         attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
@@ -64,14 +58,14 @@ def decoder_of(
         *masks, layers = cache
         return *masks, [layer._replace(target=kept(layer.target)) for layer in layers]
 
-    is_token = ops.pad(memory_mask[:, 1:], ((0, 0), (0, 1)))  # all but the last one, which is the end symbol
+    is_token = ops.pad(memory_mask[:, 1:], ((0, 0), (0, 1)))  # false at EOS, which words do not align with
     return Decoder(step, (memory_mask, is_token, layers), keep, fixed)
 
 
 def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
-    """A decoder of `decoder_of` that has taken a symbol, ids [B], before those of the search.
+    """Feeds a token, ids [B], to a decoder of `decoder_of` before the search starts.
 
-    It keeps the symbol in slot 0, which the search does not count and all beams see.
+    The token takes slot 0, which the search does not count and all beams see.
     """
 
     def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
@@ -80,11 +74,12 @@ def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
         return decoder.step(ids, position + 1, slot + 1, ancestry, cache)
 
     def keep(cache: Any, slots: Tensor) -> Any:
-        last = ops.shape(cache[-1][0].target.key)[2] - 1  # at first there is only slot 0, and no copies but its own
+        # The search begins with slots that do not exist yet. At first there is only slot 0 to copy into them.
+        last = ops.shape(cache[-1][0].target.key)[2] - 1
         return decoder.keep(cache, ops.minimum(ops.pad(slots + 1, ((0, 0), (1, 0))), last))
 
     seen, cache = ops.ones((ops.shape(ids)[0], 1, 1), "bool"), decoder.cache
-    if decoder.fixed and decoder.fixed.grows:  # there is no free slot: it appends its own
+    if decoder.fixed and decoder.fixed.grows:  # every step appends its slot, so none may be free
         cache = decoder.keep(cache, ops.zeros((ops.shape(ids)[0], 0), "int32"))
     _, cache, _ = decoder.step(ids[:, None], 0, 0, seen, cache)
     return Decoder(step, cache, keep, decoder.fixed)

@@ -1,4 +1,4 @@
-"""TensorFlow's loop of a search: sentences that have ended leave the batch, and the cache grows.
+"""TensorFlow's search loop: finished sentences leave the batch, and the cache grows.
 
 Axes: B sentences, K beams, L the longest output, C cache slots.
 """
@@ -13,7 +13,7 @@ from tf_transformer.layers import KeyValue
 from tf_transformer.utils.type_names import Tensor
 
 STEPS = 16  # a full cache gets slots for this many more steps
-ROUND = 16  # the number of kept slots is a multiple of this, so that products have few shapes
+ROUND = 16  # the number of kept slots is a multiple of this, so that matmuls have few shapes
 
 
 def searched(
@@ -23,36 +23,38 @@ def searched(
     keep: Callable[[Any, Tensor], Any],
     L: Tensor,
 ) -> Any:
-    """The results of a search.
+    """Returns the results of a search. XLA cannot compile it, since shapes change.
 
-    When half of the sentences have ended, they leave the batch, so XLA cannot compile a search.
-
-    Args:
-        state: the first, with a cache of one free slot.
-        advance: from a state to the next one.
-        results_of: from a state to nested tensors [B, ...].
-        keep: as in `search.Decoder`.
-        L: the longest output.
+    The state has a cache of one free slot. `advance` takes it a step further, `results_of` returns nested results
+    [B, ...] of a state, and `keep` is that of `search.Decoder`.
     """
 
+    # Two loops: the inner one has fixed rows and slots. Dropping rows copies the whole cache, so it waits until half of
+    # them have ended, which limits it to about log2(B) times. Slots are added for several steps at once.
     def may_advance(state: BeamState) -> Any:
         has_room = state.slot < tf.shape(state.ancestry)[2]
-        going_on = tf.reduce_sum(tf.cast(state.running, tf.int32))
-        return has_room & (2 * going_on > tf.shape(state.running)[0])
+        still_running = tf.reduce_sum(tf.cast(state.running, tf.int32))
+        return has_room & (2 * still_running > tf.shape(state.running)[0])
 
     def advance_far(state: BeamState, results: Any) -> tuple[BeamState, Any]:
         state = _make_room(_running_only(state), keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
-        return state, _put_rows(results, state.rows.number, results_of(state))
+        # Rows leave in any order, so each writes its results at its index in the whole batch.
+        rows = state.rows.number[:, tf.newaxis]
+        put = lambda old, new: tf.tensor_scatter_nd_update(old, rows, new)  # noqa: E731
+        return state, tf.nest.map_structure(put, results, results_of(state))
 
     loop = [state, results_of(state)]
-    going_on = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
-    _, results = tf.while_loop(going_on, advance_far, loop, [_invariants(part) for part in loop])
+    any_running = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
+    _, results = tf.while_loop(any_running, advance_far, loop, [_invariants(part) for part in loop])
     return results
 
 
 def _invariants(structure: Any) -> Any:
-    """Shapes that hold throughout a search, in which the numbers of rows and of slots change. A single row stays."""
+    """Returns shapes that hold throughout a search, in which the numbers of rows and slots change.
+
+    A single row never leaves, so its size stays static. Converters to other engines need static shapes of matmuls.
+    """
 
     def invariant(tensor: tf.Tensor, slots: range = range(0)) -> tf.TensorShape:
         sizes = tensor.shape.as_list()
@@ -62,17 +64,15 @@ def _invariants(structure: Any) -> Any:
         ]
         return tf.TensorShape([None if is_free else size for is_free, size in zip(free, sizes, strict=True)])
 
-    def of_cache(part: tf.Tensor) -> tf.TensorShape:
-        return invariant(part, range(1, len(part.shape) - 1))
-
     if not isinstance(structure, BeamState):
         return tf.nest.map_structure(invariant, structure)
     shapes = tf.nest.map_structure(invariant, structure._replace(cache=()))
+    of_cache = lambda part: invariant(part, range(1, len(part.shape) - 1))  # noqa: E731
     return shapes._replace(cache=tf.nest.map_structure(of_cache, structure.cache))
 
 
 def _running_only(state: BeamState) -> BeamState:
-    """Drop the rows that have ended. A single row goes on until the search ends."""
+    """Drops the rows that have ended. A single row stays until the search ends."""
     if state.running.shape[0] == 1:
         return state
 
@@ -86,14 +86,15 @@ def _running_only(state: BeamState) -> BeamState:
 
 
 def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
-    """In a full cache, drop the slots that no alive hypothesis sees any more, and add slots for further steps."""
+    """Drops the slots of a full cache that no alive hypothesis sees, and adds slots for further steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
-        _, kept = tf.math.top_k(seen, most)  # equal values keep their order
+        # Top-k of 0 and 1 keeps the order of equal values, so the seen slots come first and stay in order.
+        _, kept = tf.math.top_k(seen, most)
         free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
@@ -103,25 +104,22 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Te
     return tf.cond(state.slot < slots, lambda: state, with_room)
 
 
-def _put_rows(results: Any, number: tf.Tensor, new: Any) -> Any:
-    """Write `new` into the rows `number` of `results`."""
-    places = number[:, tf.newaxis]
-    return tf.nest.map_structure(lambda old, rows: tf.tensor_scatter_nd_update(old, places, rows), results, new)
-
-
 class InPlaceKeyValue(KeyValue):
-    """Keys and values that a TensorFlow loop writes in place. On a CPU, TensorFlow's scatter copies every slot."""
+    """Keys and values that a TensorFlow loop writes in place."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
         shape = tf.shape(new.key)
         B, h, T = shape[0], new.key.shape[1], shape[2]
 
         def written(old: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-            word = _word(old)
+            # On CPUs, TensorFlow's scatter copies every slot. This kernel writes in place, but copies one number at a
+            # time, so it gets the widest type that divides the last axis. Two axes are twice as fast as four.
+            size = old.shape[-1] * old.dtype.size
+            word = next((wide for wide in (tf.complex128, tf.complex64) if size % wide.size == 0), old.dtype)
             each = word.size // old.dtype.size
             width = old.shape[-1] // each
             rows = [B * h, -1, each]
-            words = tf.raw_ops.TensorStridedSliceUpdate(  # over two axes it is twice as fast as over four
+            words = tf.raw_ops.TensorStridedSliceUpdate(
                 input=tf.bitcast(tf.reshape(old, rows), word),
                 begin=[0, slot * width],
                 end=[0, (slot + T) * width],
@@ -133,9 +131,3 @@ class InPlaceKeyValue(KeyValue):
             return tf.reshape(tf.bitcast(words, old.dtype), [B, h, -1, old.shape[-1]])
 
         return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))
-
-
-def _word(x: tf.Tensor) -> tf.DType:
-    """The widest numbers that fit the last axis of x exactly: the operation copies one number at a time."""
-    size = x.shape[-1] * x.dtype.size
-    return next((word for word in (tf.complex128, tf.complex64) if size % word.size == 0), x.dtype)

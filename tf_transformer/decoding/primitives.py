@@ -1,6 +1,6 @@
-"""The few operations of a search that Keras lacks, or that TensorFlow does faster in its own way.
+"""Operations of a search that Keras lacks, or that TensorFlow has a faster way to do.
 
-Axes: B sentences, K hypotheses, L the longest output, N places, V vocabulary.
+Axes: B sentences, K hypotheses, L the longest output, N slots, V vocabulary.
 """
 
 from typing import Annotated, Any
@@ -14,54 +14,54 @@ from tf_transformer.utils.values import BadInput, Kind
 IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
 BACKEND: str = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
-AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # beside the numbers of an option
+AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # besides the numbers of an option
 
 
 def require_tensorflow(what: str) -> None:
-    """Check that Keras runs on TensorFlow.
-
-    Raises:
-        BadInput: it does not, and `what` needs it.
-    """
+    """Raises `BadInput` if `what` needs TensorFlow and Keras runs on another backend."""
     if not ON_TENSORFLOW:
         raise BadInput(f"expected KERAS_BACKEND=tensorflow, since {what} needs it, got {BACKEND}")
 
 
+# Sizes that are known stay Python's integers. Graphs whose shapes are static compile to faster kernels, and converters
+# to other engines need them.
+
+
 def size(x: Tensor, axis: int) -> Any:
-    """The size of an axis, a number if it is known."""
+    """Returns the size of an axis, as an `int` if it is known."""
     known = x.shape[axis]
     return tf.shape(x)[axis] if known is None else known
 
 
 def least(a: Tensor, b: Tensor) -> Any:
-    """The lesser of two sizes, a number if both are known."""
+    """Returns the lesser of two sizes, as an `int` if both are known."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else ops.minimum(a, b)
 
 
 def greatest(a: Tensor, b: Tensor) -> Any:
-    """The greater of two sizes, a number if both are known."""
+    """Returns the greater of two sizes, as an `int` if both are known."""
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else ops.maximum(a, b)
 
 
 if ON_TENSORFLOW:
     import tensorflow as tf
 
-    def gather(x: Tensor, places: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
-        """As `tf.gather`: what stands at these places of an axis of x, behind `batch_dims` axes that both have."""
-        return tf.gather(x, places, axis=max(axis, batch_dims), batch_dims=batch_dims)
+    def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
+        """Like `tf.gather`: takes these indices of an axis of x, behind `batch_dims` axes that both have."""
+        return tf.gather(x, indices, axis=max(axis, batch_dims), batch_dims=batch_dims)
 
     def sorted_top_k(x: Tensor, k: Tensor) -> tuple[Any, Any]:
-        """The k greatest of the last axis and their places, int32; equal ones keep their order."""
+        """Returns the k highest values of the last axis and their indices, int32. Equal values keep their order."""
         return tf.math.top_k(x, k)
 
-    def log_sum_exp(logits: Tensor, symbol: Tensor, is_best: bool) -> Any:
-        """The log-sum-exp of logits [B, K, V], from one symbol [B, K, 1] and its probability: float32 [B, K, 1].
+    def log_sum_exp(logits: Tensor, token: Tensor, is_best: bool) -> Any:
+        """Returns the log-sum-exp of logits [B, K, V], float32 [B, K, 1], by way of one token [B, K, 1].
 
-        TensorFlow's softmax takes half as long as its log-sum-exp. If a probability is too small for float32, as it may
-        be with a forced prefix unless `is_best` promises the symbol of the greatest logit, TensorFlow's log-sum-exp is
-        used.
+        `is_best` promises that the token has the highest logit.
         """
-        logit, probability = (tf.gather(each, symbol, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
+        # TensorFlow's softmax takes half as long as its log-sum-exp. The probability of the best token is at least 1/V.
+        # That of another one, as with a prefix, may be too small for float32.
+        logit, probability = (tf.gather(each, token, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
         if is_best:
             return logit - tf.math.log(probability)
         return tf.cond(
@@ -71,58 +71,57 @@ if ON_TENSORFLOW:
         )
 
     def without_symbols(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
-        """Logits [B, K, V], impossible for the symbols ids [B, K, L] that are forbidden, bool [B, K, L]."""
-        where = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and place
+        """Masks in logits [B, K, V] the tokens ids [B, K, L] that are forbidden, bool [B, K, L]."""
+        where = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and position
         index = tf.concat([where[:, :2], tf.gather_nd(ids, where)[:, tf.newaxis]], axis=1)
         return tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], IMPOSSIBLE))
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:
-        """`old` [B, h, C, d] with `new` [B, h, T, d] in slots slot .. slot + T - 1; `old` is not used any more."""
+        """Writes `new` [B, h, T, d] to slots slot .. slot + T - 1 of `old` [B, h, C, d], which may be overwritten."""
         return ops.slice_update(old, (0, 0, slot, 0), new)
 
     def with_width(x: Tensor, width: int) -> Any:
-        """x [B, N, ...], of which Keras and TensorFlow then know that N is `width`."""
+        """Returns x [B, N, ...], of which Keras and TensorFlow then know that N is `width`."""
         return tf.ensure_shape(x, [None, width] + [None] * (len(x.shape) - 2))
 
-else:
+else:  # The same functions with `keras.ops`, for JAX and PyTorch.
 
-    def gather(x: Tensor, places: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
-        """As on TensorFlow. Places have at most one axis behind the `batch_dims`, if there are any."""
+    def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
+        # Indices have at most one axis behind the `batch_dims`, if there are any.
         if not batch_dims:
-            return ops.take(x, places, axis=axis)
-        if len(places.shape) == batch_dims:
-            return ops.squeeze(gather(x, ops.expand_dims(places, -1), axis, batch_dims), max(axis, batch_dims))
+            return ops.take(x, indices, axis=axis)
+        if len(indices.shape) == batch_dims:
+            return ops.squeeze(gather(x, ops.expand_dims(indices, -1), axis, batch_dims), max(axis, batch_dims))
         axis = max(axis, batch_dims)
-        places = ops.reshape(places, (*places.shape[:-1], *(1,) * (axis - batch_dims), places.shape[-1]))
-        return ops.take_along_axis(x, ops.reshape(places, (*places.shape, *(1,) * (len(x.shape) - axis - 1))), axis)
+        indices = ops.reshape(indices, (*indices.shape[:-1], *(1,) * (axis - batch_dims), indices.shape[-1]))
+        return ops.take_along_axis(x, ops.reshape(indices, (*indices.shape, *(1,) * (len(x.shape) - axis - 1))), axis)
 
     def sorted_top_k(x: Tensor, k: Tensor) -> tuple[Any, Any]:
-        """As on TensorFlow."""
         if BACKEND == "jax":
             return ops.top_k(x, k)
-        places = ops.argsort(-x, axis=-1)[..., :k]  # PyTorch's own does not keep the order of equal ones
-        return ops.take_along_axis(x, places, axis=-1), ops.cast(places, "int32")
+        # PyTorch's top-k does not keep the order of equal values.
+        indices = ops.argsort(-x, axis=-1)[..., :k]
+        return ops.take_along_axis(x, indices, axis=-1), ops.cast(indices, "int32")
 
-    def log_sum_exp(logits: Tensor, symbol: Tensor, is_best: bool) -> Any:
-        """As on TensorFlow."""
+    def log_sum_exp(logits: Tensor, token: Tensor, is_best: bool) -> Any:
         return ops.logsumexp(logits, axis=-1, keepdims=True)
 
     def without_symbols(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
-        """As on TensorFlow."""
+        # Shapes are static, so tokens that are not forbidden write into an extra column, which is dropped.
         V = logits.shape[-1]
-        wider = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 1))), (-1,))  # a further symbol, which takes the rest
-        symbols = ops.reshape(ops.where(forbidden, ids, V), (-1, ids.shape[-1]))
-        index = ops.reshape(symbols + ops.expand_dims(ops.arange(symbols.shape[0]) * (V + 1), 1), (-1, 1))
+        wider = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 1))), (-1,))
+        tokens = ops.reshape(ops.where(forbidden, ids, V), (-1, ids.shape[-1]))
+        index = ops.reshape(tokens + ops.expand_dims(ops.arange(tokens.shape[0]) * (V + 1), 1), (-1, 1))
         wider = ops.scatter_update(wider, index, ops.full((index.shape[0],), IMPOSSIBLE))
         return ops.reshape(wider, (*logits.shape[:-1], V + 1))[..., :V]
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:
-        """As on TensorFlow."""
+        # XLA updates slices in place in a jitted loop. Under PyTorch Keras's update copies all slots, and an
+        # assignment does not.
         if BACKEND == "jax":
             return ops.slice_update(old, (0, 0, slot, 0), new)
-        old[:, :, slot : slot + new.shape[2]] = new  # Keras's update copies all slots under PyTorch
+        old[:, :, slot : slot + new.shape[2]] = new
         return old
 
     def with_width(x: Tensor, width: int) -> Any:
-        """As on TensorFlow; here all sizes are known."""
-        return x
+        return x  # all sizes are known

@@ -1,4 +1,4 @@
-"""Random sampling of outputs, with the same decoding step as the search. The paper does not sample."""
+"""Random sampling of outputs, with the decoding step of the search. The paper does not sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,21 +39,20 @@ def sample(
     widest: Count | None = None,
     **options: Tensor,
 ) -> Hypotheses:
-    """Sample an output for each sentence, symbol by symbol, from softmax(logits / temperature) of the k likeliest ones.
+    """Samples an output for each sentence, token by token, from softmax(logits / temperature) of the k likeliest ones.
 
-    Rows that begin alike have independent outputs if their uniforms differ, and a row's output is the same in every
-    batch.
+    A row's output depends on its uniforms, not on the other rows of the batch.
 
     Args:
-        problem: the model's step, and the beginning of each row.
-        uniforms: [B, L] from `uniforms_of`, where L is at least the longest output.
-        temperature: float32 above 0; near 0 it draws the likeliest symbol.
-        k: the number of symbols to choose from; `None` means all.
-        widest: a number that k is at most, where shapes are fixed and k is a tensor.
-        options: int32, each a number or [B]: those of a search that `logits.RULES` names, such as min_length.
+        problem: Decoder, start tokens and maximum lengths.
+        uniforms: Uniforms [B, L] from `uniforms_of`, where L is at least the longest output.
+        temperature: float32 above 0. Near 0 it samples the likeliest token.
+        k: Number of tokens to choose from. `None` means all.
+        widest: Upper bound of k, where shapes are fixed and k is a tensor.
+        options: Options of a search that `logits.RULES` names, such as min_length, each a number or int32 [B].
 
     Returns:
-        `Hypotheses` with N = 1. Log-probabilities are the model's own, at temperature 1, and scores equal them.
+        `Hypotheses` with N = 1. Scores and log-probabilities are the model's own, at temperature 1.
     """
     decoder, start_ids, max_length, end_id = problem
     B, L = size(start_ids, 0), size(uniforms, 1)
@@ -64,9 +63,9 @@ def sample(
     }
     rules["min_length"] = ops.minimum(rules["min_length"], max_length)
     uniforms = ops.convert_to_tensor(uniforms, "float32")
-    places = ops.arange(L, dtype="int32")
+    index = ops.arange(L, dtype="int32")
 
-    def draw(
+    def step(
         position: Tensor,
         newest: Tensor,
         ids: Tensor,
@@ -76,49 +75,39 @@ def sample(
         finished: Tensor,
         cache: Any,
     ) -> Any:
-        seen = ops.broadcast_to(places <= position, (B, 1, L))
+        seen = ops.broadcast_to(index <= position, (B, 1, L))
         logits, cache, *_ = decoder.step(newest[:, None], position, position, seen, cache)
-        logits = ops.cast(logits, "float32")
+        logits = ops.cast(logits, "float32")  # [B, 1, V]
         possible = restricted(logits, Prefixes(ids[:, None], position, end_id), rules)[:, 0]
-        logits = logits[:, 0]  # [B, V]
+        logits = logits[:, 0]
         uniform = gather(uniforms, position, axis=1)
         if k is None:
             newest = _drawn(possible, temperature, uniform)
         else:
             most = least(k if widest is None else widest, size(possible, 1))
-            top_logits, symbols = sorted_top_k(possible, most)
+            top_logits, tokens = sorted_top_k(possible, most)
             if widest is not None:
                 top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, IMPOSSIBLE)
-            newest = gather(symbols, _drawn(top_logits, temperature, uniform), batch_dims=1)
+            newest = gather(tokens, _drawn(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
-        ids = ops.where((places == position) & running[:, None], newest[:, None], ids)
+        ids = ops.where((index == position) & running[:, None], newest[:, None], ids)
         log_probs = log_probs + ops.where(running, log_prob, 0.0)
         lengths = lengths + ops.cast(running, "int32")
         finished = finished | (running & (newest == end_id))
         running = running & ~finished & (lengths < max_length)
         return position + 1, newest, ids, log_probs, lengths, running, finished, cache
 
-    none = ops.zeros((B,), "int32")
-    loop = (
-        ops.zeros((), "int32"),
-        start_ids,
-        ops.zeros((B, L), "int32"),
-        ops.zeros((B,), "float32"),
-        none,
-        max_length > 0,
-        none > 0,
-    )
-    _, _, *found, _, finished, _ = ops.while_loop(
-        lambda *state: ops.any(state[5]),
-        draw,
-        (*loop, decoder.keep(decoder.cache, ops.zeros((B, L), "int32"))),
-    )
-    ids, log_probs, lengths = (part[:, None] for part in found)
+    zeros, none_yet = ops.zeros((B,), "int32"), ops.zeros((B, L), "int32")
+    # One token per step needs neither beams nor growth: the cache has all L slots from the start.
+    cache = decoder.keep(decoder.cache, none_yet)
+    first = (ops.zeros((), "int32"), start_ids, none_yet, ops.zeros((B,), "float32"), zeros, max_length > 0, zeros > 0)
+    _, _, *results, _, finished, _ = ops.while_loop(lambda *state: ops.any(state[5]), step, (*first, cache))
+    ids, log_probs, lengths = (part[:, None] for part in results)
     return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, None])
 
 
 def _drawn(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:
-    """The first token up to which softmax(logits [B, V] / temperature) adds up to more than uniform [B]: int32 [B]."""
+    """Returns the first token at which the cumulative softmax(logits [B, V] / temperature) exceeds uniform [B]."""
     below = logits - ops.max(logits, axis=1, keepdims=True)  # 0 at the likeliest
     heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
     total = ops.cumsum(ops.softmax(heated), axis=1)

@@ -1,7 +1,7 @@
-"""Beam search with length penalty (section 6.1); greedy search is beam search with one beam.
+"""Beam search with length penalty (section 6.1). Greedy search is beam search with one beam.
 
-This is what it is asked for, and its loop of fixed shapes. `decoding.beams` is its step, and `decoding.growing`
-TensorFlow's loop, in which sentences leave and the cache grows.
+This module holds the interface of the search, and its loop of fixed shapes. `decoding.beams` is one step, and
+`decoding.growing` is TensorFlow's loop, in which sentences leave and the cache grows.
 
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """
@@ -36,22 +36,22 @@ else:
 
 
 class Fixed(NamedTuple):
-    """The shapes of a search whose rows stay to its end, all in one loop."""
+    """Shapes of a search in a single loop, whose rows stay to the end."""
 
     beams: int  # K, at least the widest beam_size
     steps: Any  # L; a row that still runs after the last step gets no output
-    # Whether the cache begins empty, and every step appends its slots, for an engine whose loops allow that. Else it
-    # has all K * L slots from the start, and no shape changes.
+    # True for an engine whose loops allow a cache that begins empty, to which every step appends its slots. Otherwise
+    # the cache has all K * L slots from the start, and no shape changes.
     grows: bool = False
 
 
 class Decoder(NamedTuple):
-    """A model as a search, or sampling, calls it: step by step, with a cache.
+    """A model as search and sampling call it: step by step, with a cache.
 
-    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest symbol. It returns the logits
-    [B, K, V] of the next one, and the new cache; for a detailed search also the source position of greatest attention,
-    int32 [B, K]. The cache is append-only: the K newest symbols take slots slot to slot + K - 1, and nothing is
-    re-ordered. `ancestry` says which slots each beam may see, its own newest one included.
+    `step(ids [B, K], position, slot, ancestry [B, K, C], cache)` takes each beam's newest token. It returns the logits
+    [B, K, V] of the next one and the new cache, and for a detailed search also the source position of the highest
+    attention, int32 [B, K]. The cache is append-only: the K newest tokens take slots slot to slot + K - 1, and nothing
+    is reordered. `ancestry` masks the slots that each beam may see, including its newest one.
 
     `keep(cache, slots [B, M])` returns the cache with only these slots, in this order. Beams share most of their
     history, so after some steps they see few of the slots.
@@ -60,16 +60,16 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[Any, ...]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, Any], Any]
-    fixed: Fixed | None = None  # `None` lets rows leave and slots grow, which only TensorFlow does
+    fixed: Fixed | None = None  # `None` lets rows leave and slots grow, which needs TensorFlow
 
 
 class SearchProblem(NamedTuple):
-    """What is searched, or sampled, for B sentences."""
+    """A decoder and the constraints of B outputs, for search or sampling."""
 
     decoder: Decoder
-    start_ids: Any  # int32 [B], the symbol before the first
-    max_length: Any  # int32 [B], the greatest number of symbols, the end symbol included; 0 gives the empty output
-    end_id: int  # the symbol that ends an output
+    start_ids: Any  # int32 [B], the token before the first
+    max_length: Any  # int32 [B], the maximum number of tokens, including EOS; 0 returns the empty output
+    end_id: int  # EOS
 
 
 OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.search)
@@ -84,35 +84,35 @@ def beam_search(
     allowed: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Hypotheses:
-    """Search for the outputs of highest score = log-probability / length penalty.
+    """Searches for the outputs with the highest score = log-probability / length penalty.
 
     A sentence's search ends when patience * beam_size outputs have finished (Kasai et al. 2022), when no alive
     hypothesis can beat the last of the `exact_n` best finished ones, or at the maximum length. With one beam it ends at
-    the first end symbol: that is greedy search. A row's result does not depend on the other rows.
+    the first EOS: that is greedy search. A row's result does not depend on the other rows.
 
     Args:
-        problem: the model's step, and what each row begins with.
-        n_best: N, the outputs of each sentence; places beyond a row's beam size stay unused.
-        exact_n: int32 scalar: the first exact_n outputs are certain, the others may be other than the best; `None`
-            means N. It may be a tensor, so that one traced search serves requests for one output and for several.
-        allowed: `allowed(ids [B, K, L], position, row [B])` gives the symbols that may follow, bool [B, K or 1, V];
-            `None` allows all. `row` has the sentences' places in the batch at the start, which some may have left.
-        options: each a number or [B], by the names and with the defaults of `search_options`. The widest beam_size is
-            K; min_length is capped at max_length; patience infinity makes the search exact: it goes on until no other
-            output can be better. `logits.RULES` says what min_length and no_repeat_ngram_size forbid.
+        problem: Decoder, start tokens and maximum lengths.
+        n_best: N, outputs per sentence. Slots beyond a row's beam size stay unused.
+        exact_n: int32 scalar. The search settles the first `exact_n` outputs, and the rest are best effort. `None`
+            means N. As a tensor, it lets one traced search serve requests for one output and for several.
+        allowed: `allowed(ids [B, K, L], position, row [B])` returns a mask of tokens that may follow, bool
+            [B, K or 1, V]. `row` holds the rows' indices in the whole batch, which some may have left. `None` allows
+            all.
+        options: Each a number or [B], by the names and with the defaults of `search_options`. K is the widest
+            beam_size. min_length is capped at max_length. Infinite patience makes the search exact: it continues until
+            no other output can be better. `logits.RULES` implements min_length and no_repeat_ngram_size.
 
     Returns:
         `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
     """
-    found, _ = _search(problem, False, n_best, exact_n, allowed, **options)
-    return found
+    return _search(problem, False, n_best, exact_n, allowed, **options)[0]
 
 
 @checked
 def detailed_search(
     problem: SearchProblem, *, n_best: Beams = 1, exact_n: Count | AnyTensor | None = None, **options: Any
 ) -> tuple[Hypotheses, Symbols]:
-    """As `beam_search`; also each symbol's log-probability and its source position of greatest attention."""
+    """Like `beam_search`, but also returns each token's log-probability and source position of highest attention."""
     return _search(problem, True, n_best, exact_n, None, **options)
 
 
@@ -124,7 +124,7 @@ def _search(
     allowed: Callable[..., Any] | None,
     **options: Any,
 ) -> tuple[Hypotheses, Symbols]:
-    """`detailed_search`, or with less detail `beam_search`; their arguments."""
+    """Runs the search in the loop that the decoder's shapes allow."""
     exact_n = n_best if exact_n is None else exact_n
     B, fixed = size(problem.start_ids, 0), problem.decoder.fixed
     by_row = _broadcast(options, B)
@@ -134,10 +134,12 @@ def _search(
     enough = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
     greatest_penalty = penalty(max_length, by_row["length_penalty"])
     rows = Rows(ops.arange(B, dtype="int32"), max_length, enough, greatest_penalty, by_row)
-    # Of an empty batch, K is 1 and L is 0.
+    # For an empty batch, K is 1 and L is 0.
     K, L, grows = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0), False)
-    first = ops.minimum(rows.max_length, 0)  # of the slots; as a constant, its copies would go into an exported file
-    C = 0 if not fixed else ops.min(first) if grows else K * L  # no constant 0, which a converter would take for fixed
+    # The first slot, 0, is computed: copies of a constant would go into an exported file, and converters would take the
+    # size of an empty cache for fixed.
+    first = ops.minimum(rows.max_length, 0)
+    C = 0 if not fixed else ops.min(first) if grows else K * L
 
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
@@ -157,18 +159,19 @@ def _search(
     def results(state: BeamState) -> tuple[Hypotheses, Symbols]:
         return results_of(state, n_best, problem.end_id)
 
-    kept = ("int32", "float32", "int32") if detailed else ("int32",)
-    none = ops.zeros((B, K), "float32")
+    dtypes = ("int32", "float32", "int32") if detailed else ("int32",)
+    zeros = ops.zeros((B, K), "float32")
     state = BeamState(
         position=ops.zeros((), "int32"),
         slot=ops.zeros((), "int32"),
         rows=rows,
         newest=ops.broadcast_to(problem.start_ids[:, None], (B, K)),
-        symbols=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in kept)),
-        alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, none, IMPOSSIBLE),
+        tokens=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in dtypes)),
+        # All beams begin alike, so only the first one counts.
+        alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, zeros, IMPOSSIBLE),
         ancestry=ops.zeros((B, K, C), "bool"),
         lengths=ops.zeros((B,), "int32"),
-        best=Finished(none + IMPOSSIBLE, none + IMPOSSIBLE),
+        best=Finished(zeros + IMPOSSIBLE, zeros + IMPOSSIBLE),
         finished=ops.zeros((B,), "int32"),
         running=max_length > 0,
         cache=problem.decoder.cache,
@@ -183,16 +186,16 @@ def _search(
 
 
 def _broadcast(options: dict[str, Any], B: Tensor) -> dict[str, Any]:
-    """The options of a search, each [B]; a value below an option's lowest becomes the lowest.
-
-    A number that asks nothing of a rule is left out, and the rule with it.
-    """
+    """Returns the options of a search, each [B]. Values below an option's lowest become the lowest."""
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
     values = {name: options.get(name, SEARCH_OPTIONS[name].default) for name in OPTIONS}
+    # A rule whose option is a number that masks nothing is dropped from the graph.
     idle = [name for name in RULES if isinstance(values[name], int) and values[name] <= SEARCH_OPTIONS[name].lowest]
-    own = {name: SEARCH_OPTIONS[name] for name in OPTIONS if name not in idle}
     return {
-        name: ops.broadcast_to(ops.maximum(ops.cast(values[name], option.dtype), option.lowest), (B,))
-        for name, option in own.items()
+        name: ops.broadcast_to(
+            ops.maximum(ops.cast(value, SEARCH_OPTIONS[name].dtype), SEARCH_OPTIONS[name].lowest), (B,)
+        )
+        for name, value in values.items()
+        if name not in idle
     }

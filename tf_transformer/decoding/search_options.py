@@ -1,7 +1,4 @@
-"""The options of a search: one dataclass, for Python, SavedModels and programs.
-
-It needs neither Keras nor TensorFlow, so that a program can read it before its command line.
-"""
+"""Search options, in one table for Python, SavedModels and programs. It loads neither Keras nor TensorFlow."""
 
 import math
 from collections.abc import Mapping
@@ -10,34 +7,34 @@ from typing import Annotated, Any
 
 from tf_transformer.utils.values import between, check_fields, convert, documentation, span
 
-MOST_BEAMS = 1_024  # in Python; arrays grow with them
-LONGEST = 10_000  # symbols of an output; beyond that, no limit would be a search without an end
+MOST_BEAMS = 1_024  # in Python, since arrays grow with them
+LONGEST = 10_000  # tokens of an output; otherwise a model that never emits EOS would not terminate
 Beams = Annotated[int, between(1, MOST_BEAMS)]
 Length = Annotated[int, between(1, LONGEST)]
 
 
 def _option(default: float, lowest: float, highest: float = math.inf, **more: bool) -> Any:
-    """A field of `SearchOptions`: its default, its range in a request, and what else `SearchOption` says of it."""
+    """Returns a field of `SearchOptions`: default, request range, and flags of `SearchOption`."""
     return field(default=default, metadata={"lowest": lowest, "highest": highest, **more})
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search. Annotations say what Python takes; requests and programs take less.
+    """Options of a search. Annotations are the ranges in Python. Requests and programs have narrower ones.
 
     Attributes:
-        beam_size: K of section 6.1; 1 is greedy search.
-        length_penalty: the penalty's exponent, the paper's alpha (section 6.1).
-        min_length: fewest symbols of an output, its end symbol included.
-        no_repeat_ngram_size: the length of sequences of symbols that may come only once; 0 allows all.
-        max_length: most symbols of an output, its end symbol included.
+        beam_size: hypotheses kept per step, K of section 6.1; 1 is greedy search.
+        length_penalty: exponent of the length penalty, the paper's alpha (section 6.1).
+        min_length: minimum output length in tokens, including EOS.
+        no_repeat_ngram_size: size of n-grams that may not repeat; 0 allows all.
+        max_length: maximum output length in tokens, including EOS.
         patience: patience * beam_size finished outputs end a search.
-        n_best: outputs of each text, best first.
-        extra_length: most symbols beyond the source's tokens.
-        max_source_length: most source tokens; more are cut.
+        n_best: outputs per text, best first.
+        extra_length: maximum number of output tokens beyond the source's.
+        max_source_length: maximum number of source tokens; more are cut.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     beam_size: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16)
@@ -56,18 +53,18 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchOption:
-    """What is known of a field of `SearchOptions`.
+    """Metadata of a field of `SearchOptions`.
 
     Attributes:
-        name: the same in Python, in a SavedModel and on the command line.
-        default: the value if none is given.
-        doc: a description in one line.
-        lowest: the lowest value.
-        highest: the highest value in a request or a program; an export may set another.
-        translator: whether `Translator` takes it and has it as an attribute.
-        request: whether a request may give it, for all rows or for each; otherwise the export fixes it.
-        parser: whether a `Parser` takes it, whose outputs a grammar restricts.
-        search: whether `beam_search` takes it, for all rows or for each.
+        name: Name in Python, in a SavedModel and on the command line.
+        default: Default value.
+        doc: Description in one line.
+        lowest: Lowest value.
+        highest: Highest value in a request or a program. An export may set another.
+        translator: Whether `Translator` takes it and has it as an attribute.
+        request: Whether a request may set it, for all rows or for each. Otherwise the export fixes it.
+        parser: Whether a `Parser` takes it, whose outputs a grammar restricts.
+        search: Whether `beam_search` takes it, for all rows or for each.
     """
 
     name: str
@@ -82,17 +79,17 @@ class SearchOption:
 
     @property
     def dtype(self) -> str:
-        """Of a SavedModel's input."""
+        """The dtype of a SavedModel's input."""
         return "float32" if isinstance(self.default, float) else "int32"
 
     def range(self) -> str:
-        """Its lowest and highest value in words."""
+        """Returns the lowest and highest value in words."""
         return span(self.lowest, self.highest).words
 
     def cast(self, value: Any) -> Any:
-        """A value from a file, where infinity is text, as Python's own number."""
-        given: dict[str, Any] = {self.name: math.inf if value == "inf" else value}
-        return getattr(SearchOptions(**given), self.name)
+        """Returns a value from a file, where infinity is text, as a Python number."""
+        field: dict[str, Any] = {self.name: math.inf if value == "inf" else value}
+        return getattr(SearchOptions(**field), self.name)
 
 
 _DOCS = documentation(SearchOptions)
@@ -103,34 +100,34 @@ SEARCH_OPTIONS = {
 
 
 def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Options in the ranges of a request, as Python's own numbers.
+    """Converts options to Python numbers in the ranges of a request.
 
     Args:
-        values: by name.
-        highest: by name, highest values that replace a request's; `math.inf` means no limit.
+        values: Options by name.
+        highest: Highest values by name, which replace a request's. `math.inf` means no limit.
 
     Raises:
-        BadInput: one is out of range.
+        BadInput: If an option is out of range.
     """
-    found = dict[str, Any]()
+    converted = dict[str, Any]()
     for name, value in values.items():
-        known = SEARCH_OPTIONS[name]
-        limits = span(known.lowest, (highest or {}).get(name, known.highest))
-        found[name] = convert(name, value, Annotated[type(known.default), limits])
-    if {"min_length", "max_length"} <= found.keys():
-        convert("min_length", found["min_length"], Annotated[int, span(0, found["max_length"])])
-    return found
+        option = SEARCH_OPTIONS[name]
+        limits = span(option.lowest, (highest or {}).get(name, option.highest))
+        converted[name] = convert(name, value, Annotated[type(option.default), limits])
+    if {"min_length", "max_length"} <= converted.keys():
+        convert("min_length", converted["min_length"], Annotated[int, span(0, converted["max_length"])])
+    return converted
 
 
 def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A translator's options, checked and as Python's own numbers; missing ones have their defaults.
+    """Returns a translator's options as Python numbers, with defaults for missing ones.
 
     Raises:
-        TypeError: there is no such option.
-        BadInput: a value is out of range.
+        TypeError: If an option is unknown.
+        BadInput: If a value is out of range.
     """
-    own = [name for name, option in SEARCH_OPTIONS.items() if option.translator]
-    if unknown := [name for name in options if name not in own]:
-        raise TypeError(f"options of a Translator: expected {', '.join(own)}; got {', '.join(unknown)}")
-    search = SearchOptions(**options)
-    return {name: getattr(search, name) for name in own}
+    names = [name for name, option in SEARCH_OPTIONS.items() if option.translator]
+    if unknown := [name for name in options if name not in names]:
+        raise TypeError(f"options of a Translator: expected {', '.join(names)}; got {', '.join(unknown)}")
+    values = SearchOptions(**options)
+    return {name: getattr(values, name) for name in names}

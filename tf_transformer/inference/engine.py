@@ -1,7 +1,7 @@
-"""An engine answers texts: a `Translator`, a SavedModel, a LiteRT or an ONNX export, a `Parser`.
+"""`Engine`, the base class of `Translator`, `SavedModel`, `LiteRT`, `ONNX` and `Parser`.
 
-What all of them share stands here, once: the form of an answer, batches of similar length, the options of a call and
-what they may be, and the warning about texts that are too long. It loads neither Keras nor TensorFlow.
+It has what they share: replies, batches of similar length, options of a call, and the warning about long texts. It
+loads neither Keras nor TensorFlow.
 """
 
 import inspect
@@ -20,32 +20,32 @@ from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, Natural, checked, shown
 
-BATCHES = 32  # that are sorted by length together, of texts that come one after the other
+BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
-UNUSED = -1e9  # in a graph, the score of a place without an output
+UNUSED = -1e9  # in a graph, the score of an unused output
 T = TypeVar("T")
 
 
 class Answer(NamedTuple):
     """One of the n best outputs for a text: a translation, or a parser's tree.
 
-    The last three are `None` where an engine was asked for the best text alone and its graph says no more.
+    The last three are `None` if only the best text was requested and the engine's graph returns no more.
     """
 
     text: str
     score: float  # log-probability / length penalty
     log_prob: float | None = None
-    finished: bool | None = None  # the end symbol was reached
-    length: int | None = None  # its symbols, without the end symbol
+    finished: bool | None = None  # whether EOS was reached
+    length: int | None = None  # tokens without EOS
 
 
 class Reply(NamedTuple):
-    """What an engine makes of a text."""
+    """An engine's outputs for a text."""
 
-    source: str | bytes  # the text, as it came
-    answers: tuple[Answer, ...]  # best first, at least one; of an empty text one without text
-    length: int | None  # the source's tokens, before the cut; `None` of a parser
-    truncated: bool  # the source has more tokens than the model reads; the rest was left out
+    source: str | bytes  # the text as it was passed
+    answers: tuple[Answer, ...]  # best first, at least one; an empty text has one without text
+    length: int | None  # source tokens before truncation; `None` from a parser
+    truncated: bool  # whether the source has more tokens than the model reads
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The best output's score; 0 of an empty text."""
+        """The best output's score, 0 for an empty text."""
         return self.answers[0].score
 
     @property
@@ -64,17 +64,17 @@ class Reply(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether the source has no tokens: it is nothing, white space or control characters."""
+        """Whether the source has no tokens, such as one of white space."""
         return not self.text if self.length is None else self.length == 0
 
     @checked
     def written(self, ending: str, n_best: bool = False) -> str:
-        """The reply as a line of a file, without its newline.
+        """Formats the reply as a line of a file, without its newline.
 
         Args:
-            ending: of the file's name: ".txt" for the best output; ".tsv" for its score, a tab, and the output;
-                ".jsonl" for text, score, truncated and empty as JSON.
-            n_best: JSON has all answers, each with text and score.
+            ending: File extension. ".txt" writes the best output, ".tsv" its score, a tab and the output, ".jsonl"
+                text, score, truncated and empty as JSON.
+            n_best: Whether JSON has all answers, each with text and score.
         """
         if ending != ".jsonl":
             return f"{self.score:.4f}\t{self.line}" if ending == ".tsv" else self.line
@@ -85,25 +85,25 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a call asks for beside the texts."""
+    """Validated arguments of a call, besides the texts."""
 
-    n: int | None  # the number of answers; `None` means the best text alone, as fast as the engine can
-    options: Mapping[str, Any]  # of the search, by name, those that the call changes
-    languages: Mapping[str, str]  # those that the call changes
+    n: int | None  # the number of answers; `None` means only the best text, as fast as the engine can
+    options: Mapping[str, Any]  # search options that the call changes, by name
+    languages: Mapping[str, str]  # languages that the call changes, by name
 
 
 class Engine(ABC):
-    """What answers texts. A subclass has `_replies` and the attributes.
+    """Base class of engines, which return outputs for texts. A subclass has `_replies` and the attributes.
 
     Attributes:
-        facts: what the model says of itself, by name, such as step, bleu, license, parameters.
-        options: of its search, by name.
-        changeable: the names of those that a call may change.
-        highest: by name, the greatest value of an option of a call, and of "n_best".
-        languages: those that the model knows; () if it has one pair.
-        batch_size: texts a batch; they are sorted by length first.
-        translates: whether it has `document`; a parser has not.
-        aligns: whether it has `aligned`.
+        facts: Metadata of the model by name, such as step, bleu, license, parameters.
+        options: Search options by name.
+        changeable: Names of the options that a call may change.
+        highest: Highest value of an option of a call, and of "n_best", by name.
+        languages: Languages of a multilingual model, otherwise ().
+        batch_size: Texts per batch. They are sorted by length first.
+        translates: Whether it has `document`, unlike a parser.
+        aligns: Whether it has `aligned`.
     """
 
     translates, aligns = True, False
@@ -111,7 +111,7 @@ class Engine(ABC):
     highest: Mapping[str, float] = {}
     languages: Sequence[str] = ()
     batch_size: int
-    _own: Mapping[str, Any] = {}  # defaults of calls that differ from the model's
+    _own: Mapping[str, Any] = {}  # defaults of calls, where they differ from the model's
 
     @property
     @abstractmethod
@@ -119,7 +119,7 @@ class Engine(ABC):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of the search, those of calls with their defaults."""
+        """Search options by name, with the defaults of calls."""
         stored = {name: option.cast(self.facts[name]) for name, option in SEARCH_OPTIONS.items() if name in self.facts}
         return {**stored, **self._own}
 
@@ -128,33 +128,33 @@ class Engine(ABC):
         return f"{type(self).__name__}({', '.join(filter(None, (self._described(), options)))})"
 
     def _described(self) -> str:
-        """What `repr` says besides the options of calls."""
+        """Returns what `repr` shows besides the options of calls."""
         return ""
 
     @abstractmethod
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[Reply]:
-        """The replies to a batch."""
+        """Returns the replies to a batch."""
 
-    @overload  # a string is a sequence of strings, too
+    @overload  # a string is a sequence of strings too
     def __call__(self, texts: str | bytes, **options: Any) -> str: ...
 
     @overload
     def __call__(self, texts: Iterable[str | bytes], **options: Any) -> list[str]: ...
 
     def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> str | list[str]:
-        """The best output for each text. One text gives a string, several give a list.
+        """Returns the best output for each text: a string for one text, a list for several.
 
-        A person who watches sees how far a long call is. `stream` gives outputs as they come.
+        Long calls show a progress bar in terminals and notebooks. `stream` returns outputs one by one.
 
         Args:
-            texts: str, or bytes in UTF-8; bytes that are not count as white space. A tensor or a dataset of strings
-                and a column of a table are texts, too.
-            options: of the search, those in `changeable`; and source_language and target_language, of a model of
-                several. By default the engine's own.
+            texts: Strings, or bytes in UTF-8, of which invalid bytes count as white space. A tensor or a dataset of
+                strings and a column of a table work too.
+            options: Search options in `changeable`, and source_language and target_language of a multilingual model.
+                Default to the engine's.
 
         Raises:
-            BadInput: an option has another value than it may have, or the engine fixes it; or a text is no string.
-            TypeError: there is no such option.
+            BadInput: If an option is out of range or fixed by the engine, or a text is not a string.
+            TypeError: If an option is unknown.
         """
         if isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ():
             return self([texts], **options)[0]  # type: ignore[list-item]  # of a tensor
@@ -162,51 +162,54 @@ class Engine(ABC):
 
     @checked
     def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
-        """The n best outputs for each text, best first; at most beam_size, of which a warning tells, and at least one.
+        """Returns the n best outputs for each text, best first: 1 to beam_size. Warns if `n` is larger.
 
         Args:
-            texts: as in a call.
-            n: how many.
-            options: as in a call.
+            texts: As in a call.
+            n: Number of outputs.
+            options: As in a call.
         """
         return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
 
     @checked
     def stream(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> Iterator[Reply]:
-        """Replies as they come, in the order of the texts, for texts that are many or come one by one.
+        """Yields replies in the order of the texts, and reads texts lazily.
 
             with open("big.en") as file:
                 for reply in translator.stream(file):
                     print(reply.text)
 
-        A file or a generator is read as far as the replies are wanted. The first batch of texts is answered at once;
-        then more and more batches are sorted by length together. It warns of nothing, since a reply has `truncated`.
+        It issues no warnings, since a reply has `truncated`.
 
         Args:
-            texts: as in a call.
-            n: how many answers; `None` means the best text alone.
-            options: as in a call.
+            texts: As in a call.
+            n: Number of answers. `None` means only the best text.
+            options: As in a call.
         """
-        return self._stream(strings_in(texts), self.request(n, options))  # which checks them now
+        strings, request = strings_in(texts), self.request(n, options)
 
-    def _stream(self, texts: Iterator[str | bytes], request: Request) -> Iterator[Reply]:
-        size = self.batch_size
-        while some := list(itertools.islice(texts, size)):
-            yield from self._answered(some, request)
-            size = min(2 * size, BATCHES * self.batch_size)
+        # A function of its own, so that a wrong option raises at once, and not at the first reply.
+        def replies() -> Iterator[Reply]:
+            size = self.batch_size
+            # The first batch is returned as soon as possible. Later ones are more uniform in length, and so faster.
+            while some := list(itertools.islice(strings, size)):
+                yield from self._in_batches(self._replies, some, request)
+                size = min(2 * size, BATCHES * self.batch_size)
+
+        return replies()
 
     @checked
     def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[Reply]:
-        """What a call and `n_best` tell, and more; it warns of nothing, since a reply has `truncated`.
+        """Returns a reply for each text. It issues no warnings, since a reply has `truncated`.
 
         Args:
-            texts: as in a call.
-            n: how many answers; `None` means the best text alone.
-            options: as in a call.
+            texts: As in a call.
+            n: Number of answers. `None` means only the best text.
+            options: As in a call.
         """
         texts, request = check_texts(texts), self.request(n, options)
         with Progress(len(texts), "texts") as progress:
-            return self._answered(texts, request, progress.add)
+            return self._in_batches(self._replies, texts, request, progress.add)
 
     @overload
     def document(self, texts: str | bytes, format: str = ..., **options: Any) -> str: ...
@@ -221,73 +224,76 @@ class Engine(ABC):
         sentences: Callable[[str], Sequence[str]] | None = None,
         **options: Any,
     ) -> str | list[str]:
-        """Texts of any length, translated sentence by sentence, with the white space and the markup between them.
+        """Translates texts of any length sentence by sentence, and keeps white space and markup.
 
             translator.document("<p>Dr. No is <b>here</b>. Write to {name}!</p>", format="html")
 
-        Sentences longer than the model reads are cut at a semicolon, a comma or a space. Addresses and the places of
-        values, such as {name} or %s, come out as they went in.
+        Sentences longer than the model reads are cut at a semicolon, a comma or a space. Addresses and placeholders,
+        such as {name} or %s, are copied verbatim.
 
         Args:
-            texts: as in a call.
-            format: "text", where the end of a line ends a sentence; or "html" or "xml", whose tags come out once each,
-                around the words that belong to theirs, by `aligned` or else by their places. Code and what says
-                translate="no" stay as they are.
-            sentences: from a line to its sentences, which joined are the line; by default `sentences_in` of the source
-                language.
-            options: as in a call.
+            texts: As in a call.
+            format: "text", where a newline ends a sentence, or "html" or "xml", where each tag is placed once, around
+                the words that `aligned` or else their positions assign to it. Code and elements with translate="no"
+                are copied verbatim.
+            sentences: Function that splits a line into sentences, which joined are the line. Defaults to
+                `sentences_in` of the source language.
+            options: As in a call.
 
         Raises:
-            BadInput: as of a call; the engine is a parser; there is no such format; or the default `sentences` lacks
-                its package.
+            BadInput: As in a call, or if the engine is a parser, the format is unknown, or a package for the default
+                `sentences` is missing.
         """
         if not self.translates:
             raise BadInput("document: expected a translator, got a parser, which takes sentences")
         one = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
-        given = check_texts([texts] if one else texts)
-        strings = [text.decode("utf-8", "replace") if isinstance(text, bytes) else text for text in given]
+        strings = [
+            text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+            for text in strings_in([texts] if one else texts)
+        ]
         outputs: list[str] = registry.find("services", "documents")(self, strings, format, sentences, options)
         return outputs[0] if one else outputs
 
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:
-        """The best output for each text, and which of its tokens, and words, belong to which of the source's.
+        """Returns the best output for each text, aligned with the source by tokens and words.
 
             sources, words, pairs = translator.aligned(["Hello world."])[0].words
 
-        A token belongs to the one that it attended to the most, in the last layer, by the mean of its heads; or by the
-        head that was trained for it, in OPUS-MT's models of the kind transformer-align.
+        A token is aligned with the source token of highest attention in the last layer, averaged over heads. OPUS-MT's
+        transformer-align models use the head that was trained for alignment.
 
         Args:
-            texts: as in a call.
-            options: as in a call.
+            texts: As in a call.
+            options: As in a call.
 
         Raises:
-            BadInput: as of a call; or this engine's answers have no alignment.
+            BadInput: As in a call, or if this engine has no alignments.
         """
         if not self.aligns:
             raise BadInput(f"expected an engine that aligns, a Translator or a SavedModel, got {type(self).__name__}")
-        given, request = check_texts(texts), self.request(None, options)
-        return in_batches(lambda places: self._aligned([given[i] for i in places], request), given, self.batch_size)
+        return self._in_batches(self._aligned, check_texts(texts), self.request(None, options))
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterable[Aligned]:
-        """The aligned outputs of a batch, of an engine that aligns."""
+        """Returns the aligned outputs of a batch, if the engine `aligns`."""
         raise NotImplementedError
 
-    def _answered(
-        self, texts: list[str | bytes], request: Request, progress: Callable[[int], None] = lambda count: None
-    ) -> list[Reply]:
-        def replies(places: list[int]) -> Iterable[Reply]:
-            return self._replies([texts[i] for i in places], request)
-
-        return in_batches(replies, texts, self.batch_size, progress)
+    def _in_batches(
+        self,
+        function: Callable[[list[str | bytes], Request], Iterable[T]],
+        texts: list[str | bytes],
+        request: Request,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> list[T]:
+        call = lambda indices: function([texts[i] for i in indices], request)  # noqa: E731
+        return in_batches(call, texts, self.batch_size, progress)
 
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
-        """The options of a call, checked.
+        """Validates the options of a call.
 
         Raises:
-            BadInput: one has another value than it may have, or this engine fixes it.
-            TypeError: there is no such option.
+            BadInput: If an option is out of range, or this engine fixes it.
+            TypeError: If an option is unknown.
         """
         options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
@@ -305,13 +311,13 @@ class Engine(ABC):
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
-                got = shown(language)
-                raise BadInput(f"{name}: expected none, since this model has one pair of languages, got {got}")
+                message = f"{name}: expected none, since this model has one pair of languages, got {shown(language)}"
+                raise BadInput(message)
             check_language(name, language, self.languages)
         return Request(n, search, languages)
 
     def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
-        """Options of a server's request, which never fails: those out of range are clipped, NaN is the default."""
+        """Clips the options of a server's request, which never fails. NaN means the default."""
         values = {name: value for name, value in options.items() if value == value}
         for name, value in values.items():
             option = SEARCH_OPTIONS[name]
@@ -320,11 +326,7 @@ class Engine(ABC):
 
 
 def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
-    """Texts one by one; TensorFlow's strings become Python's.
-
-    Raises:
-        BadInput: one is no string.
-    """
+    """Yields texts as Python's strings. Raises `BadInput` if one is not a string."""
     for i, text in enumerate(texts):
         string = text.numpy() if hasattr(text, "numpy") else text
         if not isinstance(string, str | bytes):
@@ -333,7 +335,7 @@ def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
 
 
 def check_texts(texts: Iterable[Any]) -> list[str | bytes]:
-    """Texts as a list, as `strings_in` checks them."""
+    """Returns the texts of `strings_in` as a list."""
     return list(strings_in(texts))
 
 
@@ -344,32 +346,22 @@ def in_batches(
     batch_size: Count,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[T]:
-    """Call a function on the places of texts of similar length.
+    """Calls a function on batches of texts of similar length, and returns its values in the order of the texts.
 
-    Args:
-        function: from the places of a batch to a value for each.
-        texts: the texts.
-        batch_size: texts a batch; the last may have fewer.
-        progress: is told how many texts each batch had, after it.
-
-    Returns:
-        the values, in the order of the texts.
+    `function` takes the indices of a batch, and returns a value for each. `progress` is called with their number.
     """
     values: dict[int, T] = {}
-    for places in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
-        values.update(zip(places, function(places), strict=True))
-        progress(len(places))
+    for indices in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
+        values.update(zip(indices, function(indices), strict=True))
+        progress(len(indices))
     return [values[i] for i in range(len(texts))]
 
 
 @checked
 def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
-    """The places of texts in batches, by size.
+    """Yields the indices of texts in batches, by size in bytes.
 
-    Args:
-        sizes: of the texts, in bytes.
-        most: the greatest cost of a batch; a text that costs more is alone.
-        cost: from the rows of a batch and its longest size.
+    `cost` takes the rows of a batch and its longest size. It is at most `most`, except of single texts.
     """
     batch: list[int] = []
     for i in sorted(range(len(sizes)), key=sizes.__getitem__):
@@ -382,14 +374,14 @@ def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) 
 
 
 def warned(replies: list[Reply]) -> list[Reply]:
-    """Warn about truncated texts, and quote their beginnings."""
+    """Warns about truncated texts."""
     warn_of_truncated([reply.source for reply in replies if reply.truncated], len(replies))
     return replies
 
 
 @checked
 def warn_of_truncated(long: Sequence[str | bytes], count: Natural) -> None:
-    """Warn about truncated texts, `long` of `count`, and quote their beginnings."""
+    """Warns about truncated texts, `long` of `count`, and quotes their beginnings."""
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
@@ -398,7 +390,7 @@ def warn_of_truncated(long: Sequence[str | bytes], count: Natural) -> None:
 
 
 def warn_the_caller(message: str) -> None:
-    """Warn at the line that called this package."""
+    """Warns at the line that called this package."""
     level, frame = 1, inspect.currentframe()
     while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Opens whatever a directory, or a name on the hub, holds. Each registered engine says what it can open.
+"""Opens a model by path or by name, with the first registered engine that can.
 
 It loads neither Keras nor TensorFlow before an engine needs them.
 """
@@ -49,29 +49,29 @@ def load(
     revision: str | None = None,
     **options: Any,
 ) -> Engine:
-    """Open a model, to answer texts: `tt.load("savedmodels/demo")(["Hello world."])` gives ["Hallo Welt."].
+    """Opens a model for inference: `tt.load("savedmodels/demo")(["Hello world."])` returns ["Hallo Welt."].
 
-    An export is opened as what it is: a `SavedModel` runs the graph that is served, a LiteRT or an ONNX export its own
-    engine. A run or a checkpoint becomes a `Translator`, or a `Parser`. `Translator.from_pretrained` always gives the
-    Keras model, to train or to change it.
+    A SavedModel, a LiteRT or an ONNX export runs in its own engine. A run or a checkpoint becomes a `Translator`, or a
+    `Parser`. To get the trainable Keras model of any of them, call `Translator.from_pretrained`.
 
     Args:
-        path: the folder of a run, or a list of several for an `Ensemble`; of a SavedModel, a LiteRT or an ONNX export
-            or a pretrained checkpoint, or of its versions, which means the newest; or a checkpoint's name, with its
-            owner, on the Hugging Face hub.
-        batch_size: texts a batch; `None` means the engine's default. LiteRT takes one text at a time, and so
-            does ONNX in int8.
-        threads: of an export's engine for one operation; `None` means its default.
-        family: of a checkpoint, as in `Translator.from_pretrained`.
-        revision: of a checkpoint on the hub, as in `Translator.from_pretrained`.
-        options: of the search, the defaults of calls; of a run also average_last.
+        path: Directory of a run, or a list of several for an `Ensemble`. Or the directory of a SavedModel, a LiteRT or
+            an ONNX export or a pretrained checkpoint, or of its versions, of which the newest is opened. Or a
+            checkpoint's name on the Hugging Face Hub, with its owner.
+        batch_size: Texts per batch. `None` means the engine's default. LiteRT, and ONNX in int8, take one text at a
+            time.
+        threads: Threads per operation of an export's engine. `None` means its default.
+        family: As in `Translator.from_pretrained`.
+        revision: As in `Translator.from_pretrained`.
+        options: Search options, the defaults of calls. A run also takes average_last.
 
     Raises:
-        BadInput: the folder holds something else, or the model does not take such an option.
+        BadInput: If `path` holds something else, or the model does not take one of the options.
     """
-    given = {"batch_size": batch_size, "threads": threads, "family": family, "revision": revision} | options
-    given = {name: value for name, value in given.items() if value is not None}
-    special = {name: given[name] for name in SPECIAL if name in given}
+    arguments = {"batch_size": batch_size, "threads": threads, "family": family, "revision": revision} | options
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    special = {name: arguments[name] for name in SPECIAL if name in arguments}
+    # A mistyped "mine" must not be downloaded from the Hub.
     if (
         isinstance(path, str | os.PathLike)
         and "/" not in os.fspath(path)
@@ -80,16 +80,11 @@ def load(
     ):
         raise BadInput(f"expected a model's folder, or its owner and name on the hub, {found_in(path)}")
     opener, where = opener_of(path, special)
-    return opener.open(where, **given)
+    return opener.open(where, **arguments)
 
 
 def trained(path: Folders, **options: Any) -> Any:
-    """The Keras model of a run, a SavedModel or a checkpoint, as a `Translator`, or as the engine of its task.
-
-    Args:
-        path: as in `Translator.from_pretrained`.
-        options: as there.
-    """
+    """Loads a Keras model like `Translator.from_pretrained`, as a `Translator` or as the engine of its task."""
     with quiet_import():
         from tf_transformer.inference.translator import Translator
 

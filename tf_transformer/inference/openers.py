@@ -1,4 +1,4 @@
-"""What the registry holds of an engine: which paths it can open, and how."""
+"""`Opener`, the registry's entry of an engine: which paths it can open, and how."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ SPECIAL = ("threads", "average_last", "family", "revision")  # options that only
 
 @dataclass(frozen=True)
 class Opener:
-    """How one kind of model is opened. It is what the registry holds of an engine.
+    """How one kind of model is opened.
 
     Attributes:
         title: Name of the kind in a sentence.
         can_open: Returns whether a path, an address such as gs://bucket/model or a name holds such a model. It loads no
             framework and reads little.
         open: Returns the `Engine` of a path, or of a list of paths if `several`, with `load`'s options.
-        rebuild: Returns the model of a path as `Rebuilt`; `None` if its weights cannot be read back.
+        rebuild: Returns the model of a path as `Rebuilt`. `None` if its weights cannot be read back.
         takes: Options of `SPECIAL` that it takes.
-        several: Whether several paths can be opened together. It gets a list then, also of one path.
-        trains: Whether `open` gives a Keras model, to train or to change it.
+        several: Whether several paths can be opened together. Then it gets a list, even for one path.
+        trains: Whether `open` returns a Keras model.
     """
 
     title: str
@@ -40,17 +40,12 @@ class Opener:
 
 
 def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False) -> tuple[Opener, Any]:
-    """Returns the first registered engine that can open a path, and what it gets: the path, or a list of several.
+    """Returns the first registered engine that can open a path, and the path, or a list if it opens `several`.
 
-    Args:
-        path: As in `load`.
-        options: Those of `SPECIAL` that the caller gave.
-        rebuilds: Whether it must be able to rebuild the Keras model.
-
-    Raises:
-        BadInput: If no engine can open it, or the engine does not take one of the options.
+    It takes the `options` of `SPECIAL`, and can rebuild the Keras model if it `rebuilds`. Raises `BadInput` if there is
+    no such engine.
     """
-    # As the user wrote it: "./mine" is no name on the hub, "mine" may be one.
+    # The path stays as the user wrote it. "mine" may be a name on the Hub, and "./mine" is none.
     if isinstance(path, str | os.PathLike):
         paths = [os.fspath(path)]
         if "://" not in paths[0]:

@@ -1,4 +1,4 @@
-"""A Keras model with its tokenizer, rebuilt from the weights of a run, a SavedModel or a checkpoint."""
+"""Rebuilds a Keras model and its tokenizer from a run, a SavedModel or a checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.openers import opener_of
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import build_model, config_of, tokenizer_of
@@ -15,8 +14,6 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import check_kinds, reading
-from tf_transformer.utils.type_names import Folders
-from tf_transformer.utils.values import Count, checked
 
 if TYPE_CHECKING:
     from tf_transformer.serving import savedmodel
@@ -24,43 +21,24 @@ else:
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
 
 LIMITS = ("n_best", "max_beam_size", "max_length")  # of an export
-ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target_language")  # facts of a checkpoint
+ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target_language")  # of a checkpoint
 
 
 class Rebuilt(NamedTuple):
-    """A model and what was stored with it."""
+    """A model and the values stored with it."""
 
     model: Transformer | Ensemble
     tokenizer: Tokenizer
     options: Mapping[str, Any]  # of its search
     facts: Mapping[str, Any]  # of its export
-    longest: int | None = None  # the most symbols of a checkpoint's outputs, the end symbol included
-
-
-@checked
-def rebuilt(
-    path: Folders, average_last: Count | None = None, family: str | None = None, revision: str | None = None
-) -> Rebuilt:
-    """Rebuilds a model; the arguments are as in `Translator.from_pretrained`.
-
-    Raises:
-        BadInput: If the path holds something else.
-    """
-    options = {"average_last": average_last, "family": family, "revision": revision}
-    options = {name: value for name, value in options.items() if value is not None}
-    opener, where = opener_of(path, options, rebuilds=True)
-    model: Rebuilt = opener.rebuild(where, **options)  # type: ignore[misc]  # one that rebuilds was asked for
-    return model
+    longest: int | None = None  # maximum length of a checkpoint's outputs, including EOS
 
 
 def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
-    """What `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
-
-    Saved again, the model has the limits that its export had, and its origin, licence, languages and step, but no
-    scores: they are those of another export.
+    """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
 
     Raises:
-        BadInput: the folder holds something else.
+        BadInput: If the directory holds something else.
     """
     stored, tokenizer, weights = savedmodel.read_export(path)
     expected, models = "an export that this version can read", list[Transformer]()
@@ -70,7 +48,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in own}
         check_kinds(stored, {"config": dict, "dtype": str})
         config = config_of(stored["config"])
-        keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for a name that is none
+        keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name
     while weights or not models:
         with reading(path, expected):
             config.check_stored(sum(weight.nbytes for weight in weights))
@@ -79,6 +57,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         with reading(path, expected):
             models[-1].set_weights(weights[:size])
         weights = weights[size:]
+    # Saved again, the model keeps these, but not its scores, which may have been measured in another dtype.
     facts = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
     return Rebuilt(together(models), tokenizer_of(tokenizer), options, facts)
 

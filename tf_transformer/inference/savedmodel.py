@@ -1,4 +1,4 @@
-"""A SavedModel as an engine: the graph that a server runs, called from Python."""
+"""Runs the graph of a SavedModel from Python."""
 
 import contextlib
 import functools
@@ -29,31 +29,22 @@ else:
 DESCRIBED = ("assets.extra", "tf_transformer.json")
 
 
-def _facts_of(address: str) -> dict[str, Any]:
-    """What the export's JSON file says; {} if there is none, as in another's SavedModel."""
-    if "://" not in address:
-        file = Path(address).joinpath(*DESCRIBED)
-        return read_json(file) if file.is_file() else {}
-    described = "/".join((address, *DESCRIBED))
-    return dict(json.loads(tf.io.gfile.GFile(described).read())) if tf.io.gfile.exists(described) else {}
-
-
 class SavedModel(Engine):
-    """Calls a SavedModel: a translator's, a parser's, or another whose `serving_default` takes text and gives text.
+    """SavedModel of a translator or a parser, or another whose `serving_default` takes and returns text.
 
     Args:
-        path: the folder that holds saved_model.pb, or that of its versions, which means the newest; or an address such
-            as gs://bucket/model/1.
-        batch_size: texts a batch; they are sorted by length first.
-        threads: for one operation; `None` means all cores. It has an effect in processes in which TensorFlow has done
-            nothing before.
-        options: defaults of the calls, for options that a request may give, and languages.
+        path: Directory that holds saved_model.pb, or that of its versions, of which the newest is loaded. Or an address
+            such as gs://bucket/model/1.
+        batch_size: Texts per batch. They are sorted by length first.
+        threads: Threads per operation. `None` means all cores. It only has an effect before TensorFlow's first
+            operation in a process.
+        options: Default search options and languages of calls.
 
     Attributes:
-        loaded: as `tf.saved_model.load` gives it; it owns what the signatures read.
+        loaded: Object from `tf.saved_model.load`. It owns the variables of the signatures.
 
     Raises:
-        BadInput: the folder holds something else, or an option has another value than it may have.
+        BadInput: If the directory holds something else, or an option is out of range.
     """
 
     @checked
@@ -66,12 +57,12 @@ class SavedModel(Engine):
     ) -> None:
         check_tensorflow_text()
         if threads:
-            with contextlib.suppress(RuntimeError):  # it is too late
+            with contextlib.suppress(RuntimeError):  # TensorFlow already runs
                 tf.config.threading.set_intra_op_parallelism_threads(threads)
         address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
         with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
             try:
-                with quiet_stderr():  # SentencePiece tells of models that do not change texts
+                with quiet_stderr():  # SentencePiece warns of models without normalization
                     self.loaded = tf.saved_model.load(str(plain))
             except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -93,7 +84,7 @@ class SavedModel(Engine):
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
-            self._facts = _facts_of(address)
+            self._facts = self._described_at(address)
             kinds = {fact: int for fact in limits.values() if fact in self._facts}
             found = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
         self.highest = {name: found[fact] for name, fact in limits.items() if fact in kinds}
@@ -101,13 +92,22 @@ class SavedModel(Engine):
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
 
+    @staticmethod
+    def _described_at(address: str) -> dict[str, Any]:
+        """Reads the export's metadata. A SavedModel from elsewhere has none."""
+        if "://" not in address:
+            file = Path(address).joinpath(*DESCRIBED)
+            return read_json(file) if file.is_file() else {}
+        described = "/".join((address, *DESCRIBED))
+        return dict(json.loads(tf.io.gfile.GFile(described).read())) if tf.io.gfile.exists(described) else {}
+
     def __reduce__(self) -> Any:
-        """Pickles the arguments: another process opens the folder again."""
+        """Pickles the arguments. Another process opens the files again."""
         return functools.partial(type(self), **self._opened, batch_size=self.batch_size, **self._own), ()
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What `model_info` answers, and the configuration."""
+        """Values of `model_info`, and the configuration."""
         return self._facts
 
     @checked
@@ -119,11 +119,19 @@ class SavedModel(Engine):
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
         batch = tf.constant([encoded(text) for text in texts])
         if request.n is None and not request.options and not request.languages:
-            return self._best(texts, batch)
-        return self._n_best(texts, batch, request)
+            yield from self._best(texts, batch)
+            return
+        results = self.loaded.translate(batch, **self._inputs(request))
+        outputs = {name: value.numpy().tolist() for name, value in results.items()}
+        names = ("translations", "scores", "log_probs", "finished", "lengths")
+        for i, source in enumerate(texts):
+            rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
+            answers = [Answer(text.decode("utf-8", "replace"), *others) for text, *others in rows]
+            used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
+            yield Reply(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])
 
     def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[Reply]:
-        """By serving_default, which makes sure of the best output alone."""
+        """Calls serving_default, whose search ends as soon as the best output is certain."""
         outputs = self.loaded.signatures["serving_default"](text=batch)
         (best,) = (output for output in outputs.values() if output.dtype == tf.string)
         scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
@@ -136,14 +144,15 @@ class SavedModel(Engine):
     def _counted(self, texts: list[str | bytes]) -> list[tuple[int, bool]]:
         """Returns each text's number of tokens, and whether the model reads fewer."""
         most = self.facts.get("max_source_length", MOST)
-        parts = begun(texts, most)  # `tokenize` reads a huge text to its end, which takes seconds and gigabytes
+        # `tokenize` would read a huge text to its end, which takes seconds and gigabytes.
+        parts = begun(texts, most)
         lengths = self.loaded.signatures["tokenize"](text=tf.constant([encoded(part) for part, _ in parts]))["length"]
         return [
             (length, cut or length > most) for length, (_, cut) in zip(lengths.numpy().tolist(), parts, strict=True)
         ]
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        found = self.loaded.translate_details(tf.constant([encoded(text) for text in texts]), **self._given(request))
+        found = self.loaded.translate_details(tf.constant([encoded(text) for text in texts]), **self._inputs(request))
         tokens = found["tokens"][:, 0]
         outputs = self.loaded.signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
         strings = (part.numpy().tolist() for part in (found["source_tokens"], tokens, found["alignments"][:, 0]))
@@ -157,17 +166,7 @@ class SavedModel(Engine):
             source = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
             yield Aligned(source, text.decode("utf-8", "replace"), source_tokens, tokens, links, cut, length)
 
-    def _given(self, request: Request) -> dict[str, Tensor]:
-        """What a request asks for, as inputs of a signature."""
-        given = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
-        return given | {name: tf.constant([language]) for name, language in request.languages.items()}
-
-    def _n_best(self, texts: list[str | bytes], batch: Tensor, request: Request) -> Iterator[Reply]:
-        found = self.loaded.translate(batch, **self._given(request))
-        outputs = {name: value.numpy().tolist() for name, value in found.items()}
-        names = ("translations", "scores", "log_probs", "finished", "lengths")
-        for i, source in enumerate(texts):
-            rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
-            answers = [Answer(text.decode("utf-8", "replace"), *others) for text, *others in rows]
-            used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
-            yield Reply(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])
+    def _inputs(self, request: Request) -> dict[str, Tensor]:
+        """Returns options and languages of a request as inputs of a signature."""
+        inputs = {name: tf.constant([value], SEARCH_OPTIONS[name].dtype) for name, value in request.options.items()}
+        return inputs | {name: tf.constant([language]) for name, language in request.languages.items()}

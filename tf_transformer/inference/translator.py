@@ -1,4 +1,4 @@
-"""Text in, text out: a model, its tokenizer and its search as one value, in Python and as a SavedModel."""
+"""A model, its tokenizer and its search options as one value, which translates strings and can be exported."""
 
 import contextlib
 import functools
@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from keras import ops
 
+from tf_transformer import registry
 from tf_transformer.decoding import sampling
+from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import input_signature, rounded, width_of, with_rows
+from tf_transformer.decoding.decoder import TextDecoder
+from tf_transformer.decoding.logits import RULES
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.search import Fixed
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS
-from tf_transformer.decoding.text_decoder import TextDecoder
-from tf_transformer.decoding.text_model import TextModel, padded
+from tf_transformer.decoding.text_model import TextModel, check_length, padded
 from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
@@ -28,10 +32,12 @@ from tf_transformer.inference.engine import (
     in_batches,
     warned,
 )
-from tf_transformer.inference.rebuild import rebuilt
-from tf_transformer.serving.formats import format_of
+from tf_transformer.inference.openers import opener_of
+from tf_transformer.inference.rebuild import Rebuilt
+from tf_transformer.models.transformer import Attention, AttentionScores
 from tf_transformer.tokenizers.languages import LANGUAGES
-from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.tokenizers.strings import begun
+from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.type_names import Dtype, Folders, Tensor
@@ -42,34 +48,35 @@ if TYPE_CHECKING:
 else:
     contract = lazily("tf_transformer.serving.contract", "a SavedModel")
 
-NO_LIMIT = 2**30  # symbols of an output
+NO_LIMIT = 2**30  # tokens of an output
+Read = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids int32 [B, S], lengths int32 [B], truncated bool [B]
 
 
 class Translator(TextModel, Engine):
-    """Translates texts: translator(["Hello world."]) gives ["Hallo Welt."]. `save` exports the same function.
+    """Translates texts: `translator(["Hello world."])` returns `["Hallo Welt."]`.
 
-    A translator does not change: `replace` gives another one. Only the model's weights are read at every call, so the
-    model may go on training.
+    Immutable. Call `replace` for a modified copy. The model's weights are read at every call, so it may continue
+    training.
 
     Args:
-        model: a built `Transformer` or `Ensemble`.
-        tokenizer: the one it was trained with.
-        batch_size: sentences a batch when called from Python.
-        export_options: default arguments of `export`, such as the origin and the licence of a pretrained model.
-        options: of the search, listed in `decoding.search_options` with their defaults; each is also an attribute.
+        model: Built `Transformer` or `Ensemble`.
+        tokenizer: Tokenizer that the model was trained with.
+        batch_size: Sentences per batch in calls from Python.
+        export_options: Default arguments of `export`, such as the origin and license of a pretrained model.
+        options: Search options, listed in `decoding.search_options` with their defaults. Each is also an attribute.
             Among them:
 
             - beam_size: K of section 6.1 (4).
-            - length_penalty: its exponent, the paper's α (0.6).
-            - min_length: the least number of tokens of an output, its end symbol included (0).
-            - patience: a search ends when patience * beam_size outputs have finished (2); `math.inf` makes it exact.
-            - extra_length: an output has at most this many tokens more than its source, its end symbol included (50); a
-              number above 10,000 counts as 10,000.
-            - max_source_length: the most tokens of a source; the rest is cut, with a warning in Python (256).
-            - source_language, target_language: of a model of several languages, which `tokenizer.languages` lists.
+            - length_penalty: Exponent of the length penalty, the paper's α (0.6).
+            - min_length: Minimum output length in tokens, including EOS (0).
+            - patience: A search ends when patience * beam_size outputs have finished (2). `math.inf` makes it exact.
+            - extra_length: Maximum number of output tokens, including EOS, beyond the source's (50). A number above
+              10,000 counts as 10,000.
+            - max_source_length: Maximum number of source tokens (256). Longer sources are cut, with a warning.
+            - source_language, target_language: Languages of a multilingual model, which `tokenizer.languages` lists.
 
     Raises:
-        BadInput: an option is out of range, or the sizes of tokenizer and vocabulary differ.
+        BadInput: If an option is out of range, or the sizes of tokenizer and vocabulary differ.
     """
 
     aligns = True
@@ -82,7 +89,7 @@ class Translator(TextModel, Engine):
     @checked
     def __init__(
         self,
-        model: TextDecoder,
+        model: "TextDecoder",  # in quotes, since `checked` would refuse a model of another class
         tokenizer: Tokenizer,
         *,
         batch_size: Count = 64,
@@ -105,24 +112,26 @@ class Translator(TextModel, Engine):
         revision: str | None = None,
         **options: Any,
     ) -> Self:
-        """A translator with its Keras model, to train or to change it: built from the weights of a run, a SavedModel or
-        a pretrained checkpoint.
+        """Loads a trainable Keras model and its tokenizer from a run, a SavedModel or a pretrained checkpoint.
 
         Args:
-            path: a run's folder, or a list of several for an `Ensemble`; the folder of a SavedModel or a checkpoint, or
-                of its versions, which means the newest; or a checkpoint's name on the Hugging Face hub. A name without
-                an owner is one of the family's owner.
-            average_last: a run's checkpoints to average (section 6.1); `None` means the number in its recipe.
-            family: the name of a checkpoint's family in `models.families`; `None` means the one that recognizes its
-                files.
-            revision: a branch, a tag or a commit of the hub's model; `None` means its main branch. Only a commit always
-                means the same files. Without a revision, runs/mine and what begins with a folder here are no names.
-            options: of `Translator`; by default those of the SavedModel or the checkpoint.
+            path: A run's directory, or a list of several for an `Ensemble`. Or the directory of a SavedModel or a
+                checkpoint, or of its versions, of which the newest is loaded. Or a checkpoint's name on the Hugging
+                Face Hub. A name without an owner gets the family's.
+            average_last: Number of a run's checkpoints to average (section 6.1). `None` means that of its recipe.
+            family: Name of a checkpoint's family in `models.families`. `None` means the one that recognizes its files.
+            revision: Branch, tag or commit of the model on the Hub. `None` means its main branch. Only a commit is
+                reproducible. Without a revision, "runs/mine" and names that begin with an existing directory are
+                paths.
+            options: Options of `Translator`. Default to those of the SavedModel or the checkpoint.
 
         Raises:
-            BadInput: there is no such model, or it is of another kind.
+            BadInput: If `path` holds no such model.
         """
-        built = rebuilt(path, average_last, family, revision)
+        sources = {"average_last": average_last, "family": family, "revision": revision}
+        sources = {name: value for name, value in sources.items() if value is not None}
+        opener, where = opener_of(path, sources, rebuilds=True)
+        built: Rebuilt = opener.rebuild(where, **sources)  # type: ignore[misc]  # `rebuilds` selects one that can
         translator = cls(built.model, built.tokenizer, **{**built.options, **options})
         facts = dict(built.facts)
         if built.longest:
@@ -139,39 +148,39 @@ class Translator(TextModel, Engine):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What an export would say of it."""
+        """Metadata that an export would have."""
         sizes = {"vocab_size": self.tokenizer.vocab_size, "dtype": self.model.dtype_policy.name}
         languages = dict[str, Any]()
-        with contextlib.suppress(BadInput):  # one is not chosen yet
+        with contextlib.suppress(BadInput):  # if one is not chosen yet
             languages |= zip(LANGUAGES, self.tokenizer.spoken(), strict=False)
         return {**self.export_options, **sizes, **languages, "tokenizer": self.tokenizer.fingerprint}
 
     @property
     def languages(self) -> Sequence[str]:  # type: ignore[override]
-        """Those that the model knows; () if it has one pair."""
+        """Languages of a multilingual model, otherwise ()."""
         return self.tokenizer.languages
 
     def _arguments(self) -> dict[str, Any]:
         return super()._arguments() | {"batch_size": self.batch_size}
 
     def __reduce__(self) -> Any:
-        """Pickles the arguments; Keras pickles the model with its weights."""
+        """Pickles the arguments. Keras pickles the model with its weights."""
         return functools.partial(type(self), **self._arguments()), ()
 
     def replace(self, **changes: Any) -> Self:
-        """Another translator, with some of this one's arguments changed: `translator.replace(beam_size=1)`."""
+        """Returns a copy with some arguments changed: `translator.replace(beam_size=1)`."""
         return super().replace(**changes)
 
     @checked
     def astype(self, dtype: Dtype) -> Self:
-        """This translator with weights stored and multiplied in float32, bfloat16, float16 or int8.
+        """Returns a copy whose weights are stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits after their product, search and scores stay float32. int8 (`layers.int8`) is only
-        for products with weights. A change of int8 weights after the first product has no effect. float16 is for GPUs:
-        on some CPUs it is 75 times slower than float32.
+        Attention weights, logits, search and scores stay float32. int8 (`layers.int8`) only applies to matmuls with
+        weights, and changes of int8 weights after the first matmul have no effect. float16 is for GPUs: on some CPUs
+        it is 75 times slower than float32.
 
         Raises:
-            BadInput: the dtype is unknown, or TensorFlow cannot multiply 8-bit integers here.
+            BadInput: If the dtype is unknown, or TensorFlow cannot multiply 8-bit integers on this machine.
         """
         return self.replace(model=self.model.astype(dtype))
 
@@ -183,81 +192,84 @@ class Translator(TextModel, Engine):
         prefixes: Iterable[str | bytes] | None = None,
         **options: Any,
     ) -> list[list[Answer]]:
-        """The n best translations of each text, best first; at most beam_size, and at least one.
+        """Returns the n best translations of each text, best first: at least one, at most beam_size.
 
         Args:
-            texts: sentences.
-            n: how many.
-            prefixes: whole words that each text's translations begin with; "" means anything. An empty text has none.
-            options: as for a call.
+            texts: Sentences.
+            n: Number of translations.
+            prefixes: Whole words that each text's translations begin with, "" for any. Empty texts have no
+                translation.
+            options: As in a call.
+
+        Raises:
+            BadInput: As in a call, or if a prefix is longer than an output may be or has tokens out of vocabulary.
         """
         if prefixes is None:
-            return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
+            return super().n_best(texts, n, **options)
         texts, prefixes, request = check_texts(texts), check_texts(prefixes), self.request(n, options)
-        self.check_prefixes(texts, prefixes, request.languages)
+        if len(prefixes) != len(texts):
+            raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
+        tokenizer = self._tokenizer_of(request)
+        lengths = [len(row) - tokenizer.codes for row in tokenizer.encode(texts)]
+        limits = ops.convert_to_numpy(self.limit(np.array(lengths, np.int32), MOST))
+        ids = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
+        for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
+            if limit and len(row) > limit:
+                raise BadInput(
+                    f"prefixes: expected at most the {limit} tokens of an output, got {len(row)} at place {i}"
+                )
+            if UNKNOWN_ID in row:
+                raise BadInput(f"prefixes: expected symbols of the vocabulary, got {prefixes[i]!r:.99} at place {i}")
 
-        def replies(places: list[int]) -> Iterable[Reply]:
-            return self._replies([texts[i] for i in places], request, [prefixes[i] for i in places])
+        def translate(indices: list[int]) -> Iterable[Reply]:
+            return self._replies([texts[i] for i in indices], request, [ids[i] for i in indices])
 
         with Progress(len(texts), "texts") as progress:
-            found = in_batches(replies, texts, self.batch_size, progress.add)
-        return [list(reply.answers) for reply in warned(found)]
-
-    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        (asked, places, longest), tokenizer = self._options_of(request), self._speaking(request.languages)
-
-        def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor]) -> Any:
-            source, length = columns
-            fixed = self.fixed(source, places, longest)
-            found, symbols = self.detailed_search(source, length, start, fixed, **given)
-            return found.ids, found.ids, found.lengths, found.finished, symbols.attended
-
-        name = f"aligned, {places if asked else ''}, {longest}"
-        rows = self._outputs(name, search, texts, 1, tokenizer, lambda *_: [], asked)
-        sources, *_ = self.read(texts, tokenizer)
-        for source, read, (length, cut, *parts) in zip(texts, sources, rows, strict=True):
-            text, ids, symbols, finished, attended = (part[0] for part in parts)
-            string = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
-            tokens = tokenizer.tokens(ids[: symbols - finished])
-            source_tokens = tokenizer.source_tokens(read[: np.count_nonzero(read) - 1].tolist())
-            yield Aligned(string, text, source_tokens, tokens, attended[: len(tokens)], cut, length)
+            replies = in_batches(translate, texts, self.batch_size, progress.add)
+        return [list(reply.answers) for reply in warned(replies)]
 
     def _replies(
-        self, texts: list[str | bytes], request: Request, prefixes: list[str | bytes] | None = None
+        self, texts: list[str | bytes], request: Request, prefixes: list[list[int]] | None = None
     ) -> Iterator[Reply]:
-        asked, places, longest = self._options_of(request)
-        n = min(request.n or 1, places)
+        options, beams, longest = self._options_of(request)
+        n, tokenizer = min(request.n or 1, beams), self._tokenizer_of(request)
 
-        def search(columns: list[Tensor], start: Tensor, given: Mapping[str, Tensor], n: Tensor) -> Any:
+        def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
-            own = {"n_best": places, "exact_n": n, "prefix": prefix[0] if prefix else None}
-            return self.search(source, length, start=start, fixed=self.fixed(source, places, longest), **own, **given)
+            outputs = {"n_best": beams, "exact_n": n, "prefix": prefix[0] if prefix else None}
+            fixed = self.fixed(source, beams, longest)
+            return self.search(source, length, start=start, fixed=fixed, **outputs, **options)
 
-        name = f"best, {'prefixes, ' * (prefixes is not None)}{places if asked else ''}, {longest}"
-        tokenizer, columns = self._speaking(request.languages), list[Any]()
-        if prefixes is not None:
-            begin = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
-            columns = [padded(begin, width_of(begin, NO_LIMIT))]
-        rows = self._outputs(name, search, texts, n, tokenizer, lambda *_: columns, asked, np.int32(n))
+        name = f"best, {'prefixes, ' * (prefixes is not None)}{beams if options else ''}, {longest}"
+        columns = [] if prefixes is None else [padded(prefixes, width_of(prefixes, NO_LIMIT))]
+        read = self.read(with_rows(texts, self.batch_size), tokenizer)
+        rows = self._outputs(name, search, len(texts), n, tokenizer, read, columns, options, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
-                Answer(text, score, log_prob, finished, symbols - finished)
-                for k, (text, score, log_prob, symbols, finished) in enumerate(zip(*values, strict=True))
-                if k == 0 or symbols
+                Answer(text, score, log_prob, finished, tokens - finished)
+                for k, (text, score, log_prob, tokens, finished) in enumerate(zip(*values, strict=True))
+                if k == 0 or tokens
             ]
             yield Reply(source, tuple(answers), length, truncated)
 
-    def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
-        """All options of a call that changes some, and the beams and the longest output that there is room for."""
-        if not request.options:
-            return {}, self.beam_size, None
-        options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
-        asked = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
-        places = 1 << (options["beam_size"] - 1).bit_length()  # few functions for all sizes
-        return asked, places, None if ON_TENSORFLOW else rounded(options["max_length"], 4)  # of fixed shapes
+    def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
+        (options, beams, longest), tokenizer = self._options_of(request), self._tokenizer_of(request)
 
-    def _speaking(self, languages: Mapping[str, str]) -> Tokenizer:
-        return self.tokenizer.for_languages(**languages) if languages else self.tokenizer
+        def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor]) -> Any:
+            source, length = columns
+            fixed = self.fixed(source, beams, longest)
+            outputs, tokens = self.detailed_search(source, length, start, fixed, **options)
+            return outputs.ids, outputs.ids, outputs.lengths, outputs.finished, tokens.attended
+
+        name = f"aligned, {beams if options else ''}, {longest}"
+        read = self.read(with_rows(texts, self.batch_size), tokenizer)
+        rows = self._outputs(name, search, len(texts), 1, tokenizer, read, [], options)
+        for source, source_ids, (length, cut, *parts) in zip(texts, read[0][: len(texts)], rows, strict=True):
+            text, ids, count, finished, attended = (part[0] for part in parts)
+            string = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+            tokens = tokenizer.tokens(ids[: count - finished])
+            source_tokens = tokenizer.source_tokens(source_ids[: np.count_nonzero(source_ids) - 1].tolist())
+            yield Aligned(string, text, source_tokens, tokens, attended[: len(tokens)], cut, length)
 
     @checked
     def sample(
@@ -268,84 +280,158 @@ class Translator(TextModel, Engine):
         seed: Seed = 0,
         **languages: str,
     ) -> list[str]:
-        """A random translation of each text, which depends on the text, its place in the list, and the seed alone.
+        """Returns a random translation of each text. It depends only on the text, its index in the list, and the seed.
 
         Args:
-            texts: sentences; one that comes several times has several translations.
-            temperature: above 1 for more variety, below 1 for less; near 0 it draws the likeliest symbol.
-            k: the number of symbols to choose from, the likeliest; `None` means all.
-            seed: any whole number; equal ones give equal translations.
-            languages: source_language and target_language, of a model of several; by default the translator's own.
+            texts: Sentences. Repeated sentences get several translations.
+            temperature: Above 1 for more variety, below 1 for less. Near 0 it samples the likeliest token.
+            k: Number of likeliest tokens to choose from. `None` means all.
+            seed: Any integer.
+            languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
         sources, request = check_texts(texts), self.request(None, languages)
-        given = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
+        tokenizer = self._tokenizer_of(request)
+        settings = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
         widest = None if k is None or ON_TENSORFLOW else 1 << (k - 1).bit_length()  # few functions for all k
 
-        def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Any:
+        def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Hypotheses:
             source, length, uniforms = columns
-            return self.drawn(source, length, start, uniforms, temperature=temperature, k=k, widest=widest)
+            fixed = None if ON_TENSORFLOW else Fixed(1, uniforms.shape[1])
+            problem = self.problem(source, length, MOST, start, fixed)
+            rules = {name: self.options[name] for name in RULES}
+            return sampling.sample(problem, uniforms, temperature=temperature, k=k, widest=widest, **rules)
 
-        def replies(places: list[int]) -> Iterator[Reply]:
-            batch = [sources[i] for i in places]
-
-            def uniforms(source: np.ndarray, length: np.ndarray) -> list[np.ndarray]:
-                fixed = self.fixed(source, 1)
-                longest = fixed.steps if fixed else int(np.max(self.limit(length, MOST)))
-                return [sampling.uniforms_of(seed, places, longest)]
-
-            tokenizer = self._speaking(request.languages)
-            rows = self._outputs(f"sample, {len(given)}, {widest}", draw, batch, 1, tokenizer, uniforms, *given)
-            for source, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
-                yield Reply(source, (Answer(texts[0], scores[0]),), length, truncated)
+        def translate(indices: list[int]) -> Iterator[Reply]:
+            batch = [sources[i] for i in indices]
+            read = source, length, _ = self.read(with_rows(batch, self.batch_size), tokenizer)
+            fixed = self.fixed(source, 1)
+            longest = fixed.steps if fixed else int(np.max(self.limit(length, MOST)))
+            columns, name = [sampling.uniforms_of(seed, indices, longest)], f"sample, {len(settings)}, {widest}"
+            rows = self._outputs(name, draw, len(batch), 1, tokenizer, read, columns, *settings)
+            for text, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
+                yield Reply(text, (Answer(texts[0], scores[0]),), length, truncated)
 
         with Progress(len(sources), "texts") as progress:
-            found = in_batches(replies, sources, self.batch_size, progress.add)
-        return [reply.text for reply in warned(found)]
+            replies = in_batches(translate, sources, self.batch_size, progress.add)
+        return [reply.text for reply in warned(replies)]
+
+    def _tokenizer_of(self, request: Request) -> Tokenizer:
+        return self.tokenizer.for_languages(**request.languages) if request.languages else self.tokenizer
+
+    def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
+        """Returns the options of a call, and the beams and the longest output that its search has room for.
+
+        A call that changes no option uses the function whose options are constants, and returns {} here. Otherwise all
+        options are arguments, and beams are rounded up, so that few functions serve all calls.
+        """
+        if not request.options:
+            return {}, self.beam_size, None
+        options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
+        arrays = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
+        beams = 1 << (options["beam_size"] - 1).bit_length()
+        return arrays, beams, None if ON_TENSORFLOW else rounded(options["max_length"], 4)
+
+    def read(self, texts: Sequence[str | bytes], tokenizer: Tokenizer) -> Read:
+        """Tokenizes like `source`, by this model's tokenizer for some languages. The number of ids may be `rounded`."""
+        beginnings = begun(texts, self.max_source_length)
+        rows, cut = tokenizer.encode([text for text, _ in beginnings]), [is_cut for _, is_cut in beginnings]
+        length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
+        most = self.max_source_length + tokenizer.codes
+        rows = [[*row[:most], EOS_ID] for row in rows]
+        return padded(rows, width_of(rows, most + 1)), length, np.array(cut, bool) | (length > self.max_source_length)
 
     def _outputs(
         self,
         name: str,
         function: Callable[..., Any],
-        texts: list[str | bytes],
+        count: int,
         n: int,
         tokenizer: Tokenizer,
-        columns_of: Callable[[np.ndarray, np.ndarray], list[np.ndarray]],
+        read: Read,
+        columns: Sequence[np.ndarray],
         *others: Any,
     ) -> Iterator[tuple[Any, ...]]:
-        """Call a function of tensors, compiled once under a name.
+        """Calls a function of tensors, which is compiled once under `name`, and detokenizes its outputs.
 
-        It takes a batch's ids [B, S], their lengths [B] and the further columns [B, ...] that are made of both in a
-        list, the start ids [P], and others; it returns `Hypotheses`.
-
-        Returns:
-            of each row its length, whether it is truncated, and n texts, scores, log_probs, lengths and finished.
+        The function takes a list of ids [B, S], lengths [B] and more columns [B, ...], then start ids [P] and `others`.
+        It returns ids [B, N, L] and other arrays [B, N, ...]. Each of the first `count` rows becomes its length,
+        whether it is truncated, n texts, and n values of each other array.
         """
-        source, length, truncated = self.read(with_rows(texts, self.batch_size), tokenizer)
-        columns = [source, length]
-        for column in columns_of(source, length):
-            columns.append(np.pad(column, ((0, len(source) - len(column)), *[(0, 0)] * (column.ndim - 1))))
-        given = columns, np.array(tokenizer.start_ids(), np.int32), *others
-        found = self.traced(name, function, **input_signature(*given))(*given)
-        ids, *parts = (ops.convert_to_numpy(part)[: len(texts), :n].tolist() for part in found)
+        source, length, truncated = read
+        fill = lambda column: [(0, len(source) - len(column)), *[(0, 0)] * (column.ndim - 1)]  # noqa: E731
+        inputs = [source, length, *(np.pad(column, fill(column)) for column in columns)]
+        arguments = inputs, np.array(tokenizer.start_ids(), np.int32), *others
+        results = self.traced(name, function, **input_signature(*arguments))(*arguments)
+        ids, *parts = (ops.convert_to_numpy(part)[:count, :n].tolist() for part in results)
         flat = iter(tokenizer.decode([row for outputs in ids for row in outputs]))
-        written = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
-        of_sources = (part[: len(texts)].tolist() for part in (length, truncated))
-        return zip(*of_sources, written, *parts, strict=True)
+        texts = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
+        of_sources = (part[:count].tolist() for part in (length, truncated))
+        return zip(*of_sources, texts, *parts, strict=True)
 
-    def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
-        """Write this translator in a format of `serving.formats`, whole or not at all.
+    def attention(self, source: str, target: str | None = None) -> Attention:
+        """Returns the attention weights of a sentence and its translation, with their tokens.
 
         Args:
-            path: must not exist; of a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
-            format: "savedmodel", the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2" or
-                "transformers".
-            options: of the format; those of a SavedModel are the arguments of `export`.
+            source: Sentence.
+            target: Translation. `None` means the best one that the search finds.
+
+        Raises:
+            BadInput: If a text has no tokens, or too many.
         """
-        format_of(format).save(self, path, **options)
+        ids, length, _ = self.read([source], self.tokenizer)
+        check_length("sentence", int(length[0]), self.max_source_length)
+        if target is not None:
+            return self.attention_of(ids, self.ended("translation", self._target(target)))
+        arguments = [ids, length], np.array(self.tokenizer.start_ids(), np.int32)
+
+        def search(columns: Sequence[Tensor], start: Tensor) -> Hypotheses:
+            return self.search(*columns, start=start)
+
+        best = self.traced("attention", search, **input_signature(*arguments))(*arguments)
+        (row,) = ops.convert_to_numpy(best.ids)[:, 0].tolist()
+        return self.attention_of(ids, row[: int(best.lengths[0, 0])])
+
+    def attention_scores(self, source: str, target: str) -> AttentionScores:
+        """Returns the attention weights of a pair of sentences, each cut to the tokens that the model reads."""
+        ids, *_ = self.read([source], self.tokenizer)
+        return self.attention_of(ids, [*self._target(target)[: self._most() - 1], EOS_ID]).scores
+
+    def attention_of(self, source: np.ndarray, output: Sequence[int]) -> Attention:
+        """Returns the attention weights and tokens of padded source ids [1, S] and output ids, both with EOS."""
+        first, *language = self.tokenizer.start_ids()  # a language is a token too
+        source, output = source[:, : np.count_nonzero(source)], [*language, *output]
+        shifted = np.array([[first, *output][:-1]], np.int32)
+        scores = self.model((source, shifted), return_attention_scores=True)[1]
+        tokens = self.tokenizer.source_tokens(source[0].tolist()), self.tokenizer.tokens(output)
+        source_tokens, output_tokens = ([token.strip() for token in each] for each in tokens)  # controls have a space
+        return Attention(source_tokens, output_tokens, scores)
+
+    def _target(self, text: str) -> list[int]:
+        return self.tokenizer.encode_target([text])[0][self.tokenizer.codes :]
+
+    def ended(self, name: str, ids: Sequence[int]) -> list[int]:
+        """Appends EOS to the ids of an output. Raises `BadInput` with `name` if it is empty or too long."""
+        check_length(name, len(ids), self._most() - 1)
+        return [*ids, EOS_ID]
+
+    def _most(self) -> int:
+        """Returns the maximum number of tokens of an output, including EOS."""
+        most: int = self.max_source_length + self.extra_length
+        return min(most, self.model.config.max_length) if self.model.config.positions == "learned" else most
+
+    def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
+        """Saves the translator in a format of `serving.formats`, atomically.
+
+        Args:
+            path: New directory. For a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
+            format: "savedmodel", with the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2" or
+                "transformers".
+            options: Options of the format. Those of a SavedModel are the arguments of `export`.
+        """
+        registry.find("formats", format).save(self, path, **options)
 
     def export(self, **options: Any) -> "contract.Export":
-        """The export that `save` writes; `serving.contract.Export` has the options. Its weights have what LoRA has
-        learned."""
+        """Returns the export that `save` writes, with LoRA merged. `options` are those of `serving.contract.Export`."""
         model = self.model.merged()
         translator = self if model is self.model else self.replace(model=model)
         return contract.Export(translator, **(self.export_options | options))

@@ -1,5 +1,4 @@
-"""Makes the graph of a SavedModel small, for a server copies all of it several times: when it loads, and at the first
-request of each signature.
+"""Shrinks the graph of a SavedModel. A server copies all of it when it loads, and at the first request of a signature.
 
 TensorFlow traces a constant, or the shape of a tensor, as often as Python asks for it, and names each node after its
 whole scope. The rewritten functions compute the same with half as many nodes, which have short names.
@@ -18,11 +17,9 @@ from tensorflow.python.saved_model.fingerprinting_utils import write_fingerprint
 
 
 def compact(folder: Path) -> None:
-    """Rewrite the functions of a SavedModel, whose outputs stay the same bit for bit.
+    """Rewrites the functions of a SavedModel. Its outputs stay the same, bit for bit.
 
-    Args:
-        folder: holds saved_model.pb and fingerprint.pb. Signatures, variables, functions, and nodes outside of
-            functions keep their names.
+    Signatures, variables, functions, and nodes outside of functions keep their names.
     """
     file = folder / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
@@ -31,38 +28,38 @@ def compact(folder: Path) -> None:
         for function in graph.graph_def.library.function:
             _merge(function)
             _rename(function, inputs)
-        _drop_reads(graph.graph_def)
+        # TensorFlow also reads each variable outside of functions, and uses none of these reads.
+        nodes = graph.graph_def.node
+        used = {_producer(source) for node in nodes for source in node.input}
+        kept = [copy.deepcopy(node) for node in nodes if node.op != "ReadVariableOp" or node.name in used]
+        for node in kept:
+            _drop_notes(node)
+        del nodes[:]
+        nodes.extend(kept)
     file.write_bytes(saved.SerializeToString())
-    write_fingerprint(str(folder))
-
-
-def _drop_reads(graph: Any) -> None:
-    """TensorFlow reads each variable outside of functions, too, and uses none of that."""
-    used = {_producer(source) for node in graph.node for source in node.input}
-    nodes = [copy.deepcopy(node) for node in graph.node if node.op != "ReadVariableOp" or node.name in used]
-    for node in nodes:
-        _drop_notes(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    write_fingerprint(str(folder))  # otherwise it is that of the former graph
 
 
 def _drop_notes(node: Any) -> None:
-    """What TensorFlow infers again, shows to people alone, or needs for gradients."""
+    """Drops what TensorFlow infers again, shows only to people, or needs for gradients."""
     node.attr.pop("_output_shapes", None)
-    node.attr.pop("_gradient_op_type", None)  # of a function that the file lacks: a warning whenever Python loads it
+    # It names a function that the file does not have, so Python would warn at every load.
+    node.attr.pop("_gradient_op_type", None)
     node.ClearField("experimental_debug_info")
 
 
 def _merge(function: Any) -> None:
-    """Keep one of several nodes that compute the same from the same, and only what outputs or side effects need."""
-    same: dict[str, str] = {}  # by a node's name, that of the node that replaces it
-    first: dict[Any, str] = {}  # by what a node computes, the first node that does
+    """Merges nodes that compute the same, and drops those that neither outputs nor side effects need."""
+    same: dict[str, str] = {}  # from a node's name to that of its replacement
+    first: dict[Any, str] = {}  # from a computation to the first node that does it
     kept: dict[str, Any] = {}
     needed = []
     for node in _sorted(function.node_def):
         _set_inputs(node, same)
         _drop_notes(node)
-        if _is_pure(node):
+        definition = op_def_registry.get(node.op)
+        # A stateful operation, such as a random one, may compute something else every time.
+        if definition is not None and not definition.is_stateful:
             attributes = sorted(
                 (name, value.SerializeToString(deterministic=True)) for name, value in node.attr.items()
             )
@@ -87,13 +84,16 @@ def _merge(function: Any) -> None:
 
 
 def _rename(function: Any, inputs: Set[str]) -> None:
-    """Short names: of nodes by their operation, of arguments and results by their place. Nothing outside uses them, but
-    messages to a client name the inputs of signatures, which stay."""
+    """Shortens the names of nodes, arguments and results, which nothing outside a function uses.
+
+    Names of a signature's inputs stay, since a server's error messages show them to clients.
+    """
     arguments, results = function.signature.input_arg, function.signature.output_arg
     names = {
-        argument.name: argument.name if argument.name in inputs else f"in{place}"
-        for place, argument in enumerate(arguments)
+        argument.name: argument.name if argument.name in inputs else f"in{index}"
+        for index, argument in enumerate(arguments)
     }
+    # A node is named by its operation, so that profiles stay readable.
     counts: collections.Counter[str] = collections.Counter()
     for node in function.node_def:
         stem = re.sub("[^A-Za-z0-9]", "", node.op)[:9]
@@ -103,19 +103,19 @@ def _rename(function: Any, inputs: Set[str]) -> None:
         _set_inputs(node, names)
         node.name = names[node.name]
     _set_results(function, names)
-    outputs = {result.name: f"out{place}" for place, result in enumerate(results)}
+    outputs = {result.name: f"out{index}" for index, result in enumerate(results)}
     sources = {outputs[name]: source for name, source in function.ret.items()}
     function.ret.clear()
     function.ret.update(sources)
     for ports, new in ((arguments, names), (results, outputs)):
         for port in ports:
             port.name = new[port.name]
-            port.ClearField("handle_data")  # shapes of variables, which their own nodes have, too
+            port.ClearField("handle_data")  # shapes of variables, which the variables' nodes have too
     function.arg_attr.clear()
 
 
 def _set_inputs(node: Any, names: dict[str, str]) -> None:
-    """Rename the inputs of a node. Control inputs are a set, which comes last."""
+    """Renames the inputs of a node. Control inputs are a set, and come last."""
     inputs = [_renamed(source, names) for source in node.input]
     data = [source for source in inputs if source[0] != "^"]
     node.input[:] = data + sorted({source for source in inputs if source[0] == "^"})
@@ -128,7 +128,7 @@ def _set_results(function: Any, names: dict[str, str]) -> None:
 
 
 def _renamed(source: str, names: dict[str, str]) -> str:
-    """A source "^node", "node", "node:output:place" or "argument", with another name."""
+    """Renames a source "^node", "node", "node:output:index" or "argument"."""
     name = _producer(source)
     return source.replace(name, names.get(name, name), 1)
 
@@ -137,14 +137,8 @@ def _producer(source: str) -> str:
     return source.removeprefix("^").partition(":")[0]
 
 
-def _is_pure(node: Any) -> bool:
-    """Whether a node always computes the same from the same, and does nothing else."""
-    definition = op_def_registry.get(node.op)
-    return definition is not None and not definition.is_stateful
-
-
 def _sorted(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, each after its inputs."""
+    """Yields nodes, each after its inputs. It keeps a stack, since graphs are deeper than Python's recursion limit."""
     by_name, done = {node.name: node for node in nodes}, set()
     for node in by_name.values():
         waiting = [(node.name, iter(node.input))] if node.name not in done else []

@@ -1,7 +1,7 @@
 """The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
 
-Every input is [batch], or [1] for an option. Every output's first axis is the batch and its other axes are fixed, so
-TensorFlow Serving can merge requests. No row ever raises, whatever it contains: its neighbours would fail with it.
+Every input is [batch], or [1] for an option. The first axis of every output is the batch and its other axes are fixed,
+so TensorFlow Serving can merge requests. No row ever raises, whatever it contains: that would fail its neighbors.
 """
 
 import inspect
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.decoding.beams import penalty
+from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.decoding.primitives import require_tensorflow
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, Length, of_request
-from tf_transformer.decoding.text_decoder import TextDecoder
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.layers.int8 import is_scale
 from tf_transformer.masks import PAD_ID
@@ -30,15 +30,15 @@ CONTRACT = "1"
 
 
 class Signature(NamedTuple):
-    """A function of a SavedModel."""
+    """Function of a SavedModel with its inputs."""
 
     name: str
-    function: Callable[..., Any]  # from texts [batch], and options [1] or [batch], by name to the outputs by name
+    function: Callable[..., Any]  # takes texts [batch] and options [1] or [batch], returns outputs, all by name
     texts: tuple[str, ...] = ("text",)
-    options: Mapping[str, tf.Tensor] = {}  # by name the default [1]
+    options: Mapping[str, tf.Tensor] = {}  # defaults [1] by name
 
     def traced(self) -> Any:
-        """As a `tf.function` that knows its inputs and their defaults."""
+        """Returns a `tf.function` with these inputs and defaults."""
         names = [*self.texts, *self.options]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         inputs = [inspect.Parameter(name, kind) for name in self.texts]
@@ -47,6 +47,7 @@ class Signature(NamedTuple):
         def call(*values: Tensor) -> Any:
             return self.function(**dict(zip(names, values, strict=True)))
 
+        # TensorFlow reads names and defaults of inputs from the Python signature.
         call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
         dtypes = [tf.string for _ in self.texts] + [default.dtype for default in self.options.values()]
         specs = [tf.TensorSpec([None], dtype, name) for dtype, name in zip(dtypes, names, strict=True)]
@@ -54,20 +55,17 @@ class Signature(NamedTuple):
 
 
 class Root(tf.Module):
-    """The root of a SavedModel; `model_info` is one of its signatures.
-
-    It owns raw `tf.Variable`s and holds Keras objects in closures alone. As attributes their weights would be stored
-    twice, and TensorFlow Serving would not restore the copies that the functions read.
+    """Root object of a SavedModel, with `model_info` among its signatures.
 
     Args:
-        model: a built `Transformer`.
-        tokenizer: its `Tokenizer`.
-        signatures: besides `model_info`.
-        warm: by name, the signatures to warm up before the server is ready, with their options.
-        facts: further answers of `model_info`.
+        model: Built model.
+        tokenizer: Its tokenizer.
+        signatures: Signatures besides `model_info`.
+        warm: Options of the signatures to warm up before the server is ready, by name.
+        facts: More values of `model_info`.
 
     Raises:
-        BadInput: a weight is not finite.
+        BadInput: If a weight is not finite.
     """
 
     def __init__(
@@ -82,6 +80,8 @@ class Root(tf.Module):
         require_tensorflow("a SavedModel")
         check_finite(model.weights)
         self.config = model.config
+        # Raw variables, while Keras objects only live in closures. As attributes their weights would be stored twice,
+        # and TensorFlow Serving would not restore the copies that the functions read.
         self.weights = [variable.value for variable in model.weights]
         self.tokenizer = tokenizer.op
         self.decode = tokenizer.decode
@@ -102,7 +102,7 @@ class Root(tf.Module):
 
         self.names = ["model_info"]
         for signature in signatures:
-            # Also attributes, so that tf.saved_model.load(path).translate(text) knows the defaults.
+            # An attribute too, so that tf.saved_model.load(path).translate(text) has the defaults.
             setattr(self, signature.name, signature.traced())
             self.names.append(signature.name)
 
@@ -112,11 +112,7 @@ class Root(tf.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **facts: Any) -> None:
-        """Add answers to `model_info`.
-
-        Raises:
-            BadInput: one is neither text nor a number.
-        """
+        """Adds values to `model_info`. Raises `BadInput` if one is neither text nor a number."""
         facts = {
             name: "inf" if number(value) == math.inf else convert(name, value, Fact)  # JSON has no infinity
             for name, value in facts.items()
@@ -128,24 +124,26 @@ class Root(tf.Module):
         def model_info(key: Tensor) -> Any:
             return {"value": table.lookup(tf.ensure_shape(key, [None]))}
 
-        # A new function: after a save or a call the old one would keep the old table.
+        # A new function, since the former one keeps its table after a save or a call.
         self.model_info = Signature("model_info", model_info, ("key",)).traced()
 
 
 class Export(Root):
-    """A translator's SavedModel.
+    """SavedModel of a translator.
 
     Args:
-        translator: a `Translator`; its options become the defaults.
-        n_best: the number of translations in an answer, fixed by the export.
-        max_beam_size: the greatest beam size of a request.
-        max_length: the default and the greatest number of symbols in a translation, the end symbol included.
-        completions: a signature more, "complete": outputs that begin with a prefix. It makes the graph a fifth larger.
-        facts: further answers of `model_info`, e.g. source_language, target_language, step, bleu. In a model of several
-            languages the first two are the defaults of inputs, by default those of the translator.
+        translator: `Translator`, whose options become the defaults.
+        n_best: Number of translations per text, fixed by the export.
+        max_beam_size: Maximum beam size of a request.
+        max_length: Default and maximum number of tokens in a translation, including EOS.
+        completions: Whether to add a signature "complete", whose outputs begin with a prefix. It makes the graph a
+            fifth larger.
+        facts: More values of `model_info`, such as source_language, target_language, step, bleu. In a multilingual
+            model the first two are the defaults of inputs, and default to those of the translator.
 
     Raises:
-        BadInput: an option is out of range, a weight is not finite, or a model of several languages has no default.
+        BadInput: If an option is out of range, a weight is not finite, or a language of a multilingual model has no
+            default.
     """
 
     @checked
@@ -165,33 +163,27 @@ class Export(Root):
             translator = translator.speaking(*(facts.get(name) for name in LANGUAGES))
             facts |= dict(zip(LANGUAGES, translator.tokenizer.spoken(), strict=True))
             facts["languages"] = ", ".join(translator.tokenizer.languages)
-        graphs = _Functions(translator, values, highest, {name: facts[name] for name in LANGUAGES if name in facts})
-        options = graphs.defaults | graphs.languages
+        graph = _Graph(translator, values, highest, {name: facts[name] for name in LANGUAGES if name in facts})
+        options = graph.defaults | graph.languages
         signatures = [
-            Signature("serving_default", graphs.serving_default),
-            Signature("translate", graphs.translate, options=options),
-            Signature("translate_details", graphs.details, options=options),
-            Signature("score", graphs.score, ("source", "target"), graphs.languages),
-            Signature("tokenize", graphs.tokenize),
-            Signature("detokenize", graphs.detokenize, ("tokens",)),
+            Signature("serving_default", graph.serving_default),
+            Signature("translate", graph.translate, options=options),
+            Signature("translate_details", graph.details, options=options),
+            Signature("score", graph.score, ("source", "target"), graph.languages),
+            Signature("tokenize", graph.tokenize),
+            Signature("detokenize", graph.detokenize, ("tokens",)),
         ]
         if completions:
-            signatures.append(Signature("complete", graphs.complete, ("text", "prefix"), options))
+            signatures.append(Signature("complete", graph.translate, ("text", "prefix"), options))
         warm = {"serving_default": {}, "translate": {name: (values | facts)[name] for name in options}}
         limits = values | {"max_beam_size": max_beam_size}
         super().__init__(translator.model, translator.tokenizer, signatures, warm, **facts, **limits)
 
 
-class _Functions:
-    """The functions behind a translator's signatures. The search is traced once for all that call it alike.
+class _Graph:
+    """Functions of a translator's signatures, with defaults and highest values of options, and default languages.
 
-    No `tf.Module` may hold this object, or the model's weights would be stored twice.
-
-    Args:
-        translator: A `TextModel` with the default languages.
-        values: Defaults of all options, by name.
-        highest: Upper limits of some options in a request, by name.
-        languages: Default source and target language of a model of several, by name; else empty.
+    No `tf.Module` may hold this object, or weights would be stored twice.
     """
 
     def __init__(
@@ -208,82 +200,86 @@ class _Functions:
         self.defaults = {name: tf.constant([values[name]], option.dtype) for name, option in self.options.items()}
         several = translator.tokenizer.languages
         self.languages = {name: tf.constant([code]) for name, code in languages.items() if several}
+        # The signatures share one trace of the search, which is most of the graph.
         self._searched = tf.function(self._search_rows, autograph=False)
 
-    def _languages_of(self, text: Tensor, given: Mapping[str, Any]) -> list[Any]:
-        return [_per_row(name, given.get(name, default), text) for name, default in self.languages.items()]
+    def _languages_of(self, text: Tensor, inputs: Mapping[str, Any]) -> list[Any]:
+        return [_per_row(name, inputs.get(name, default), text) for name, default in self.languages.items()]
 
-    def _search(self, text: Tensor, exact_n: int, given: Mapping[str, Any], prefix: Tensor = None) -> Any:
-        # Options out of range are clipped: an error would fail all requests that the server merged into this batch.
+    def _search(self, text: Tensor, exact_n: int, inputs: Mapping[str, Any], prefix: Tensor = None) -> Any:
+        """Searches with the options among `inputs`, each [1] or [batch]."""
         text, rows = tf.ensure_shape(text, [None]), {}
         for name, option in self.options.items():
-            rows[name] = _per_row(name, given.get(name, self.defaults[name]), text)
-            if option.dtype == "float32":  # clipping keeps a NaN, which would become the score
+            rows[name] = _per_row(name, inputs.get(name, self.defaults[name]), text)
+            # Options out of range are clipped. An error would fail all requests that the server merged into this batch.
+            # Clipping keeps NaN, which would become the score.
+            if option.dtype == "float32":
                 rows[name] = tf.where(tf.math.is_nan(rows[name]), self.defaults[name], rows[name])
             rows[name] = tf.clip_by_value(rows[name], option.lowest, self.highest.get(name, option.highest))
         prefix = () if prefix is None else (_per_row("prefix", prefix, text),)
-        return self._searched(text, tf.constant(exact_n), rows, self._languages_of(text, given), *prefix)
+        return self._searched(text, tf.constant(exact_n), rows, self._languages_of(text, inputs), *prefix)
 
     def _search_rows(
-        self, text: Tensor, exact_n: Tensor, rows: Tensor, spoken: Sequence[Tensor], prefix: Tensor = None
+        self, text: Tensor, exact_n: Tensor, rows: Tensor, languages: Sequence[Tensor], prefix: Tensor = None
     ) -> Any:
-        speaker = self.translator.speaking(*spoken)
-        source, source_length, truncated = speaker.source(text)
+        model = self.translator.speaking(*languages)
+        source, source_length, truncated = model.source(text)
         options = {"n_best": self.n_best, "exact_n": exact_n, **rows}
         if prefix is None:
-            # A search of its own for `serving_default`, without the details, would be up to 5 % faster and make the
-            # graph 15 to 19 % larger.
-            found, symbols = speaker.detailed_search(source, source_length, **options)
-            return source, source_length, truncated, found, symbols
-        begin = speaker.target(beginnings(prefix, self.max_length)[0]).to_tensor(PAD_ID)
-        return source, source_length, truncated, speaker.search(source, source_length, prefix=begin, **options), ()
+            # `serving_default` needs no details. A search without them would be up to 5 % faster, but make the graph 15
+            # to 19 % larger.
+            outputs, tokens = model.detailed_search(source, source_length, **options)
+            return source, source_length, truncated, outputs, tokens
+        ids = model.target(beginnings(prefix, self.max_length)[0]).to_tensor(PAD_ID)
+        return source, source_length, truncated, model.search(source, source_length, prefix=ids, **options), ()
 
     def serving_default(self, text: Tensor) -> Any:
-        *_, truncated, found, _ = self._search(text, 1, {})
-        translation = self.translator.texts(found.ids)[:, 0]
-        return {"translation": translation, "score": found.scores[:, 0], "truncated": truncated}
+        *_, truncated, outputs, _ = self._search(text, 1, {})
+        translation = self.translator.texts(outputs.ids)[:, 0]
+        return {"translation": translation, "score": outputs.scores[:, 0], "truncated": truncated}
 
-    def translate(self, text: Tensor, prefix: Tensor = None, **given: Any) -> Any:
-        _, source_length, truncated, found, _ = self._search(text, self.n_best, given, prefix)
+    def translate(self, text: Tensor, prefix: Tensor = None, **inputs: Any) -> Any:
+        _, source_length, truncated, outputs, _ = self._search(text, self.n_best, inputs, prefix)
         return {
-            "translations": self.translator.texts(found.ids),
-            "scores": found.scores,
-            "log_probs": found.log_probs,
-            "lengths": found.lengths - tf.cast(found.finished, tf.int32),
-            "finished": found.finished,
+            "translations": self.translator.texts(outputs.ids),
+            "scores": outputs.scores,
+            "log_probs": outputs.log_probs,
+            "lengths": outputs.lengths - tf.cast(outputs.finished, tf.int32),
+            "finished": outputs.finished,
             "source_length": source_length,
             "truncated": truncated,
         }
 
-    def complete(self, text: Tensor, prefix: Tensor, **given: Any) -> Any:
-        return self.translate(text, prefix, **given)
-
-    def details(self, text: Tensor, **given: Any) -> Any:
-        source, *_, found, symbols = self._search(text, self.n_best, given)
-        B, N, L = tf.shape(found.ids)[0], self.n_best, tf.shape(found.ids)[2]
-        is_token = tf.range(L) < (found.lengths - tf.cast(found.finished, tf.int32))[:, :, tf.newaxis]  # [B, N, L]
+    def details(self, text: Tensor, **inputs: Any) -> Any:
+        source, *_, outputs, symbols = self._search(text, self.n_best, inputs)
+        B, N, L = tf.shape(outputs.ids)[0], self.n_best, tf.shape(outputs.ids)[2]
+        is_token = tf.range(L) < (outputs.lengths - tf.cast(outputs.finished, tf.int32))[:, :, tf.newaxis]  # [B, N, L]
+        # L differs from batch to batch, and a server merges outputs only of fixed shapes.
         token_scores = tf.where(is_token, symbols.log_probs, 0.0)
         token_scores = tf.pad(token_scores, [[0, 0], [0, 0], [0, self.max_length - L]])
 
         def tokens(part: Tensor) -> tf.RaggedTensor:
             return tf.ragged.boolean_mask(tf.reshape(part, [B * N, L]), tf.reshape(is_token, [B * N, L]))
 
-        def each(flat: Tensor) -> Any:
-            return tf.ensure_shape(tf.reshape(flat, [B, N]), [None, N])
+        def joined(strings: Tensor) -> Any:
+            return tf.ensure_shape(tf.reshape(_joined(strings), [B, N]), [None, N])
 
+        pieces, attended = self.tokenizer.pieces(tokens(outputs.ids)), tokens(symbols.attended)
+        index = tf.ragged.range(attended.row_lengths())
+        links = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, index)], "-")
         return {
-            "tokens": each(_joined(self.tokenizer.pieces(tokens(found.ids)))),
-            "alignments": each(_alignments(tokens(symbols.attended))),
+            "tokens": joined(pieces),
+            "alignments": joined(attended.with_flat_values(links)),  # in Pharaoh form "s-t s-t ..."
             "token_scores": tf.ensure_shape(token_scores, [None, N, self.max_length]),
             "source_tokens": _joined(self.tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
         }
 
-    def score(self, source: Tensor, target: Tensor, **given: Any) -> Any:
+    def score(self, source: Tensor, target: Tensor, **inputs: Any) -> Any:
         source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
-        speaker = self.translator.speaking(*self._languages_of(source, given))
-        source_ids, _, cut = speaker.source(source)
-        target_ids, _, target_cut = speaker.reference(target)
-        log_probs = speaker.force(source_ids, target_ids)
+        model = self.translator.speaking(*self._languages_of(source, inputs))
+        source_ids, _, cut = model.source(source)
+        target_ids, _, target_cut = model.reference(target)
+        log_probs = model.force(source_ids, target_ids)
         real = target_ids > 0
         log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
         length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
@@ -300,20 +296,13 @@ class _Functions:
 
 
 def _per_row(name: str, option: Tensor, text: Tensor) -> Any:
-    """An option [1] or [batch] as [batch]."""
+    """Broadcasts an option [1] or [batch] to [batch]."""
     option = tf.ensure_shape(option, [None])
-    B, given = tf.shape(text)[0], tf.shape(option)[0]
+    B, count = tf.shape(text)[0], tf.shape(option)[0]
     message = f"{name}: expected a vector of length 1 or of the batch size"
-    with tf.control_dependencies([tf.debugging.Assert((given == 1) | (given == B), [message, given, B])]):
-        return tf.broadcast_to(tf.cond(given == B, lambda: option, lambda: option[:1]), [B])
+    with tf.control_dependencies([tf.debugging.Assert((count == 1) | (count == B), [message, count, B])]):
+        return tf.broadcast_to(tf.cond(count == B, lambda: option, lambda: option[:1]), [B])
 
 
 def _joined(pieces: Tensor) -> tf.Tensor:
     return tf.strings.reduce_join(pieces, axis=-1, separator=" ")
-
-
-def _alignments(attended: tf.RaggedTensor) -> tf.Tensor:
-    """The source tokens [B, None] that belong to an output's tokens, in Pharaoh form "s-t s-t ...": string [B]."""
-    place = tf.ragged.range(attended.row_lengths())
-    pairs = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, place)], "-")
-    return _joined(attended.with_flat_values(pairs))

@@ -1,12 +1,9 @@
-"""Formats: what a translator can be saved as. `Translator.save`, the export program and its help read the registry.
-
-It needs neither Keras nor TensorFlow.
-"""
+"""Formats that a translator can be saved in. It loads neither Keras nor TensorFlow."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer import registry
 from tf_transformer.config import DTYPES
@@ -19,37 +16,24 @@ if TYPE_CHECKING:
 else:
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
 
-
-class Save(Protocol):
-    """Writes a translator or a parser in some format, whole or not at all.
-
-    Args:
-        model: the `Translator` or `Parser`.
-        path: must not exist.
-        dtype: of the weights; `None` means those of the model.
-        checked: check what was written in a process of its own, if the format `takes` "check".
-        options: further ones, which `Format.takes` names.
-    """
-
-    def __call__(
-        self, model: Any, path: str | os.PathLike[str], dtype: Any = None, checked: bool = False, **options: Any
-    ) -> None: ...
+Save = Callable[..., None]  # (model, path, dtype=None, checked=False, **options)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A form in which a translator is saved.
+    """Format that a translator can be saved in, as the registry lists it.
 
     Attributes:
-        name: in one word, for `--format` and `Translator.save(format=)`.
-        title: its name in a sentence.
-        base: the folder in which programs keep the models of this format.
-        dtypes: that its weights can have.
-        takes: what else it can hold: "parser", "ensemble", "facts" (such as the step), "scores"
-            (its weights compute here what they compute there, so a score here is a fact), "check" (a new export can be
-            checked), and options that an export fixes, by their names.
-        save: writes a model.
-        scored_in: the dtype that its rounded weights are scored in; `None` means that of the weights.
+        name: Name for `--format` and `Translator.save(format=)`.
+        title: Name in a sentence.
+        base: Directory in which programs keep models of this format.
+        dtypes: Dtypes that its weights can have.
+        takes: Features that it can hold: "parser", "ensemble", "facts" (such as the step), "scores" (outputs are
+            preserved exactly, so scores measured here can be stored), "check" (a new export can be checked), and names
+            of options that an export fixes.
+        save: Writes a `Translator` or a `Parser` to a new path, atomically. `dtype=None` keeps the weights' dtype,
+            `checked` checks the result if the format takes "check", and the other options are among `takes`.
+        scored_in: Dtype in which its rounded weights are scored. `None` means that of the weights.
     """
 
     name: str
@@ -61,12 +45,7 @@ class Format:
     scored_in: str | None = None
 
     def problem(self, dtype: str, needs: Mapping[str, Any]) -> str:
-        """An error message for what this format cannot hold, in one line; "" if it can hold all.
-
-        Args:
-            dtype: of the weights.
-            needs: by the names in `takes`; values that are false are not needed.
-        """
+        """Returns an error message if this format cannot hold a dtype, or `needs` by the names in `takes`, or ""."""
         if dtype not in self.dtypes:
             return f"dtype: expected one of {', '.join(self.dtypes)} for {self.title}, got {dtype!r}"
         lacking = [name for name, value in needs.items() if value and name not in self.takes]
@@ -74,25 +53,14 @@ class Format:
 
 
 @values.checked
-def _save_savedmodel(
+def _save(
     model: Any, path: str | os.PathLike[str], dtype: Dtype | None = None, checked: bool = False, **options: Any
 ) -> None:
     savedmodel.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
-SAVED_MODEL = Format(
-    "savedmodel",
-    "a SavedModel",
-    "savedmodels",
-    DTYPES,
-    frozenset(
-        {
-            *("parser", "ensemble", "facts", "scores", "check"),
-            *("n_best", "max_length", "max_beam_size", "completions"),
-        }
-    ),
-    _save_savedmodel,
-)
+_TAKES = ("parser", "ensemble", "facts", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")
+SAVED_MODEL = Format("savedmodel", "a SavedModel", "savedmodels", DTYPES, frozenset(_TAKES), _save)
 
 
 def formats() -> dict[str, Format]:
@@ -101,10 +69,6 @@ def formats() -> dict[str, Format]:
 
 
 def format_of(name: str) -> Format:
-    """Returns the format with this name.
-
-    Raises:
-        BadInput: If there is none.
-    """
-    found: Format = registry.find("formats", name)
-    return found
+    """Returns the format with this name. Raises `BadInput` if there is none."""
+    format: Format = registry.find("formats", name)
+    return format

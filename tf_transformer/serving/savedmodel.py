@@ -1,4 +1,4 @@
-"""Writes the folder of an export: complete, checked, and in one step."""
+"""Writes, checks and reads the directory of a SavedModel."""
 
 import datetime
 import hashlib
@@ -26,27 +26,27 @@ from tf_transformer.utils.terminal import say
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
 QUEUED_BATCHES = 64
-WARMUP_TOKENS = (5, 40)  # of a short row and of a long one
+WARMUP_TOKENS = (5, 40)  # of short and long rows
 
 
 @values.checked
 def save_export(export: Root, path: str | os.PathLike[str], checked: bool = False) -> None:
-    """Write the folder of a SavedModel, whole or not at all:
+    """Writes the directory of a SavedModel, atomically:
 
         saved_model.pb, variables/, assets/, fingerprint.pb        TensorFlow's own
         batching_params.pbtxt                                      for a server with per-model batching parameters
-        assets.extra/tf_transformer.json                           the configuration and the answers of `model_info`
+        assets.extra/tf_transformer.json                           the configuration and the values of `model_info`
         assets.extra/tokenizer.model                               the tokenizer's attribute `model`
         assets.extra/tf_serving_warmup_requests                    requests that the server runs before it is ready
 
     Args:
-        export: the export to write; its name, version and time are added to `model_info`.
-        path: <name>/<integer version>, TensorFlow Serving's layout; must not exist.
-        checked: run the checks of `tf_transformer.extensions.conformance.check` on the result.
+        export: Export to write. Its name, version and time are added to `model_info`.
+        path: New directory <name>/<integer version>, TensorFlow Serving's layout.
+        checked: Whether to run the checks of `tf_transformer.extensions.conformance.check` on the result.
 
     Raises:
-        BadInput: the path has no version, or a check failed; nothing is left behind.
-        FileExistsError: path exists.
+        BadInput: If the path has no version, or a check fails. Nothing is left behind.
+        FileExistsError: If `path` exists.
     """
     path = user_path(path)
     if not is_version(path.name):
@@ -72,7 +72,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
 
 
 def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
-    """Refuse a folder that fails a check; it would be published as `path`. A check takes long: it says what it does."""
+    """Raises `BadInput` if a directory, to be published as `path`, fails a check. It logs, since checks take long."""
     say("checking that it can be used ...")
     began, findings = time.monotonic(), registry.find("services", "check")(folder)
     if failed := [finding for finding in findings if finding.level == "FAIL"]:
@@ -82,7 +82,7 @@ def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
 
 
 def share_in_8_bits(path: Path) -> float:
-    """How much of an export's weights, 0 to 1, are integers of 8 bits. It reads no weights."""
+    """Returns the share of an export's weights that are 8-bit integers, 0 to 1. It reads no weights."""
     with plainly_named(path) as plain:
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
     dtypes = stored.get_variable_to_dtype_map()
@@ -92,13 +92,10 @@ def share_in_8_bits(path: Path) -> float:
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
-    """Read the values that `save_export` wrote, without loading or running the graph.
-
-    Returns:
-        assets.extra/tf_transformer.json; the tokenizer's `model`; the weights, in the order of `Transformer.weights`.
+    """Reads the metadata, the tokenizer's `model` and the weights, in the model's order, without loading the graph.
 
     Raises:
-        BadInput: the folder holds something else.
+        BadInput: If the directory holds something else.
     """
     path = saved_model_of(path)
     described = path / "assets.extra" / "tf_transformer.json"
@@ -106,8 +103,8 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
     facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
     with reading(path, "a whole SavedModel of this package"):
-        if (found := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
-            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {found}")
+        if (digest := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
+            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {digest}")
     with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
         shapes = {
@@ -118,14 +115,14 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         try:
             return facts, tokenizer, [stored.get_tensor(name) for name in names]
-        except IndexError as error:  # of TensorFlow's reader, where a file is too short
+        except IndexError as error:  # TensorFlow's reader raises it if a file is too short
             raise ValueError(str(error)) from error
 
 
 def batching_params() -> str:
-    """batching_params.pbtxt. The last allowed size must be the greatest batch, or the server refuses to load."""
+    """Returns batching_params.pbtxt."""
     lines = [
-        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",
+        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",  # the last allowed size, or the server does not load
         f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
         f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
         *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
@@ -134,45 +131,37 @@ def batching_params() -> str:
 
 
 def warmup_records(export: Root) -> list[bytes]:
-    """Warm-up requests for the signatures that `export` names: one row and the greatest batch, short and long texts.
-
-    Every row has every option, since a server that merges requests needs them. The texts are made of the vocabulary's
-    pieces, since the language is unknown here.
-    """
+    """Returns warm-up requests for the signatures in `export.warm`: one row and a full batch, short and long texts."""
     records = []
+    pieces = range(export.first_piece, export.config.vocab_size)
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
         for tokens in WARMUP_TOKENS:
-            text = _example(export, tokens)
+            # The language is unknown, so a text consists of subwords of the vocabulary.
+            (text,) = export.decode([[pieces[i % len(pieces)] for i in range(tokens)]])
             for name, options in export.warm.items():
-                inputs = {"text": [text] * rows} | {option: [value] * rows for option, value in options.items()}
+                # Every row has every option, since a server that merges requests needs them.
+                inputs = {"text": [text.encode()] * rows}
+                inputs |= {option: [value] * rows for option, value in options.items()}
                 records.append(prediction_log(str(export.facts["name"]), name, inputs))
     return records
 
 
-def _example(export: Root, tokens: int) -> bytes:
-    """A text of about N = `tokens` tokens."""
-    pieces = range(export.first_piece, export.config.vocab_size)
-    (text,) = export.decode([[pieces[i % len(pieces)] for i in range(tokens)]])
-    return text.encode()
-
-
 def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
-    """A `tensorflow.serving.PredictionLog` of one request, serialized.
+    """Serializes a request as a `tensorflow.serving.PredictionLog`.
 
-    It is encoded by hand, so exporting does not need tensorflow-serving-api. The field numbers are from
+    It is encoded by hand, so that exports do not need tensorflow-serving-api. The field numbers are from
     tensorflow_serving/apis/{prediction_log,predict,model}.proto.
     """
 
+    def varint(number: int) -> bytes:
+        low, rest = number & 127, number >> 7
+        return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
     def field(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2]) + _varint(len(content)) + content
+        return bytes([number << 3 | 2]) + varint(len(content)) + content
 
     request = field(1, field(1, model.encode()) + field(3, signature.encode()))  # model_spec {name, signature_name}
     for name, value in inputs.items():
         tensor = tf.make_tensor_proto(value, tf.as_dtype(tf.constant(value).dtype))
         request += field(2, field(1, name.encode()) + field(2, tensor.SerializeToString(deterministic=True)))
     return field(6, field(1, request))  # predict_log {request}
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])

@@ -1,4 +1,4 @@
-"""The versions of a model in a folder, as servers find them. It needs neither Keras nor TensorFlow."""
+"""Versions of a model in a directory, as servers find them. It needs neither Keras nor TensorFlow."""
 
 import os
 from collections.abc import Callable
@@ -14,22 +14,19 @@ Version = Annotated[int, between(1, 2**63 - 1)]  # TensorFlow Serving's are int6
 
 @checked
 def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version: Version | None = None) -> Path:
-    """Save a model as a version of it.
-
-    The next version is the first free number when the folder gets its name. A SavedModel contains its version, so if
-    another process takes the number meanwhile, the model is saved again with the next number.
+    """Saves a model as a version, <root>/<version>.
 
     Args:
-        save: writes the folder that it gets, whole or not at all.
-        root: the model's folder.
-        version: the version's number; `None` means the next one.
+        save: Writes the directory that it gets, atomically.
+        root: The model's directory.
+        version: Number of the version. `None` means the next one.
 
     Returns:
-        the version's folder, <root>/<version>.
+        The version's directory.
 
     Raises:
-        BadInput: `root` cannot be written, or what `save` raises; then nothing is left behind.
-        FileExistsError: the version exists.
+        BadInput: If `root` cannot be written, or `save` raises it. Nothing is left behind.
+        FileExistsError: If the version exists.
     """
     while True:
         path = next_version(root) if version is None else user_path(root) / str(version)
@@ -37,23 +34,21 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
             save(path)
             return path
         except FileExistsError:
+            # Another process took the number in the meantime. A SavedModel stores its version, so it is saved again
+            # with the next number instead of being renamed.
             if version is not None or not path.exists():
                 raise
 
 
 def next_version(path: str | os.PathLike[str]) -> Path:
-    """The first unused folder <path>/<integer> above those in use.
-
-    Raises:
-        BadInput: the folder could not be written.
-    """
+    """Returns the unused directory <path>/<integer> above those in use. Raises `BadInput` if it cannot be written."""
     path = user_path(path)
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise BadInput(f"{path}: expected a folder to write models to; {there} is none that can be written to")
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise BadInput(f"{path}: expected a folder to write models to; {parent} is none that can be written to")
     return path / str(max((int(folder.name) for folder in versions(path)), default=0) + 1)
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
-    """The size of all files in a folder, in bytes."""
+    """Returns the size of all files in a directory, in bytes."""
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())

@@ -8,7 +8,7 @@ from tf_transformer import registry
 from tf_transformer.data import corpus
 from tf_transformer.data.corpus import Files
 from tf_transformer.data.pairs import Texts
-from tf_transformer.decoding.text_decoder import TextDecoder
+from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.evaluation import bleu
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tf_transformer.decoding.text_decoder import TextDecoder
+from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.extensions.parsing import corpus, evalb, treebank
 from tf_transformer.extensions.parsing.parser import EXTRA_LENGTH, RUN_OPTIONS, Parser
 from tf_transformer.inference.translator import Translator
