@@ -12,6 +12,6 @@ def test_sizes_are_rounded_up_to_few(step, most, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "torch")
     assert [rounded(size, step, most) for size in sizes] == [*sizes]
     monkeypatch.setattr(compiling, "BACKEND", "jax")
-    found = [rounded(size, step, most) for size in sizes]
-    assert all(size <= one < step * size or one == size for size, one in zip(sizes, found, strict=True))
-    assert found == sorted(found) and len(set(found)) <= 11 and max(found) == (most or 1_024)
+    result = [rounded(size, step, most) for size in sizes]
+    assert all(size <= one < step * size or one == size for size, one in zip(sizes, result, strict=True))
+    assert result == sorted(result) and len(set(result)) <= 11 and max(result) == (most or 1_024)

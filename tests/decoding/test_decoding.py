@@ -21,22 +21,22 @@ def tiny(vocab_size, **sizes):
     return model
 
 
-def search_transformer(model, source, max_length, favour=None, search=beam_search, **options):
-    """What the translator does, with ids; `favour` [L, V] is added to the logits."""
-    favour = np.zeros((max(max_length), model.config.vocab_size), "float32") if favour is None else favour
+def search_transformer(model, source, max_length, bias=None, search=beam_search, **options):
+    """Searches like the translator, with ids. `bias` [L, V] is added to the logits."""
+    bias = np.zeros((max(max_length), model.config.vocab_size), "float32") if bias is None else bias
     memory, memory_mask, _ = model.encode(source)
     own = decoder_of(model, memory, memory_mask)
 
     def step(ids, position, slot, ancestry, cache):
         logits, *others = own.step(ids, position, slot, ancestry, cache)
-        return logits + tf.constant(favour)[position], *others
+        return logits + tf.constant(bias)[position], *others
 
     return search(
         SearchProblem(Decoder(step, own.cache, own.keep), tf.fill([len(source)], BOS), max_length, END), **options
     )
 
 
-def search_without_cache(model, source, max_length, favour, **options):
+def search_without_cache(model, source, max_length, bias, **options):
     """The same search, where a step decodes the whole outputs of all beams again."""
 
     def step(ids, position, slot, ancestry, cache):
@@ -47,7 +47,7 @@ def search_without_cache(model, source, max_length, favour, **options):
         assert targets.shape[1] == position + 1
         every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[0])
         logits, _, _ = model.decode(targets, *every_beam)
-        return tf.reshape(logits[:, -1] + favour[position], [B, K, -1]), (cache[0], tf.constant(symbols))
+        return tf.reshape(logits[:, -1] + bias[position], [B, K, -1]), (cache[0], tf.constant(symbols))
 
     cache = (model.encode(source)[:2], tf.zeros([len(source), 1], tf.int32))
     return beam_search(
@@ -70,31 +70,31 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
     sizes = {"num_layers": 2, "d_model": 11, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7}
     model = draw_weights(tiny(13, **sizes | other))
     source = np.array([[3, 9, 12, 4, 0], [8, 5, 0, 0, 0], [6, 6, 7, 2, 11]])  # [B, S]
-    # A random Transformer repeats itself: chance at each place makes beams part and meet before they end. Never id 0,
-    # though, which a whole target would hide as padding.
-    favour = 2 * normal(7, 13, seed=1)
-    favour[:3, END], favour[:, 0] = -9, -np.inf
-    options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "favour": favour}
-    found, symbols = search_transformer(model, source, search=detailed_search, **options)
+    # A random Transformer repeats itself. Random biases make beams part and meet before they end. Id 0 is excluded,
+    # since a whole target would hide it as padding.
+    bias = 2 * normal(7, 13, seed=1)
+    bias[:3, END], bias[:, 0] = -9, -np.inf
+    options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "bias": bias}
+    result, symbols = search_transformer(model, source, search=detailed_search, **options)
     expected = search_without_cache(model, source, **options)
     for part in ("ids", "lengths", "finished"):
-        assert np.array_equal(getattr(found, part), getattr(expected, part))
-    close(found.log_probs, expected.log_probs, atol=1e-4)
-    close(found.scores, expected.scores, atol=1e-4)
-    # A sentence alone, without the padding that its batch needs, has the same answer.
-    alone = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
-    assert np.array_equal(alone.ids[0], found.ids[1])
-    close(alone.scores[0], found.scores[1], atol=1e-4)
+        assert np.array_equal(getattr(result, part), getattr(expected, part))
+    close(result.log_probs, expected.log_probs, atol=1e-4)
+    close(result.scores, expected.scores, atol=1e-4)
+    # A single sentence, without padding, has the same outputs.
+    single = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
+    assert np.array_equal(single.ids[0], result.ids[1])
+    close(single.scores[0], result.scores[1], atol=1e-4)
     # Each output has the log-probabilities and the attention that the oracle gives to its symbols: a beam remembers its
     # own ancestors.
     weights, other = weights_of(model), {"num_layers": 2} | other
-    for b, k in np.argwhere(found.lengths):
-        ids = found.ids[b, k, : found.lengths[b, k]].numpy()
+    for b, k in np.argwhere(result.lengths):
+        ids = result.ids[b, k, : result.lengths[b, k]].numpy()
         logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, num_heads=3, **other)
         log_probs = [
-            oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + favour[: len(ids)], ids, strict=True)
+            oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + bias[: len(ids)], ids, strict=True)
         ]
-        close(found.log_probs[b, k], sum(log_probs), atol=1e-4)
+        close(result.log_probs[b, k], sum(log_probs), atol=1e-4)
         close(symbols.log_probs[b, k, : len(ids)], log_probs, atol=1e-5)
         attention = np.mean(scores["cross"][-1], axis=0)[:, : np.count_nonzero(source[b]) - 1]  # not to the end symbol
         assert symbols.attended[b, k, : len(ids)].numpy().tolist() == attention.argmax(axis=1).tolist()
@@ -102,7 +102,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
 
 @pytest.mark.slow
 def test_a_copy_task_is_learned_and_decoded_exactly():
-    """Sentences of 1 to 5 of eight symbols, given back as they are: the recipe of section 5, then greedy and beams."""
+    """Copies sentences of 1 to 5 tokens, trained by the recipe of section 5, in greedy and beam search."""
     V, L, place = 11, 6, np.arange(6)
     random = np.random.default_rng(0)
 
@@ -122,7 +122,7 @@ def test_a_copy_task_is_learned_and_decoded_exactly():
     model.fit((source, shifted), source, batch_size=64, verbose=0)
     source = sentences(50)
     for options in ({"beam_size": 1}, {"beam_size": 3}):
-        found = search_transformer(model, source, [L + 2] * len(source), **options)
-        assert np.all(found.finished)
-        assert np.array_equal(found.ids[:, 0, :L], source)
-        assert not np.any(found.ids[:, 0, L:])
+        result = search_transformer(model, source, [L + 2] * len(source), **options)
+        assert np.all(result.finished)
+        assert np.array_equal(result.ids[:, 0, :L], source)
+        assert not np.any(result.ids[:, 0, L:])

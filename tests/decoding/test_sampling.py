@@ -32,9 +32,9 @@ def test_samples_come_as_often_as_they_are_likely():
     """Twenty thousand outputs of one model against the probability of each."""
     B, V, L, temperature = 20_011, 3, 3, 1.7
     model = random_models(1, L, V, seed=5)[0]
-    found = draw(np.repeat(model[np.newaxis], B, axis=0), [L] * B, seed=3, temperature=temperature)
+    result = draw(np.repeat(model[np.newaxis], B, axis=0), [L] * B, seed=3, temperature=temperature)
     counts = {}
-    for ids, length in zip(found.ids[:, 0], found.lengths[:, 0], strict=True):
+    for ids, length in zip(result.ids[:, 0], result.lengths[:, 0], strict=True):
         counts[tuple(ids[:length])] = counts.get(tuple(ids[:length]), 0) + 1
     expected = {
         tuple(ids): np.exp(log_prob)
@@ -50,19 +50,19 @@ def test_samples_come_as_often_as_they_are_likely():
 
 
 def test_a_row_draws_the_same_in_every_batch():
-    """Whatever rows stand beside it, and however long they are; so each row has its own random numbers."""
+    """Whatever the other rows and their lengths are."""
     models, lengths = random_models(13, 11, 5, seed=6), np.array([11, 2, 5, 3, 1, 11, 7, 2, 2, 0, 9, 4, 6])
     models[..., END] -= 1
     whole = draw(models, lengths, 2**70)
     for rows in ([4], [8, 1, 7], [12, 3], range(9)):
         part = draw(models[list(rows)], lengths[list(rows)], 2**70, list(rows))
-        for found, expected in zip(part, whole, strict=True):
+        for result, expected in zip(part, whole, strict=True):
             expected = expected[list(rows)]
-            close(found, expected[..., : found.shape[2]] if found.ndim == 3 else expected)
+            close(result, expected[..., : result.shape[2]] if result.ndim == 3 else expected)
 
 
 def test_rows_that_begin_alike_are_independent():
-    """The first symbols of neighbours: each pair of symbols comes as often as the product of its probabilities."""
+    """Each pair of first tokens of neighbors comes as often as the product of its probabilities."""
     pairs, V = 20_011, 5
     model = random_models(1, 2, V, seed=5)[0]
     symbols = draw(np.repeat(model[np.newaxis], 2 * pairs, axis=0), [1] * 2 * pairs, seed=3).ids[:, 0, 0]
@@ -78,10 +78,10 @@ def test_rows_that_begin_alike_are_independent():
 def test_the_ends_of_temperature(temperature):
     """Near 0 the likeliest token, near infinity all alike, but never a masked one."""
     models = np.repeat(random_models(1, 3, 4, seed=6), 4_001, axis=0)
-    found = draw(models, [3] * 4_001, seed=2, min_length=4, temperature=temperature).ids[:, 0]
+    result = draw(models, [3] * 4_001, seed=2, min_length=4, temperature=temperature).ids[:, 0]
     if temperature < 1:
-        assert np.array_equal(found, np.repeat(found[:1], 4_001, axis=0))
-    counts = np.bincount(found[:, 0], minlength=4)
+        assert np.array_equal(result, np.repeat(result[:1], 4_001, axis=0))
+    counts = np.bincount(result[:, 0], minlength=4)
     possible = [symbol for symbol in range(4) if symbol != END]
     assert counts[END] == 0
     if temperature > 1:
@@ -90,47 +90,47 @@ def test_the_ends_of_temperature(temperature):
 
 def test_a_sample_and_its_log_probability():
     models, lengths = random_models(9, 6, 5, seed=6), [6, 6, 3, 0, 6, 1, 6, 6, 2]
-    found = draw(models, lengths, seed=1, k=2)
+    result = draw(models, lengths, seed=1, k=2)
     for b, model in enumerate(models):
-        next_log_probs, length = oracle.markov(model, START), int(found.lengths[b, 0])
-        ids, log_prob = found.ids[b, 0].tolist(), 0.0
+        next_log_probs, length = oracle.markov(model, START), int(result.lengths[b, 0])
+        ids, log_prob = result.ids[b, 0].tolist(), 0.0
         for n in range(length):
             log_probs = next_log_probs(ids[:n])
             log_prob += log_probs[ids[n]]
             assert ids[n] in np.argsort(log_probs)[-2:]  # k = 2
-        close(found.log_probs[b, 0], log_prob)
+        close(result.log_probs[b, 0], log_prob)
         assert not any(ids[length:]) and length <= lengths[b]
-        assert bool(found.finished[b, 0]) == (END in ids[:length])
-        assert found.finished[b, 0] or length == lengths[b]
+        assert bool(result.finished[b, 0]) == (END in ids[:length])
+        assert result.finished[b, 0] or length == lengths[b]
     again, other = draw(models, lengths, seed=1, k=2), draw(models, lengths, seed=2, k=2)
-    assert np.array_equal(found.ids, again.ids) and not np.array_equal(found.ids, other.ids)
+    assert np.array_equal(result.ids, again.ids) and not np.array_equal(result.ids, other.ids)
 
 
 def test_samples_of_a_least_length():
-    """No end before it; the other symbols share its probability when they are drawn, and not in the log-probability."""
+    """No EOS before it. The other tokens share its probability in sampling, but not in the log-probability."""
     models, least = np.repeat(random_models(1, 3, 4, seed=6), 20_011, axis=0), np.arange(20_011) % 5
     models[..., END] += 1
-    found = draw(models, [3] * 20_011, seed=2, min_length=least)
-    lengths = found.lengths[:, 0]
+    result = draw(models, [3] * 20_011, seed=2, min_length=least)
+    lengths = result.lengths[:, 0]
     assert all(set(lengths[least == n]) == set(range(max(min(n, 3), 1), 4)) for n in range(5))
     log_probs = oracle.markov(models[0], START)([])
-    first, rest = found.ids[:, 0, 0][least == 2], 1 - np.exp(log_probs[END])
+    first, rest = result.ids[:, 0, 0][least == 2], 1 - np.exp(log_probs[END])
     for symbol in {0, 2, 3}:
         p = np.exp(log_probs[symbol]) / rest
         assert abs((first == symbol).sum() - len(first) * p) < 5 * np.sqrt(len(first) * p * (1 - p)), symbol
     for b in range(0, 20_011, 997):
-        ids = found.ids[b, 0, : lengths[b]].tolist()
+        ids = result.ids[b, 0, : lengths[b]].tolist()
         next_log_probs = oracle.markov(models[b], START)
-        close(found.log_probs[b, 0], sum(next_log_probs(ids[:n])[id] for n, id in enumerate(ids)))
+        close(result.log_probs[b, 0], sum(next_log_probs(ids[:n])[id] for n, id in enumerate(ids)))
 
 
 def test_samples_without_repeats():
     models, sizes = random_models(211, 9, 4, seed=8), np.arange(211) % 4
     models[..., END] -= 5
-    found = draw(models, [9] * 211, seed=3, no_repeat_ngram_size=sizes)
-    lengths, repeated = found.lengths[:, 0], [0] * 4
+    result = draw(models, [9] * 211, seed=3, no_repeat_ngram_size=sizes)
+    lengths, repeated = result.lengths[:, 0], [0] * 4
     for b, size in enumerate(sizes):
-        ids = found.ids[b, 0, : lengths[b]].tolist()
+        ids = result.ids[b, 0, : lengths[b]].tolist()
         size = size or 2
         ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)][: 3 if size == 1 else None]
         repeated[sizes[b]] += len(set(ngrams)) < len(ngrams)
@@ -139,6 +139,6 @@ def test_samples_without_repeats():
 
 def test_without_heat_a_sample_is_greedy_search():
     models = random_models(11, 6, 5)
-    found = draw(models, [6] * 11, seed=0, temperature=1e-6)
-    for part, expected in zip(found[2:], search(models, 6, beam_size=1)[2:], strict=True):
+    result = draw(models, [6] * 11, seed=0, temperature=1e-6)
+    for part, expected in zip(result[2:], search(models, 6, beam_size=1)[2:], strict=True):
         close(part, expected)

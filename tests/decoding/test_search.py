@@ -23,20 +23,20 @@ from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, 
 @pytest.mark.parametrize("V, L, B", [(3, 5, 24), (4, 4, 16), (5, 3, 16), (5, 4, 3)])
 def test_a_beam_as_wide_as_the_candidates_is_exhaustive_search(V, L, B, alpha):
     models, n_best = random_models(B, L, V), 7
-    found = search(models, L, beam_size=V * (V - 1) ** (L - 1), length_penalty=alpha, n_best=n_best)
+    result = search(models, L, beam_size=V * (V - 1) ** (L - 1), length_penalty=alpha, n_best=n_best)
     for b in range(B):
         expected = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
-        agree(found, b, [(*output, True) for output in expected[:n_best]])
+        agree(result, b, [(*output, True) for output in expected[:n_best]])
 
 
 @pytest.mark.parametrize("alpha", [*ALPHAS, 3.0])
 def test_one_beam_is_greedy_search(alpha):
     models = random_models(48, 6, 5)
-    found = search(models, 6, beam_size=1, length_penalty=alpha)
+    result = search(models, 6, beam_size=1, length_penalty=alpha)
     finished = 0
     for b, model in enumerate(models):
         ids, log_prob = oracle.greedy(oracle.markov(model, START), END, 6)
-        agree(found, b, [(log_prob / oracle.length_penalty(len(ids), alpha), log_prob, ids, ids[-1] == END)])
+        agree(result, b, [(log_prob / oracle.length_penalty(len(ids), alpha), log_prob, ids, ids[-1] == END)])
         finished += ids[-1] == END
     assert 5 < finished < 43  # the models are of both kinds
 
@@ -46,12 +46,12 @@ def test_one_beam_is_greedy_search(alpha):
 def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
     models = random_models(40, 7, 5, seed=K)
     models[..., END] -= 1  # late ends, so that the beam has something to lose
-    found = search(models, 7, beam_size=K, length_penalty=alpha, n_best=n_best)
+    result = search(models, 7, beam_size=K, length_penalty=alpha, n_best=n_best)
     missed = 0
     for b, model in enumerate(models):
         next_log_probs = oracle.markov(model, START)
         expected = oracle.beam_search(next_log_probs, END, 7, K, alpha, n_best)
-        agree(found, b, expected)
+        agree(result, b, expected)
         missed += expected[0][2] != oracle.beam_search(next_log_probs, END, 7, 50, alpha)[0][2]
     assert missed > 0  # a narrow beam is not exhaustive: the comparison means something
 
@@ -60,11 +60,11 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
 def test_the_wanted_outputs_are_those_of_a_search_for_as_many(exact_n):
     """In a search for five it ends when the wanted ones are certain: the others may be other than the best."""
     models, sizes = random_models(31, 7, 5, seed=5), {"beam_size": 5, "length_penalty": 0.6}
-    found = search(models, 7, n_best=5, exact_n=ops.convert_to_tensor(exact_n), **sizes)
-    for part, alone in zip(found, search(models, 7, n_best=exact_n, **sizes), strict=True):
-        np.testing.assert_array_equal(part[:, :exact_n], alone)
+    result = search(models, 7, n_best=5, exact_n=ops.convert_to_tensor(exact_n), **sizes)
+    for part, single in zip(result, search(models, 7, n_best=exact_n, **sizes), strict=True):
+        np.testing.assert_array_equal(part[:, :exact_n], single)
     whole = search(models, 7, n_best=5, **sizes)
-    assert not np.array_equal(found.ids, whole.ids)
+    assert not np.array_equal(result.ids, whole.ids)
 
 
 @given(
@@ -77,23 +77,23 @@ def test_the_wanted_outputs_are_those_of_a_search_for_as_many(exact_n):
 )
 def test_any_size_of_search(V, L, K, n_best, alpha, seed):
     models = random_models(5, L, V, seed)
-    found = search(models, L, beam_size=K, length_penalty=alpha, n_best=n_best)
-    assert found.ids.shape == (5, n_best, L)
+    result = search(models, L, beam_size=K, length_penalty=alpha, n_best=n_best)
+    assert result.ids.shape == (5, n_best, L)
     for b, model in enumerate(models):
         expected = oracle.beam_search(oracle.markov(model, START), END, L, K, alpha, n_best)
-        agree(found, b, expected)
+        agree(result, b, expected)
 
 
 @pytest.mark.parametrize("patience", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("alpha", [1.0, 3.0])
 def test_a_search_ends_when_patience_times_the_beams_have_ended(patience, alpha):
     models = random_models(40, 9, 5, seed=7)
-    found = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4, patience=patience)
+    result = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4, patience=patience)
     exact = search(models, 9, beam_size=4, length_penalty=alpha, n_best=4)
     for b, model in enumerate(models):
-        agree(found, b, oracle.beam_search(oracle.markov(model, START), END, 9, 4, alpha, 4, patience))
-    assert (found.scores <= exact.scores + 1e-6).all()
-    assert alpha < 3 or not np.array_equal(found.ids, exact.ids)  # where an exact search is long
+        agree(result, b, oracle.beam_search(oracle.markov(model, START), END, 9, 4, alpha, 4, patience))
+    assert (result.scores <= exact.scores + 1e-6).all()
+    assert alpha < 3 or not np.array_equal(result.ids, exact.ids)  # where an exact search is long
 
 
 # Rows
@@ -113,10 +113,10 @@ def test_a_row_is_searched_as_if_alone():
             oracle.markov(models[b], START), END, L, own["beam_size"], alpha[b], 3, patience[b]
         )
         agree(together, b, expected)
-        alone = search(models[b : b + 1], L, n_best=3, **own)
-        for part, of_batch in zip(alone[1:], together[1:], strict=True):
+        single = search(models[b : b + 1], L, n_best=3, **own)
+        for part, of_batch in zip(single[1:], together[1:], strict=True):
             close(part[0], of_batch[b])
-        assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
+        assert np.array_equal(single.ids[0], together.ids[b, :, :L])
 
 
 def test_an_empty_batch_gives_an_empty_answer():
@@ -148,13 +148,13 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
     whole = search(models, 11, **options)
     ended = []
     for steps in (3, 5, 7, 11):
-        found = search(models, 11, steps, **options)
-        assert found.ids.shape == (23, 3, steps)
-        has = found.lengths[:, 0] > 0
-        for part, expected in zip(found, whole, strict=True):
+        result = search(models, 11, steps, **options)
+        assert result.ids.shape == (23, 3, steps)
+        has = result.lengths[:, 0] > 0
+        for part, expected in zip(result, whole, strict=True):
             expected = expected[:, :, :steps] if part.ndim == 3 else expected
             np.testing.assert_array_equal(part[has], expected[has])
-        assert np.all(found.scores[~has] == np.float32(IMPOSSIBLE)) and not found.ids[~has].any()
+        assert np.all(result.scores[~has] == np.float32(IMPOSSIBLE)) and not result.ids[~has].any()
         ended.append(int(has.sum()))
     assert 0 < ended[0] < ended[1] < ended[2] and ended[3] == 23
 
@@ -162,8 +162,7 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
 @on_tensorflow
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
-    """A step gets only the rows that go on, and each beam sees the slots of its own history alone, in order. What is
-    known of a symbol stays with it."""
+    """A step gets only running rows, and each beam sees only the slots of its history, in order."""
     monkeypatch.setattr("tf_transformer.decoding.growing.STEPS", steps)
     monkeypatch.setattr("tf_transformer.decoding.growing.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
@@ -184,12 +183,12 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     cache = (tf.constant(models), tf.zeros([19, 1], tf.int32))
     most = np.resize([11, 5, 7], 19)
     problem = SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([19], START), most, END)
-    found, symbols = detailed_search(problem, beam_size=3, n_best=3)
+    result, symbols = detailed_search(problem, beam_size=3, n_best=3)
     for b, model in enumerate(models):
         next_log_probs = oracle.markov(model, START)
-        agree(found, b, oracle.beam_search(next_log_probs, END, most[b], 3, 0.6, 3))
+        agree(result, b, oracle.beam_search(next_log_probs, END, most[b], 3, 0.6, 3))
         for ids, log_probs, attended, length in zip(
-            *(part[b].numpy() for part in (*symbols, found.lengths)), strict=True
+            *(part[b].numpy() for part in (*symbols, result.lengths)), strict=True
         ):
             before = [START, *ids[: max(length - 1, 0)]]
             expected = [next_log_probs(tuple(ids[:t]))[ids[t]] for t in range(length)]
@@ -207,12 +206,12 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
 def test_a_model_that_never_ends_gives_unfinished_outputs(K, alpha):
     models = random_models(3, 4, 5)
     models[..., END] = -np.inf
-    found = search(models, 4, beam_size=K, length_penalty=alpha, n_best=K)
-    assert not np.any(found.finished) and np.all(found.lengths == 4)
+    result = search(models, 4, beam_size=K, length_penalty=alpha, n_best=K)
+    assert not np.any(result.finished) and np.all(result.lengths == 4)
     for b, model in enumerate(models):
         expected = oracle.beam_search(oracle.markov(model, START), END, 4, K, alpha, K)
         assert len(expected) == K
-        agree(found, b, expected)
+        agree(result, b, expected)
 
 
 def test_a_model_that_ends_at_once_has_one_output():
@@ -223,7 +222,7 @@ def test_a_model_that_ends_at_once_has_one_output():
 
 @on_tensorflow
 def test_the_search_stops_when_nothing_better_can_come():
-    """Three symbols of certainty in a hundred places: the model is asked three times."""
+    """Three certain tokens of at most a hundred take three steps."""
     asked = []
     logits = np.full((3, 5, 5), -30.0, "float32")
     for newest, following in ((START, 2), (2, 3), (3, END)):
@@ -233,22 +232,22 @@ def test_the_search_stops_when_nothing_better_can_come():
         asked.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
-    found = beam_search(
+    result = beam_search(
         SearchProblem(Decoder(step, [], lambda cache, slots: cache), tf.fill([3], START), [100] * 3, END)
     )
     assert asked == [0, 1, 2]
-    assert np.array_equal(found.ids[:, 0, :3], [[2, 3, END]] * 3)
+    assert np.array_equal(result.ids[:, 0, :3], [[2, 3, END]] * 3)
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_equals_may_come_in_any_order(K):
-    """All symbols alike: every output of a length has the same score, none comes twice, the shortest is best."""
+    """All outputs of a length have the same score. None comes twice, and the shortest is best."""
     V, L = 4, 3
-    found = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, length_penalty=0.0, n_best=K)
+    result = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, length_penalty=0.0, n_best=K)
     for b in range(2):
-        lengths = [int(length) for length in found.lengths[b] if length]
-        outputs = [found.ids[b, k, :length].tolist() for k, length in enumerate(lengths)]
-        close(found.scores[b, : len(lengths)], np.array(lengths) * np.log(1 / V))
+        lengths = [int(length) for length in result.lengths[b] if length]
+        outputs = [result.ids[b, k, :length].tolist() for k, length in enumerate(lengths)]
+        close(result.scores[b, : len(lengths)], np.array(lengths) * np.log(1 / V))
         assert outputs and len({tuple(ids) for ids in outputs}) == len(outputs)
         assert lengths == sorted(lengths)
         assert K < V or outputs[0] == [END]  # wide enough to see it
@@ -266,7 +265,7 @@ def test_the_length_penalty():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_scores_are_float32_whatever_the_logits(dtype):
     logits = ops.cast(random_models(1, 6, 5), dtype)
-    found = search(logits, 6, beam_size=3)
-    assert found.scores.dtype == found.log_probs.dtype == "float32"
+    result = search(logits, 6, beam_size=3)
+    assert result.scores.dtype == result.log_probs.dtype == "float32"
     rounded = ops.convert_to_numpy(ops.cast(logits[0], "float32")).astype("float64")
-    agree(found, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))
+    agree(result, 0, oracle.beam_search(oracle.markov(rounded, START), END, 6, 3, 0.6))

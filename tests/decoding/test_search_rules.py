@@ -18,12 +18,12 @@ def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least
     models, n_best = random_models(B, L, V), 7
     models[..., END] += 2
     sizes = {"beam_size": V * (V - 1) ** (L - 1), "n_best": n_best}
-    found = search(models, L, length_penalty=alpha, min_length=least, **sizes)
+    result = search(models, L, length_penalty=alpha, min_length=least, **sizes)
     shorter = 0
     for b in range(B):
         outputs = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
         expected = [(*output, True) for output in outputs if len(output[2]) >= least]
-        agree(found, b, expected[:n_best])
+        agree(result, b, expected[:n_best])
         shorter += len(outputs[0][2]) < least
     assert shorter > B / 3  # it would rather have ended sooner
 
@@ -50,18 +50,18 @@ def test_a_least_length_is_a_rows_own():
         too_short = lambda ids, V, least=least, L=L: [END] * (len(ids) + 1 < min(least, L))  # noqa: E731
         next_log_probs = masked(oracle.markov(models[b], START), too_short)
         agree(together, b, oracle.beam_search(next_log_probs, END, L, K, 0.6, 3))
-        alone = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
-        for part, of_batch in zip(alone[1:], together[1:], strict=True):
+        single = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
+        for part, of_batch in zip(single[1:], together[1:], strict=True):
             close(part[0], of_batch[b])
-        assert np.array_equal(alone.ids[0], together.ids[b, :, :L])
+        assert np.array_equal(single.ids[0], together.ids[b, :, :L])
 
 
 def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
     models = np.full((2, 4, 5, 5), -np.inf, "float32")
     models[..., END] = 0
-    found = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
-    agree(found, 0, [])
-    agree(found, 1, [(0.0, 0.0, [END], True)])
+    result = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
+    agree(result, 0, [])
+    agree(result, 1, [(0.0, 0.0, [END], True)])
 
 
 # Repeats
@@ -81,16 +81,16 @@ def test_no_sequence_comes_twice():
     beams = np.array([1, 2, 3, 4] * 8)
     models = random_models(len(sizes), 11, 5, seed=4)
     models[..., END] -= 3
-    found = search(models, 11, beam_size=beams, no_repeat_ngram_size=sizes, n_best=3)
+    result = search(models, 11, beam_size=beams, no_repeat_ngram_size=sizes, n_best=3)
     changed = 0
     for b, (model, size, K) in enumerate(zip(models, sizes, beams, strict=True)):
         free = oracle.markov(model, START)
         without_repeats = masked(free, lambda ids, V, size=size: [*repeats(ids, V, size)])
         expected = oracle.beam_search(without_repeats, END, 11, K, 0.6, 3)
         if size != 1:  # with 5 symbols nothing is left after 4, and then all are
-            agree(found, b, expected)
+            agree(result, b, expected)
         changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
-        ids = found.ids[b, 0, : found.lengths[b, 0]].tolist()
+        ids = result.ids[b, 0, : result.lengths[b, 0]].tolist()
         ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)]
         assert not size or len(set(ngrams[: 4 if size == 1 else None])) == len(ngrams[: 4 if size == 1 else None])
     assert changed > 12  # it would rather have repeated something
@@ -116,8 +116,8 @@ def test_symbols_that_may_not_follow_are_those_of_transformers(size):
 def test_a_prefix_may_repeat_itself():
     models, prefix = random_models(2, 6, 5, seed=2), np.array([[3, 3, 3, 4], [3, 4, 3, 4]], "int32")
     allowed = begins_with(prefix, 5)
-    found = search(models, 6, beam_size=2, allowed=allowed, no_repeat_ngram_size=[1, 2])
-    assert np.array_equal(found.ids[:, 0, :4], prefix)
+    result = search(models, 6, beam_size=2, allowed=allowed, no_repeat_ngram_size=[1, 2])
+    assert np.array_equal(result.ids[:, 0, :4], prefix)
 
 
 # What may follow
@@ -125,12 +125,12 @@ def test_a_prefix_may_repeat_itself():
 
 def test_outputs_begin_with_their_prefix():
     models, prefixes = random_models(4, 5, 6, seed=2), [[3, 4, 2], [5, 0, 0], [0, 0, 0], [4, END, 0]]
-    found = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
+    result = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
     for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
         prefix = [token for token in prefix if token]
         others = lambda ids, V, prefix=prefix: [x for x in range(V) if [x] != (prefix[len(ids) :][:1] or [x])]  # noqa: E731
-        agree(found, b, oracle.beam_search(masked(oracle.markov(model, START), others), END, 5, 3, 1.0))
-        assert found.ids[b, 0, : len(prefix)].tolist() == prefix
+        agree(result, b, oracle.beam_search(masked(oracle.markov(model, START), others), END, 5, 3, 1.0))
+        assert result.ids[b, 0, : len(prefix)].tolist() == prefix
 
 
 def test_only_what_is_allowed_follows():
@@ -142,7 +142,7 @@ def test_only_what_is_allowed_follows():
 
     models = random_models(7, 6, 5, seed=4)
     models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
-    found = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
+    result = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
     for b, model in enumerate(models):
         next_log_probs = masked(oracle.markov(model, START), lambda ids, V: list(ids[-1:]))
-        agree(found, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))
+        agree(result, b, oracle.beam_search(next_log_probs, END, 6, 4, 0.6, 4))

@@ -30,9 +30,9 @@ def engines(translator, saved, lite):
     return {"translator": translator, "savedmodel": tt.load(iter([saved])), "litert": tt.load([lite])}
 
 
-def close(found, expected):
+def close(result, expected):
     """The same texts, symbols and ends; scores as far as float32 goes."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         assert [(a.text, a.finished, a.length) for a in one] == [(a.text, a.finished, a.length) for a in other]
         for field in ("score", "log_prob"):
             np.testing.assert_allclose(*([getattr(a, field) for a in row] for row in (one, other)), rtol=1e-4)
@@ -235,12 +235,12 @@ def cost_of(rows, longest):
 @given(st.lists(st.integers(0, 300)), st.integers(1, 1_000))
 @example([0, 1, 2], 130)
 def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
-    found = list(batches(sizes, most, cost_of))
-    assert sorted(place for batch in found for place in batch) == list(range(len(sizes)))
-    assert [sizes[place] for batch in found for place in batch] == sorted(sizes)
-    for batch in found:
+    result = list(batches(sizes, most, cost_of))
+    assert sorted(place for batch in result for place in batch) == list(range(len(sizes)))
+    assert [sizes[place] for batch in result for place in batch] == sorted(sizes)
+    for batch in result:
         assert cost_of(len(batch), max(sizes[place] for place in batch)) <= most or len(batch) == 1
-    for batch, following in itertools.pairwise(found):  # none could have been larger
+    for batch, following in itertools.pairwise(result):  # none could have been larger
         assert cost_of(len(batch) + 1, sizes[following[0]]) > most
     texts = ["x" * size for size in sizes]
     assert in_batches(lambda places: [len(texts[i]) for i in places], texts, most) == sizes

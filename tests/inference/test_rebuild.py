@@ -24,8 +24,8 @@ def test_a_translator_from_its_savedmodel(translator, saved):
     assert again.options == translator.options
     assert again.model.config == translator.model.config
     assert again.tokenizer.model == translator.tokenizer.model
-    for found, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(again.model.get_weights(), translator.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(result, expected)
     assert tt.Translator.from_pretrained(saved, beam_size=1).beam_size == 1
 
 
@@ -38,9 +38,9 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     file.write_text(json.dumps(json.loads(file.read_text()) | limits | facts | {"bleu": 31.7}))
 
     def said(translator, **options):
-        found = translator.export(**options).facts
-        assert "bleu" not in found  # it was measured in another dtype, perhaps
-        return {name: found[name] for name in (*limits, *facts)}
+        result = translator.export(**options).facts
+        assert "bleu" not in result  # it was measured in another dtype, perhaps
+        return {name: result[name] for name in (*limits, *facts)}
 
     assert said(tt.Translator.from_pretrained(path)) == limits | facts
     assert said(tt.Translator.from_pretrained(path).astype("bfloat16"), max_length=41, step=31) == (
@@ -74,8 +74,8 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
     again = tt.Translator.from_pretrained(tmp_path / "1")
     assert (again.beam_size, again.length_penalty, again.extra_length, again.patience) == (5, 0.3, 50, 2.0)
     assert {weight.dtype for weight in again.model.weights} == {dtype}
-    for found, expected in zip(again.model.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+    for result, expected in zip(again.model.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(result, tf.float32), tf.cast(expected, tf.float32))
 
 
 def test_savedmodels_that_cannot_be_read(saved, tmp_path):
@@ -133,11 +133,11 @@ def test_an_ensemble_translates(translator, ensemble):
     assert both(TEXTS) == turned(TEXTS) != translator(TEXTS)
     # What it found has the mean of the probabilities that each model gives by itself.
     source, length, _ = both.source(tf.constant(TEXTS[:1]))
-    found = both.search(source, length, max_length=9)
-    ids = found.ids[0, :, : int(found.lengths[0, 0])]
+    result = both.search(source, length, max_length=9)
+    ids = result.ids[0, :, : int(result.lengths[0, 0])]
     each = [tt.Translator(model, translator.tokenizer).force(source, ids) for model in ensemble.models]
     expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
-    assert float(found.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
+    assert float(result.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
     with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
         save_ctranslate2(both, "nowhere")
@@ -152,8 +152,8 @@ def test_an_ensemble_is_saved(translator, ensemble, tmp_path, dtype):
     both.save(tmp_path / "both/1")
     again = tt.Translator.from_pretrained(tmp_path / "both/1")
     assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
-    for found, expected in zip(again.model.weights, both.model.weights, strict=True):
-        np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
+    for result, expected in zip(again.model.weights, both.model.weights, strict=True):
+        np.testing.assert_array_equal(tf.cast(result, tf.float32), tf.cast(expected, tf.float32))
     assert tt.load(tmp_path / "both/1")(TEXTS) == again(TEXTS) != translator(TEXTS)
     described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
     assert described["parameters"] == 2 * translator.model.count_params()
@@ -169,8 +169,8 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
         run.save(model, 7)
     read = tt.load((run.path for run in runs), beam_size=2)
     assert read.beam_size == 2
-    for found, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
+        np.testing.assert_array_equal(result, expected)
     texts = [text for pair in tt.toy_corpus.corpus(train=400, dev=0, test=0)["train"] for text in pair]
     tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
     with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):

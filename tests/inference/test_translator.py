@@ -60,11 +60,11 @@ def test_n_best_is_sorted_and_distinct(translator, loaded):
 
 def test_translations_begin_with_their_prefix(translator):
     texts, prefixes = TEXTS[:1] * 2 + [TEXTS[6], ""], ["two doors", "", "a tower", "two"]
-    found = translator.n_best(texts, 2, prefixes)
-    begin = [[answer.text.startswith(prefix) for answer in row] for row, prefix in zip(found, prefixes, strict=True)]
+    result = translator.n_best(texts, 2, prefixes)
+    begin = [[answer.text.startswith(prefix) for answer in row] for row, prefix in zip(result, prefixes, strict=True)]
     assert begin == [[True] * 2, [True] * 2, [True] * 2, [False]]  # nothing in, nothing out
     free = translator.n_best(TEXTS[:1], 2)[0]
-    assert [answer.text for answer in found[1]] == [answer.text for answer in free]
+    assert [answer.text for answer in result[1]] == [answer.text for answer in free]
     with pytest.raises(tt.BadInput, match="expected a prefix for each of 2 texts, got 1"):
         translator.n_best(TEXTS[:2], 1, ["a"])
 
@@ -73,8 +73,8 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
     texts, (word,) = [TEXTS[0], "Two doors.", ""], translator.tokenizer.tokenize(["a"]).to_list()
     most = [len(row) + 7 for row in translator.tokenizer.tokenize(texts).to_list()]  # as extra_length is
     prefixes = ["a " * (count // len(word)) for count in most]
-    found = translator.n_best(texts, 2, prefixes)
-    assert [row[0].text for row in found] == [prefixes[0].strip(), prefixes[1].strip(), ""]
+    result = translator.n_best(texts, 2, prefixes)
+    assert [row[0].text for row in result] == [prefixes[0].strip(), prefixes[1].strip(), ""]
     prefixes[1] += "a"
     with pytest.raises(
         tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"
@@ -110,8 +110,8 @@ def test_samples(translator, one_by_one):
 def test_weights_in_another_dtype(translator, dtype):
     cast = translator.astype(dtype)
     assert {weight.dtype for weight in cast.model.weights} == {dtype}
-    for found, expected in zip(cast.model.get_weights(), translator.model.get_weights(), strict=True):
-        np.testing.assert_allclose(found.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
+    for result, expected in zip(cast.model.get_weights(), translator.model.get_weights(), strict=True):
+        np.testing.assert_allclose(result.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
     source, length, _ = translator.source(tf.constant(TEXTS))
     target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
     log_probs, expected = cast.force(source, target), translator.force(source, target)
@@ -164,7 +164,7 @@ def test_another_setting_is_another_translator(translator):
 def test_no_option_of_a_call_is_traced_anew(one_by_one):
     one = one_by_one
     best = [one.n_best(["Two doors."], n)[0] for n in (1, 2, 3, 7)]
-    assert [len(found) for found in best] == [1, 2, 3, 3] and best[0] == best[3][:1] and best[1] == best[3][:2]
+    assert [len(result) for result in best] == [1, 2, 3, 3] and best[0] == best[3][:1] and best[1] == best[3][:2]
     samples = [one.sample(["Two doors."], k=k, seed=5) for k in (1, 2, 3, 5, 349, 350, 2**31 - 1)]
     assert samples[-1] == samples[-2] != samples[0] and one.sample(["Two doors."], seed=5)
     functions = [function for _, function in one._functions.values()]
@@ -226,15 +226,15 @@ def test_learned_positions_bound_the_lengths(translator):
 def test_a_model_that_nobody_built(translator):
     """It has the weights that it would have in training."""
     config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
-    found = []
+    result = []
     for is_built in (False, True):
         keras.utils.set_random_seed(5)
         model = tt.Transformer(config)
         if is_built:
             model.build()
-        found.append(tt.Translator(model, translator.tokenizer, extra_length=2))
-    assert found[0](["Two doors."]) != [""]
-    for weight, expected in zip(*(each.model.get_weights() for each in found), strict=True):
+        result.append(tt.Translator(model, translator.tokenizer, extra_length=2))
+    assert result[0](["Two doors."]) != [""]
+    for weight, expected in zip(*(each.model.get_weights() for each in result), strict=True):
         np.testing.assert_array_equal(weight, expected)
 
 
@@ -243,18 +243,18 @@ def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     Whole sequences are scored four rows at a time here."""
     monkeypatch.setattr(text_model, "FORCED", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
-    found, symbols = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
-    B, N, L = found.ids.shape
-    sources, ids = np.repeat(source, N, axis=0), found.ids.numpy().reshape(B * N, L)
+    result, symbols = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
+    B, N, L = result.ids.shape
+    sources, ids = np.repeat(source, N, axis=0), result.ids.numpy().reshape(B * N, L)
     shifted = np.pad(ids, [(0, 0), (1, 0)], constant_values=1)[:, :-1]
     logits, scores = translator.model((sources, shifted), return_attention_scores=True)
     every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[:, :, None], axis=2)[:, :, 0]
     np.testing.assert_allclose(translator.force(sources, ids), every, rtol=1e-4, atol=1e-4)
-    there = np.arange(L) < found.lengths.numpy().reshape(B * N, 1)
-    assert (found.lengths.numpy() > 1).all()
+    there = np.arange(L) < result.lengths.numpy().reshape(B * N, 1)
+    assert (result.lengths.numpy() > 1).all()
     log_probs = symbols.log_probs.numpy().reshape(B * N, L)
     np.testing.assert_allclose(log_probs, np.where(there, every, 0.0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found.log_probs.numpy().reshape(B * N), log_probs.sum(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result.log_probs.numpy().reshape(B * N), log_probs.sum(-1), rtol=1e-5, atol=1e-5)
     attention = np.mean(scores.cross[-1], axis=1)
     attended = np.where((sources > EOS_ID)[:, None], attention, 0.0).argmax(-1)
     assert (attended != attention.argmax(-1)).any() and len(np.unique(attended)) > 2
@@ -274,8 +274,8 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded
     assert translator.n_best([HALF], 2, [HALF]) == translator.n_best([HALF_BYTES], 2, [HALF_BYTES])
     assert translator.sample([HALF]) == translator.sample([HALF_BYTES])
     for target, expected in ((None, None), (HALF, "Two doors")):
-        found, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
-        assert (found.source, found.target) == (same.source, same.target)
+        result, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
+        assert (result.source, result.target) == (same.source, same.target)
     translator.attention_scores(HALF, HALF)
     with pytest.warns(UserWarning, match="only their beginnings are read"):
         translator([HALF * 99])
@@ -289,15 +289,15 @@ def test_attention_is_the_models_own(translator):
     assert (given.source, given.target) == tuple([*row, "</s>"] for row in pieces)
     source, target = tf.constant([[*tokens[0], 2]]), tf.constant([[1, *tokens[1]]])
     _, expected = translator.model((source, target), return_attention_scores=True)
-    for found, scores in ((given.scores, expected), (translator.attention_scores(TEXTS[0], "Zwei Türen."), expected)):
-        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(scores), strict=True):
+    for result, scores in ((given.scores, expected), (translator.attention_scores(TEXTS[0], "Zwei Türen."), expected)):
+        for one, other in zip(tf.nest.flatten(result), tf.nest.flatten(scores), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
-    found = translator.attention(TEXTS[0])
+    result = translator.attention(TEXTS[0])
     best = translator.search(*translator.source(tf.constant(TEXTS[:1]))[:2])
     ids = best.ids[0, 0, : int(best.lengths[0, 0])]
-    assert found.target == [piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()]
-    assert found.scores.cross[-1].shape == (1, 3, len(ids), len(found.source))
+    assert result.target == [piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()]
+    assert result.scores.cross[-1].shape == (1, 3, len(ids), len(result.source))
 
 
 def test_what_attention_refuses(translator):

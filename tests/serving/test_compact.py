@@ -59,8 +59,8 @@ def test_same_outputs_and_side_effects(tmp_path):
         expected = wide[:, :5] - 1 if i > 1 else wide[:, :5] / 2
     loaded = tf.saved_model.load(str(tmp_path))
     for number, call in enumerate((loaded, loaded.signatures["serving_default"]), 1):
-        found = call(x=tf.constant(x), times=tf.constant(3))
-        np.testing.assert_allclose(found["product"], expected, rtol=1e-5)
+        result = call(x=tf.constant(x), times=tf.constant(3))
+        np.testing.assert_allclose(result["product"], expected, rtol=1e-5)
         assert loaded.calls.numpy() == 2 * number
     assert not np.array_equal(*loaded.draw())
 

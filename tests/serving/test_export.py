@@ -59,18 +59,18 @@ def options(beam_size, length_penalty, max_length):
     return {name: np.array(value, REQUEST[name].dtype) for name, value in (others | given).items()}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def same(result, expected):
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
         if value.dtype == np.float32:
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(result[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
         else:
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(result[name], value, err_msg=name)
 
 
 def test_signatures_and_outputs(served):
-    found = {name: (set(inputs), set(outputs)) for name, (inputs, outputs, _) in served.signatures.items()}
-    assert found == SIGNATURES
+    result = {name: (set(inputs), set(outputs)) for name, (inputs, outputs, _) in served.signatures.items()}
+    assert result == SIGNATURES
     assert PROMISED[CONTRACT] == set(REQUEST)
     for inputs, outputs, _ in served.signatures.values():
         assert all(shape[0] is None and None not in shape[1:] for _, shape in [*inputs.values(), *outputs.values()])
@@ -83,12 +83,12 @@ def test_options_are_by_row(served):
         together = served({"text": texts} | given, signature)
         for row, text in enumerate(texts):
             chosen = {name: value[row : row + 1] for name, value in given.items()}
-            alone = served({"text": [text]} | chosen, signature)
-            same({name: value[row : row + 1] for name, value in together.items()}, alone)
+            single = served({"text": [text]} | chosen, signature)
+            same({name: value[row : row + 1] for name, value in together.items()}, single)
             if signature == "translate":
-                used = alone["scores"][0] > -1e8
+                used = single["scores"][0] > -1e8
                 assert used.sum() <= np.clip(given["beam_size"][row], 1, 4)
-                assert (alone["lengths"][0] <= given["max_length"][row]).all()
+                assert (single["lengths"][0] <= given["max_length"][row]).all()
 
 
 def test_requests_that_the_server_merges(served):
@@ -116,15 +116,15 @@ def test_options_out_of_range_are_clipped(served):
 
 @pytest.mark.program
 def test_defaults_are_the_translators(served, translator, saved):
-    found = served({"text": TEXTS}, "translate")
-    same(served({"text": TEXTS} | options([3], [0.6], [256]), "translate"), found)
+    result = served({"text": TEXTS}, "translate")
+    same(served({"text": TEXTS} | options([3], [0.6], [256]), "translate"), result)
     loaded = tf.saved_model.load(str(saved))
     python = loaded.translate(tf.constant(TEXTS))
-    same({name: value.numpy() for name, value in python.items()}, found)
+    same({name: value.numpy() for name, value in python.items()}, result)
     for row, answers in enumerate(translator.n_best(TEXTS, 4)):
-        assert [text.decode() for text in found["translations"][row]][: len(answers)] == [a.text for a in answers]
-        np.testing.assert_allclose(found["scores"][row][: len(answers)], [a.score for a in answers], rtol=1e-4)
-        assert (found["scores"][row][len(answers) :] == -1e9).all()
+        assert [text.decode() for text in result["translations"][row]][: len(answers)] == [a.text for a in answers]
+        np.testing.assert_allclose(result["scores"][row][: len(answers)], [a.score for a in answers], rtol=1e-4)
+        assert (result["scores"][row][len(answers) :] == -1e9).all()
 
 
 @pytest.mark.parametrize(
@@ -133,36 +133,36 @@ def test_defaults_are_the_translators(served, translator, saved):
 def test_score_is_what_the_search_found(names, request):
     """Forcing the search's own output gives the log-probability that the search summed step by step."""
     served, translator = map(request.getfixturevalue, names)
-    found, details = served({"text": TEXTS}, "translate"), served({"text": TEXTS}, "translate_details")
-    for row in np.flatnonzero(found["finished"][:, 0]):
-        n = found["lengths"][row, 0]
+    result, details = served({"text": TEXTS}, "translate"), served({"text": TEXTS}, "translate_details")
+    for row in np.flatnonzero(result["finished"][:, 0]):
+        n = result["lengths"][row, 0]
         assert (details["token_scores"][row, 0, n:] == 0).all()
-        end = found["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
+        end = result["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
         assert end < 1e-4
         tokens = details["tokens"][row, 0].decode().split()
         assert len(tokens) == n
         pairs = [pair.split("-") for pair in details["alignments"][row, 0].decode().split()]
         assert [int(t) for _, t in pairs] == list(range(n))
-        assert all(int(s) < found["source_length"][row] for s, _ in pairs)
-    texts = found["translations"][:, 0]
+        assert all(int(s) < result["source_length"][row] for s, _ in pairs)
+    texts = result["translations"][:, 0]
     ids = translator.tokenizer.tokenize(texts).to_list()
     scored = served({"source": TEXTS, "target": texts}, "score")
     compared = 0
-    for row in np.flatnonzero(found["finished"][:, 0]):
+    for row in np.flatnonzero(result["finished"][:, 0]):
         pieces = [piece.decode() for piece in translator.tokenizer.pieces(tf.constant([ids[row]], tf.int32)).numpy()[0]]
         if " ".join(pieces) == details["tokens"][row, 0].decode():  # the text was cut into pieces as the model wrote it
-            assert scored["log_prob"][row] == pytest.approx(found["log_probs"][row, 0], abs=1e-3)
-            assert scored["score"][row] == pytest.approx(found["scores"][row, 0], abs=1e-3)
-            assert scored["length"][row] == found["lengths"][row, 0]
+            assert scored["log_prob"][row] == pytest.approx(result["log_probs"][row, 0], abs=1e-3)
+            assert scored["score"][row] == pytest.approx(result["scores"][row, 0], abs=1e-3)
+            assert scored["length"][row] == result["lengths"][row, 0]
             compared += 1
-    assert compared or not found["finished"].any()
+    assert compared or not result["finished"].any()
 
 
 def test_a_score_says_whether_source_or_target_was_cut(served):
     short, long = "Two doors.", "door " * 3000
-    found = served({"source": [short, long, short], "target": [short, short, long]}, "score")
-    assert found["truncated"].tolist() == [False, True, True]
-    assert found["length"][2] == 41
+    result = served({"source": [short, long, short], "target": [short, short, long]}, "score")
+    assert result["truncated"].tolist() == [False, True, True]
+    assert result["length"][2] == 41
 
 
 @pytest.mark.program
@@ -171,11 +171,11 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
     processor = sentencepiece.SentencePieceProcessor(model_proto=ending.tokenizer.model)
     source, length, _ = ending.source(tf.constant(TEXTS))
     searched, symbols = ending.detailed_search(source, length, n_best=4)
-    found = [part.numpy() for part in searched]
+    result = [part.numpy() for part in searched]
     translated, details = (served_ending({"text": TEXTS}, name) for name in ("translate", "translate_details"))
     several = set()
     for row, n in np.ndindex(len(TEXTS), 4):
-        ids, _, _, count, finished = (part[row, n] for part in found)
+        ids, _, _, count, finished = (part[row, n] for part in result)
         ids = ids[:count].tolist()
         assert finished == (EOS_ID in ids)
         pieces = [processor.id_to_piece(id) for id in ids if id != EOS_ID]
@@ -192,13 +192,13 @@ def test_tokens_are_sentencepieces(served, translator):
     processor = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
     texts = [TEXTS[0], TEXTS[6], "é e\u0301 ﬁ ½ Ⅷ", "a\u3000b\u00a0c", "</s><s><pad>"]
     texts += ["ÀÉ " * 50, "x" * 999, "\uff11\u200b3"]
-    found = served({"text": texts}, "tokenize")
-    assert [tokens.decode().split(" ") for tokens in found["tokens"]] == processor.encode(texts, out_type=str)
-    assert found["length"].tolist() == [len(ids) for ids in processor.encode(texts)]
+    result = served({"text": texts}, "tokenize")
+    assert [tokens.decode().split(" ") for tokens in result["tokens"]] == processor.encode(texts, out_type=str)
+    assert result["length"].tolist() == [len(ids) for ids in processor.encode(texts)]
     assert served({"text": TEXTS}, "tokenize")["length"].tolist() == [
         len(ids) for ids in translator.tokenizer.tokenize(TEXTS).to_list()
     ]
-    back = served({"tokens": found["tokens"]}, "detokenize")["text"]
+    back = served({"tokens": result["tokens"]}, "detokenize")["text"]
     assert [text.decode() for text in back] == processor.decode(processor.encode(texts))
     assert served({"tokens": ["</s> <pad> ▁a nosuchpiece <s>"]}, "detokenize")["text"][0].decode().split()[0] == "a"
 
@@ -226,12 +226,12 @@ def test_completions_begin_with_their_prefix(served_ending, ending):
     texts = ["The old dog.", "", "Two doors.", "A red house."]
     prefixes = [ending(texts[0])[:3], "abc", "", ending(texts[3])]
     expected = ending.n_best(texts, 3, prefixes=prefixes)
-    found = served_ending({"text": texts, "prefix": prefixes}, "complete")
-    assert set(found) == TRANSLATIONS
+    result = served_ending({"text": texts, "prefix": prefixes}, "complete")
+    assert set(result) == TRANSLATIONS
     for row, answers in enumerate(expected):
-        assert [text.decode() for text in found["translations"][row][: len(answers)]] == [one.text for one in answers]
+        assert [text.decode() for text in result["translations"][row][: len(answers)]] == [one.text for one in answers]
         scores = [one.score for one in answers]
-        np.testing.assert_allclose(found["scores"][row][: len(answers)], scores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result["scores"][row][: len(answers)], scores, rtol=1e-4, atol=1e-5)
     same = served_ending({"text": texts, "prefix": [""], "beam_size": np.array([2], np.int32)}, "complete")
     plain = served_ending({"text": texts, "beam_size": np.array([2], np.int32)}, "translate")
     assert {name: value.tolist() for name, value in same.items()} == {n: v.tolist() for n, v in plain.items()}
@@ -239,9 +239,9 @@ def test_completions_begin_with_their_prefix(served_ending, ending):
 
 def test_no_prefix_fails_a_request(served_ending):
     prefixes = [b"\xff\x00", "x" * 9_999, "\U0001f600", "</s> <s>", " \n"]
-    found = served_ending({"text": ["Two doors."] * len(prefixes), "prefix": prefixes}, "complete")
-    assert all(text.decode() is not None for text in found["translations"].ravel())
-    assert np.isfinite(found["scores"]).all()
+    result = served_ending({"text": ["Two doors."] * len(prefixes), "prefix": prefixes}, "complete")
+    assert all(text.decode() is not None for text in result["translations"].ravel())
+    assert np.isfinite(result["scores"]).all()
 
 
 def test_wrong_shapes_are_refused(served):
@@ -300,10 +300,10 @@ def test_an_export_has_what_lora_has_learned(translator):
     model.encoder_layers[0].self_attention.query_projection.enable_lora(3)
     layer = model.encoder_layers[0].self_attention.query_projection
     layer.lora_kernel_b.assign(np.random.default_rng(3).normal(size=layer.lora_kernel_b.shape))
-    plain, found = translator.export().weights, translator.replace(model=model).export().weights
-    assert [weight.shape for weight in found] == [weight.shape for weight in plain]
-    changed = [i for i, (one, other) in enumerate(zip(found, plain, strict=True)) if np.any(one != other)]
+    plain, result = translator.export().weights, translator.replace(model=model).export().weights
+    assert [weight.shape for weight in result] == [weight.shape for weight in plain]
+    changed = [i for i, (one, other) in enumerate(zip(result, plain, strict=True)) if np.any(one != other)]
     assert [translator.model.weights[i].path.split("/", 1)[1] for i in changed] == [
         "encoder_0/self_attention/query/kernel"
     ]
-    np.testing.assert_allclose(found[changed[0]], layer.kernel, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result[changed[0]], layer.kernel, rtol=1e-5, atol=1e-6)

@@ -31,10 +31,10 @@ def upper(texts):
 
 
 def test_each_client_waits_for_its_answer(run):
-    alone, inside, both = iter(TEXTS), set(), threading.Event()
+    single, inside, both = iter(TEXTS), set(), threading.Event()
 
     def translate(texts):
-        if next(alone, None) is None:  # each text was translated alone before
+        if next(single, None) is None:  # each text was translated alone before
             inside.add(threading.get_ident())
             if len(inside) == 2:
                 both.set()
@@ -60,10 +60,10 @@ def test_batches_hold_what_came_together_and_no_more(run):
 
 
 def test_a_wrong_answer_is_counted_and_an_error_ends_the_program(run):
-    alone = iter(TEXTS)
+    single = iter(TEXTS)
 
     def translate(texts):
-        return upper(texts) if next(alone, None) else texts
+        return upper(texts) if next(single, None) else texts
 
     (line,) = run(translate, "--clients", "1", "--seconds", "0.01")
     assert line["wrong"] == line["answers"] > 0

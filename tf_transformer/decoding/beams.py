@@ -47,14 +47,6 @@ class Finished(NamedTuple):
     log_probs: Any  # float32 [B, K]
 
 
-class Step(NamedTuple):
-    """The decoder's output for the tokens that follow K beams."""
-
-    logits: Any  # float32 [B, K, V]
-    may_follow: Any  # bool [B, K or 1, V]; `None` allows all
-    attended: Any  # int32 [B, K]; `None` unless the search is detailed
-
-
 class Rows(NamedTuple):
     """Settings of each row."""
 
@@ -92,11 +84,17 @@ def penalty(length: Tensor, exponent: Tensor) -> Any:
     return ((5.0 + ops.cast(length, "float32")) / 6.0) ** exponent
 
 
-def extend(state: BeamState, step: Step, end_id: int, exact_n: Tensor) -> BeamState:
-    """Extends alive hypotheses by one token. Those that end join the finished ones, and the best others stay alive."""
-    options, K = state.rows.options, size(step.logits, 1)
+def extend(
+    state: BeamState, logits: Tensor, may_follow: Tensor, attended: Tensor, end_id: int, exact_n: Tensor
+) -> BeamState:
+    """Extends alive hypotheses by one token. Those that end join the finished ones, and the best others stay alive.
+
+    The decoder returned logits, float32 [B, K, V], and for a detailed search `attended`, int32 [B, K]. `may_follow`,
+    bool [B, K or 1, V], masks them, unless it is `None`.
+    """
+    options, K = state.rows.options, size(logits, 1)
     beam_size, length = options["beam_size"], state.position + 1
-    log_probs, parents, added = _candidates(state, step, end_id)
+    log_probs, parents, added = _candidates(state, logits, may_follow, attended, end_id)
     ends = added.ids == end_id
 
     # EOS counts only among a row's beam_size best candidates. So with one beam, a hypothesis ends exactly where greedy
@@ -130,13 +128,14 @@ def extend(state: BeamState, step: Step, end_id: int, exact_n: Tensor) -> BeamSt
     return state._replace(running=state.running & ~_has_ended(state, exact_n))
 
 
-def _candidates(state: BeamState, step: Step, end_id: int) -> tuple[Any, Any, Symbols]:
+def _candidates(
+    state: BeamState, logits: Tensor, may_follow: Tensor, attended: Tensor, end_id: int
+) -> tuple[Any, Any, Symbols]:
     """Returns the 2K best extensions of a sentence's beams: log-probabilities, parent beams and tokens, each [B, 2K].
 
     A row with k < K beams gets 2k candidates, as in a search with k beams.
     """
     beam_size = state.rows.options["beam_size"]
-    logits, may_follow, attended = step
     B, K = size(logits, 0), size(logits, 1)
     # The best tokens per beam come first, then the best of those. A log-softmax over the vocabulary, and a sort over
     # the logits of all beams, would take longer than the rest of the step.

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras import ops
 
-from tf_transformer.decoding.beams import (
-    BeamState,
-    Finished,
-    Hypotheses,
-    Rows,
-    Step,
-    Symbols,
-    extend,
-    penalty,
-    results_of,
-)
+from tf_transformer.decoding.beams import BeamState, Finished, Hypotheses, Rows, Symbols, extend, penalty, results_of
 from tf_transformer.decoding.logits import RULES
 from tf_transformer.decoding.primitives import IMPOSSIBLE, AnyTensor, size
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams
@@ -153,8 +143,8 @@ def _search(
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
         may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
-        step = Step(ops.cast(logits, "float32"), may_follow, attended[0] if detailed else None)
-        return (extend(state, step, problem.end_id, exact_n),)
+        attention = attended[0] if detailed else None
+        return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)
 
     def results(state: BeamState) -> tuple[Hypotheses, Symbols]:
         return results_of(state, n_best, problem.end_id)

@@ -164,10 +164,7 @@ class Engine(ABC):
     def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
         """Returns the n best outputs for each text, best first: 1 to beam_size. Warns if `n` is larger.
 
-        Args:
-            texts: As in a call.
-            n: Number of outputs.
-            options: As in a call.
+        `texts` and `options` are as in a call.
         """
         return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
 
@@ -179,12 +176,8 @@ class Engine(ABC):
                 for reply in translator.stream(file):
                     print(reply.text)
 
-        It issues no warnings, since a reply has `truncated`.
-
-        Args:
-            texts: As in a call.
-            n: Number of answers. `None` means only the best text.
-            options: As in a call.
+        `texts` and `options` are as in a call. A reply has n answers, or only the best text. It issues no warnings,
+        since a reply has `truncated`.
         """
         strings, request = strings_in(texts), self.request(n, options)
 
@@ -200,14 +193,8 @@ class Engine(ABC):
 
     @checked
     def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[Reply]:
-        """Returns a reply for each text. It issues no warnings, since a reply has `truncated`.
-
-        Args:
-            texts: As in a call.
-            n: Number of answers. `None` means only the best text.
-            options: As in a call.
-        """
-        texts, request = check_texts(texts), self.request(n, options)
+        """Returns a reply for each text, like `stream` in a list."""
+        texts, request = list(strings_in(texts)), self.request(n, options)
         with Progress(len(texts), "texts") as progress:
             return self._in_batches(self._replies, texts, request, progress.add)
 
@@ -260,18 +247,14 @@ class Engine(ABC):
             sources, words, pairs = translator.aligned(["Hello world."])[0].words
 
         A token is aligned with the source token of highest attention in the last layer, averaged over heads. OPUS-MT's
-        transformer-align models use the head that was trained for alignment.
-
-        Args:
-            texts: As in a call.
-            options: As in a call.
+        transformer-align models use the head that was trained for alignment. `texts` and `options` are as in a call.
 
         Raises:
             BadInput: As in a call, or if this engine has no alignments.
         """
         if not self.aligns:
             raise BadInput(f"expected an engine that aligns, a Translator or a SavedModel, got {type(self).__name__}")
-        return self._in_batches(self._aligned, check_texts(texts), self.request(None, options))
+        return self._in_batches(self._aligned, list(strings_in(texts)), self.request(None, options))
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterable[Aligned]:
         """Returns the aligned outputs of a batch, if the engine `aligns`."""
@@ -332,11 +315,6 @@ def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
         if not isinstance(string, str | bytes):
             raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
         yield string
-
-
-def check_texts(texts: Iterable[Any]) -> list[str | bytes]:
-    """Returns the texts of `strings_in` as a list."""
-    return list(strings_in(texts))
 
 
 @checked

@@ -28,8 +28,8 @@ from tf_transformer.inference.engine import (
     Engine,
     Reply,
     Request,
-    check_texts,
     in_batches,
+    strings_in,
     warned,
 )
 from tf_transformer.inference.openers import opener_of
@@ -206,7 +206,7 @@ class Translator(TextModel, Engine):
         """
         if prefixes is None:
             return super().n_best(texts, n, **options)
-        texts, prefixes, request = check_texts(texts), check_texts(prefixes), self.request(n, options)
+        texts, prefixes, request = list(strings_in(texts)), list(strings_in(prefixes)), self.request(n, options)
         if len(prefixes) != len(texts):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self._tokenizer_of(request)
@@ -289,7 +289,7 @@ class Translator(TextModel, Engine):
             seed: Any integer.
             languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
-        sources, request = check_texts(texts), self.request(None, languages)
+        sources, request = list(strings_in(texts)), self.request(None, languages)
         tokenizer = self._tokenizer_of(request)
         settings = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
         widest = None if k is None or ON_TENSORFLOW else 1 << (k - 1).bit_length()  # few functions for all k
@@ -384,9 +384,7 @@ class Translator(TextModel, Engine):
             return self.attention_of(ids, self.ended("translation", self._target(target)))
         arguments = [ids, length], np.array(self.tokenizer.start_ids(), np.int32)
 
-        def search(columns: Sequence[Tensor], start: Tensor) -> Hypotheses:
-            return self.search(*columns, start=start)
-
+        search = lambda columns, start: self.search(*columns, start=start)  # noqa: E731
         best = self.traced("attention", search, **input_signature(*arguments))(*arguments)
         (row,) = ops.convert_to_numpy(best.ids)[:, 0].tolist()
         return self.attention_of(ids, row[: int(best.lengths[0, 0])])
