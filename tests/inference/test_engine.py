@@ -68,26 +68,25 @@ print([engine(texts) for engine in engines])
 
 @pytest.mark.filterwarnings("ignore:more tokens")
 def test_they_pickle_for_other_processes(translator, saved, lite, tmp_path, monkeypatch):
-    """With the options of their calls. Files are opened again, wherever the other process is; models are copied."""
+    """With the options of their calls. Files are opened again, in any working directory, and models are copied."""
     monkeypatch.chdir(lite.parents[1])
     options = {"length_penalty": 1.3, "max_length": 7}
     engines = [tt.load("name", **options), tt.load(saved, batch_size=3, **options)]
-    translator = translator.replace(beam_size=2, batch_size=5)
     models = [translator.model, translator.model.astype("bfloat16").astype("float32")]
-    engines += [translator, translator.replace(model=tt.Ensemble(models)), translator.astype("int8")]
-    engines.append(small_parser())
+    translator = translator.replace(beam_size=2, batch_size=5)
+    engines += [translator.replace(model=tt.Ensemble(models)), translator.astype("int8"), small_parser()]
     if importlib.util.find_spec("onnxruntime"):
         translator.save(tmp_path / "onnx/1", format="onnx")
         engines.append(tt.load(tmp_path / "onnx", max_length=7))
     texts = TEXTS[::2]
-    expected = [engine(texts) for engine in engines]
-    for engine, answers in zip(engines, expected, strict=True):
+    for engine in engines:
         again = pickle.loads(pickle.dumps(engine))
-        assert type(again) is type(engine) and again(texts) == answers
+        assert type(again) is type(engine)
         assert again.options == engine.options and again.batch_size == engine.batch_size
     command = [sys.executable, "-c", OTHER_PROCESS]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, input=pickle.dumps((engines, texts)), capture_output=True, env=environment)
+    expected = [engine(texts) for engine in engines]
     assert done.returncode == 0 and done.stdout.decode().strip() == str(expected), done.stderr.decode()[-999:]
 
 
