@@ -72,16 +72,16 @@ class TextModel(SetOnce):
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={config.vocab_size}, got {tokenizer.vocab_size}"
             )
-        checked = translator_options(options)
-        if config.positions == "learned":
-            checked["max_source_length"] = min(checked["max_source_length"], config.max_length - 1)
+        values = translator_options(options)
+        if config.positions == "learned":  # a source needs one position for EOS
+            values["max_source_length"] = min(values["max_source_length"], config.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
         in_tokenizer = LANGUAGES if tokenizer.languages else ()
         self.export_options = {
             name: value for name, value in (export_options or {}).items() if name not in in_tokenizer
         }
-        self._options = checked
+        self._options = values
         self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
 
     def __getattr__(self, name: str) -> Any:

@@ -328,6 +328,7 @@ def in_batches(
 
     `function` takes the indices of a batch, and returns a value for each. `progress` is called with their number.
     """
+    # Sorted by length, so that batches have little padding.
     values: dict[int, T] = {}
     for indices in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
         values.update(zip(indices, function(indices), strict=True))

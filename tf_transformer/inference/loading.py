@@ -4,7 +4,7 @@ It loads neither Keras nor TensorFlow before an engine needs them.
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer import registry
 from tf_transformer.inference.engine import Engine
@@ -12,30 +12,23 @@ from tf_transformer.inference.openers import SPECIAL, Opener, opener_of
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import SAVED_MODEL as SAVED_MODEL_FILE
 from tf_transformer.utils.folders import found_in, holds
+from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, Count, checked
 
-
-def _open_saved_model(path: str, **options: Any) -> Engine:
-    with quiet_import():
-        from tf_transformer.inference.savedmodel import SavedModel
-
-    return SavedModel(path, **options)
-
-
-def _rebuild_saved_model(path: str) -> Any:
-    from tf_transformer.inference.rebuild import from_saved_model
-
-    return from_saved_model(path)
-
+if TYPE_CHECKING:
+    from tf_transformer.inference import rebuild, savedmodel
+else:
+    rebuild = lazily("tf_transformer.inference.rebuild", "a SavedModel")
+    savedmodel = lazily("tf_transformer.inference.savedmodel", "a SavedModel")
 
 SAVED_MODEL = Opener(
-    "a SavedModel",
-    lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
-    _open_saved_model,
-    _rebuild_saved_model,
-    frozenset({"threads"}),
+    title="a SavedModel",
+    can_open=lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
+    open=lambda path, **options: savedmodel.SavedModel(path, **options),
+    rebuild=lambda path: rebuild.from_saved_model(path),
+    takes=frozenset({"threads"}),
 )
 
 

@@ -84,16 +84,16 @@ class SavedModel(Engine):
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
-            self._facts = self._described_at(address)
+            self._facts = self._read_facts(address)
             kinds = {fact: int for fact in limits.values() if fact in self._facts}
-            found = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
-        self.highest = {name: found[fact] for name, fact in limits.items() if fact in kinds}
-        self.languages = found["languages"].split(", ") if "languages" in found else ()
+            described = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
+        self.highest = {name: described[fact] for name, fact in limits.items() if fact in kinds}
+        self.languages = described["languages"].split(", ") if "languages" in described else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
 
     @staticmethod
-    def _described_at(address: str) -> dict[str, Any]:
+    def _read_facts(address: str) -> dict[str, Any]:
         """Reads the export's metadata. A SavedModel from elsewhere has none."""
         if "://" not in address:
             file = Path(address).joinpath(*DESCRIBED)
@@ -152,10 +152,11 @@ class SavedModel(Engine):
         ]
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        found = self.loaded.translate_details(tf.constant([encoded(text) for text in texts]), **self._inputs(request))
-        tokens = found["tokens"][:, 0]
+        batch = tf.constant([encoded(text) for text in texts])
+        details = self.loaded.translate_details(batch, **self._inputs(request))
+        tokens = details["tokens"][:, 0]
         outputs = self.loaded.signatures["detokenize"](tokens=tokens)["text"].numpy().tolist()
-        strings = (part.numpy().tolist() for part in (found["source_tokens"], tokens, found["alignments"][:, 0]))
+        strings = (part.numpy().tolist() for part in (details["source_tokens"], tokens, details["alignments"][:, 0]))
         rows = zip(texts, outputs, self._counted(texts), *strings, strict=True)
         for source, text, (length, cut), *parts in rows:
             # Other white space, such as U+3000, can be part of a token. A control token begins with a space.
