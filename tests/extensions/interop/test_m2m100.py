@@ -146,7 +146,8 @@ def test_given_translations_have_the_scores_of_the_search(exact):
     np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
     np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)
     found = searched.ids[0, 0, : searched.lengths[0, 0]].numpy().tolist()
-    shown = model.attention_of(ids[:1].numpy(), found)
+    translator = exact.replace(source_language=source, target_language=target)
+    shown = translator.attention_of(ids[:1].numpy(), found)
     assert (shown.source[0], shown.target[0]) == (f"__{source}__", f"__{target}__")
     assert shown.scores.cross[-1].shape[2:] == (len(shown.target), len(shown.source))
 
