@@ -123,7 +123,7 @@ def test_archives_that_become_larger(tmp_path):
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", "a" * 1000)
         archive.filelist *= 9  # nine entries, one place
-    with pytest.raises(ValueError, match="expected an archive of its own size"):
+    with pytest.raises(ValueError, match="expected an archive of at most .* bytes unpacked, got"):
         reading.check_archive(io.BytesIO(file.getvalue()))
 
 

@@ -1,4 +1,4 @@
-"""Packages that only an extra of this one brings."""
+"""Imports of packages that only an extra of this package installs."""
 
 import importlib
 from typing import Any
@@ -7,16 +7,9 @@ from tf_transformer.utils.values import BadInput
 
 
 def import_extra(module: str, extra: str, purpose: str) -> Any:
-    """Import a module of a package that may be missing.
+    """Imports a module of a package that the extra `extra` of setup.cfg installs, for `purpose`.
 
-    Args:
-        module: its name, such as "safetensors.numpy".
-        extra: the extra of setup.cfg that brings the package.
-        purpose: what takes the package, the beginning of the error.
-
-    Raises:
-        BadInput: it cannot be imported. The command in the message works in a clone and without one: pip adds to the
-            package that is installed.
+    If it is missing, `BadInput` names a pip command that works with and without a clone of the repository.
     """
     try:
         return importlib.import_module(module)

@@ -1,5 +1,4 @@
-"""Paths as users give them; the lines of texts; files and folders that appear whole or not at all, and that are on disk
-when they appear."""
+"""Paths of users, lines of text files, and files and folders that are written atomically and flushed to disk."""
 
 import codecs
 import contextlib
@@ -23,23 +22,18 @@ from typing import Any
 
 from tf_transformer.utils.values import BadInput, shown
 
-_unfinished = set[Path]()  # what this process is writing
+_unfinished = set[Path]()  # temporary files of this process
 
 
 def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
-    """A path as a user gives it: a first `~` is the home folder, as in a shell.
+    """Returns a path as users give it: a leading `~` is the home folder, as in a shell.
 
-    Args:
-        path: the path.
-        option: its name, for the message.
-
-    Raises:
-        BadInput: it is empty, as that of a shell's variable without a value; or not UTF-8, which TensorFlow wants; or
-            something else.
+    It raises `BadInput` with the option's name for bytes and paths that are not UTF-8, which TensorFlow rejects, and
+    for an empty path, as from an unset shell variable.
     """
     name = f"{option}: " if option else ""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str):  # bytes, too: messages and other libraries want text
+    if not isinstance(text, str):
         raise BadInput(f"{name}expected a path, got {shown(path)}")
     if not text:
         raise BadInput(f"{name}expected a path, got an empty one")
@@ -49,25 +43,19 @@ def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
 
 
 def matching(pattern: str | os.PathLike[str]) -> list[str]:
-    """The files of a pattern such as "text/*.en", by name. An existing path wins over the pattern."""
+    """Returns the files of a pattern such as "text/*.en", sorted by name. An existing path wins over the pattern."""
     path = user_path(pattern)
-    literal = next((part for part in (path, *path.parents) if part.exists()), path)
+    literal = next((parent for parent in (path, *path.parents) if parent.exists()), path)
     rest = path.relative_to(literal)
     if rest == Path():
         return [str(path)] if path.exists() else []
-    found = glob.glob(os.path.join(glob.escape(str(literal)), rest), recursive=True)
-    return sorted(str(Path(name)) for name in found)
+    names = glob.glob(os.path.join(glob.escape(str(literal)), rest), recursive=True)
+    return sorted(str(Path(name)) for name in names)
 
 
 @contextlib.contextmanager
 def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.BufferedReader]:
-    """Open a plain or .gz file for reading bytes.
-
-    Raises:
-        BadInput: in the block, the .gz is damaged.
-        FileNotFoundError: there is no file.
-        OSError: it cannot be read.
-    """
+    """Opens a plain or .gz file for reading bytes. A damaged .gz raises `BadInput` inside the block."""
     path = user_path(path)
     if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"expected a text file, found none at {path}")
@@ -79,44 +67,44 @@ def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.Buffe
 
 
 def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
-    """The lines of a plain or .gz file, as `lines_in` has them; `digest`, of hashlib, takes a checksum of the text."""
+    """Yields the lines of a plain or .gz file, as `lines_in` does."""
     with open_text(path) as file:
-        yield from lines_in(file if digest is None else _digested(file, digest))
+        yield from lines_in(file, digest)
 
 
-def _digested(file: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -> Iterator[bytes]:
+    """Yields the lines of an open text, without their ends and without a byte order mark at the start of the file.
+
+    Only a newline ends a line, perhaps after a carriage return. Other separators belong to it, so line N of a source
+    file stays beside line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with
+    all bytes. `is_start` tells whether `file` begins with the first line.
+    """
     for line in file:
-        digest.update(line)
-        yield line
-
-
-def lines_in(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of an open text. A line ends with a newline, perhaps after a carriage return, or with the file; other
-    characters, such as a carriage return inside, belong to it. A byte order mark at the start does not."""
-    for number, line in enumerate(file):
+        if digest is not None:
+            digest.update(line)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
-        yield line if number else line.removeprefix(codecs.BOM_UTF8)
+        yield line.removeprefix(codecs.BOM_UTF8) if is_start else line
+        is_start = False
 
 
 def encoded(text: str | bytes) -> bytes:
-    """A string in UTF-8. A surrogate without its other half, which UTF-8 lacks, becomes invalid bytes: white space."""
+    """Encodes a string in UTF-8. Lone surrogates become invalid bytes, which tokenizers read as white space."""
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
 
 
 def one_line(text: str) -> str:
-    """A text that a model made as one line of a file: its byte pieces can spell a newline."""
+    """Replaces newlines, which byte pieces of a model's output can produce, by spaces."""
     return re.sub(r"[\r\n]+", " ", text)
 
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None = None) -> Iterator[Path]:
-    """A new file to write. It becomes `path` at the end of the block, with the mode of the file that it replaces. If
-    the block raises, `rescue` gets it first, if given, and nothing is left of it.
+    """Yields a temporary file to write, and moves it to `path` at the end of the block, with the mode of what it
+    replaces.
 
-    It is a hidden file beside `path`, .NAME-*.tmp, of the writer's own: two workers may write one shard, if one of
-    them is thought dead. Only a process that is killed at once, as by SIGKILL, leaves it; it may then be removed.
-
-    Where `path` is a symbolic link, this holds for what it points to. A pipe or a device is written to directly.
+    If `path` is a symbolic link, its target is replaced. A pipe or a device is written to directly. If the block
+    raises, `rescue` is called with the temporary file before it is removed. Only SIGKILL leaves it, .NAME-*.tmp,
+    behind; it can be deleted.
     """
     path = user_path(path)
     if path.exists() and not path.is_file():
@@ -124,11 +112,13 @@ def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None
         return
     path = Path(os.path.realpath(path))
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(4)}.tmp")  # a name has at most 255 bytes
+    # The random suffix keeps two workers apart that write the same shard, if one of them was thought dead. The name is
+    # cut, since names have at most 255 bytes.
+    temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.touch(0o666 if mode is None else 0o600, exist_ok=False)
-    except OSError as error:  # which names the file that was asked for
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # names the requested file
     _unfinished.add(temporary)
     try:
         yield temporary
@@ -146,7 +136,7 @@ def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None
 
 
 def remove_unfinished() -> None:
-    """Remove what `new_file` has begun, in all threads, before the process ends without their end of the block."""
+    """Removes the temporary files of `new_file` in all threads, for a process that exits without unwinding them."""
     for temporary in list(_unfinished):
         temporary.unlink(missing_ok=True)
 
@@ -154,9 +144,14 @@ def remove_unfinished() -> None:
 def write_text(
     path: str | os.PathLike[str], text: str | Iterable[str], rescue: Callable[[Path], None] | None = None
 ) -> None:
-    """Write a text file in UTF-8, whole or not at all; `rescue` is as in `new_file`."""
+    """Writes a text file in UTF-8 atomically. `rescue` is that of `new_file`."""
     texts = [text] if isinstance(text, str) else text
-    if _is_standard_output(user_path(path)):  # perhaps a file that has text already: `--output /dev/stdout >> log`
+    try:
+        is_stdout = sys.stdout is not None and os.path.samestat(user_path(path).stat(), os.fstat(1))
+    except OSError:  # one of them does not exist
+        is_stdout = False
+    if is_stdout:
+        # `--output /dev/stdout >> log` must append to the log, not replace it.
         sys.stdout.flush()
         with open(1, "w", encoding="utf-8", newline="\n", closefd=False) as file:
             file.writelines(texts)
@@ -165,27 +160,17 @@ def write_text(
         file.writelines(texts)
 
 
-def _is_standard_output(path: Path) -> bool:
-    try:
-        return sys.stdout is not None and os.path.samestat(path.stat(), os.fstat(1))
-    except OSError:  # one of them does not exist
-        return False
-
-
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write a JSON file."""
+    """Writes a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to fill. It becomes `path` at the end of the block; if the block raises, nothing is left.
+    """Yields a folder to fill, and moves it to `path` at the end of the block. If the block raises, nothing is left.
 
-    A model server loads a numbered folder as soon as it appears, and misses files that come later. So the folder is
-    filled under its own name inside a hidden folder next to `path`, and appears complete.
-
-    Raises:
-        FileExistsError: `path` exists, at the start of the block or at its end.
+    A model server loads a numbered folder as soon as it appears and misses files that are added later. So the folder is
+    filled under its name inside a hidden folder next to `path`. If `path` exists, `FileExistsError` is raised.
     """
     path = user_path(path)
     if path.exists():
@@ -198,7 +183,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
         flush(folder)
         try:
-            if path.exists():  # perhaps empty: a rename would replace it
+            if path.exists():  # a rename would replace an empty folder
                 raise FileExistsError
             os.rename(folder, path)
         except OSError as error:
@@ -212,18 +197,12 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, message: str) -> Iterator[None]:
-    """While no other process holds the lock on this file, which names the process that does.
+    """Locks a file, and writes this process's name into it, or raises `BadInput` if another process holds the lock.
 
-    The lock is advisory; on a network file system it works only if that supports such locks.
-
-    Args:
-        path: the file; it stays.
-        message: of the error; {owner} in it is the other process.
-
-    Raises:
-        BadInput: another process holds it.
+    In `message`, {owner} is replaced by the other process. The lock is advisory. On a network file system it works only
+    if that supports such locks.
     """
-    # The import finds a temporary directory, which a read-only container lacks.
+    # Imported here, since the import looks for a temporary directory, which a read-only container lacks.
     import portalocker
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +219,7 @@ def locked(path: Path, message: str) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a folder with its contents, is on disk."""
+    """Flushes a file, or a folder with its contents, to disk."""
     for written in [*path.rglob("*"), path]:
         _flush_one(written)
 
@@ -258,15 +237,14 @@ def _flush_one(path: Path) -> None:
 
 
 def checksum(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with open(user_path(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def plainly_named(folder: Path) -> Iterator[Path]:
-    """A folder under a name without brackets, stars and question marks, by a link if need be: TensorFlow takes names of
-    variables' files for patterns."""
+    """Yields `folder`, through a link if its name has brackets, stars or question marks, which TensorFlow expands."""
     if glob.escape(str(folder)) == str(folder):
         yield folder
         return

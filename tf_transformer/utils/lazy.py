@@ -1,4 +1,4 @@
-"""Modules that load when they are first used, so that what needs none of them works without their packages."""
+"""Modules and values that are made when they are first used."""
 
 import importlib
 import sys
@@ -14,11 +14,14 @@ T = TypeVar("T")
 
 
 class _Lazy(ModuleType):
-    """A module that is imported when one of its attributes is first asked for; `__doc__` is what needs it."""
+    """A module that is imported when one of its attributes is first used. `__doc__` names what needs it."""
 
     def __getattr__(self, name: str) -> Any:
         try:
-            module = sys.modules.get(self.__name__) or _imported(self.__name__)
+            module = sys.modules.get(self.__name__)
+            if module is None:
+                with quiet_import():
+                    module = importlib.import_module(self.__name__)
         except ImportError as error:
             package = (error.name or self.__name__).partition(".")[0]
             needed = f"{self.__doc__} needs {package}: pip install {package.replace('_', '-')}"
@@ -26,37 +29,23 @@ class _Lazy(ModuleType):
         return getattr(module, name)
 
 
-def _imported(name: str) -> ModuleType:
-    with quiet_import():
-        return importlib.import_module(name)
-
-
 def lazily(name: str, purpose: str) -> Any:
-    """A module that is imported when one of its attributes is first asked for.
+    """Returns a module that is imported when one of its attributes is first used.
 
-    Type checkers get the module itself, and annotations are in quotes:
+    Type checkers read the real import, so annotations are in quotes:
 
         if TYPE_CHECKING:
             import tensorflow as tf
         else:
             tf = lazily("tensorflow", "a search")
 
-    Args:
-        name: of the module, whose package may be missing.
-        purpose: what needs it, the beginning of the error.
-
-    Raises:
-        BadInput: a package cannot be imported; by the attribute, not by this call.
+    If its package is missing, the first attribute raises `BadInput`, which begins with `purpose`.
     """
     return _Lazy(name, purpose)
 
 
 class Once(Generic[T]):
-    """A value that is made when it is first asked for, for all that share this object, in whichever thread.
-
-    Args:
-        make: makes it.
-    """
+    """A value that `make` creates on first use, once for all threads that share this object."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self._lock, self._made = make, threading.Lock(), list[T]()

@@ -1,5 +1,4 @@
-"""Reads files that a stranger may have written. Nothing takes memory or time before its size is checked, and whatever
-is wrong with a file is one line."""
+"""Readers of untrusted files. They check a size before they spend memory or time on it, and errors have one line."""
 
 import contextlib
 import dataclasses
@@ -16,19 +15,19 @@ import numpy as np
 
 from tf_transformer.utils.values import BadInput, convert
 
-MOST_BYTES = 2**26  # of a file that is read as a whole before it is parsed: JSON, YAML, tokenizers
-MOST_NESTED = 50  # of YAML's collections, one in the other
+MOST_BYTES = 2**26  # of a file that is read before it is parsed: JSON, YAML, tokenizers
+MOST_NESTED = 50  # depth of YAML's collections
 LFS = b"version https://git-lfs.github.com/spec/"
-OF_PARSERS = (ArithmeticError, EOFError, KeyError, OSError, RuntimeError, ValueError)  # of Python's errors
+OF_PARSERS = (ArithmeticError, EOFError, KeyError, OSError, RuntimeError, ValueError)  # Python's errors of parsers
 Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
-    """What a parser raises in this block, about the contents of the file, as `BadInput` in one line.
+    """Turns what a parser raises about a file's contents inside the block into `BadInput` of one line.
 
-    Other errors of Python pass, such as MemoryError and TypeError: they are of the machine, or faults of ours. So
-    what has another type in a file is refused before it is used, and nothing is built in the block.
+    MemoryError, TypeError and others of Python's errors pass, since they are the machine's or faults of ours. So check
+    the types of a file's values before you use them, and build nothing inside the block.
     """
     try:
         yield
@@ -36,9 +35,10 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise BadInput(f"{path}: {error}") from error
-    except Exception as error:  # each library raises its own
-        own = type(error).__module__ != "builtins"
-        if isinstance(error, FileNotFoundError) or not (own or isinstance(error, OF_PARSERS)):
+    except Exception as error:
+        # Libraries raise errors of their own classes.
+        is_of_library = type(error).__module__ != "builtins"
+        if isinstance(error, FileNotFoundError) or not (is_of_library or isinstance(error, OF_PARSERS)):
             raise
         reason = " ".join(str(error).split())[:300]
         reason = f"no {reason} in it" if type(error) is KeyError else reason
@@ -46,12 +46,7 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
-    """Check that a file is there, and that it is not a pointer that Git LFS left in its place.
-
-    Raises:
-        FileNotFoundError: there is none.
-        BadInput: it is a pointer.
-    """
+    """Checks that a file exists and is not a pointer that Git LFS left in its place."""
     if not (path := Path(path)).is_file():
         raise FileNotFoundError(f"expected a file, found none at {path}")
     with open(path, "rb") as file:
@@ -63,14 +58,14 @@ def check_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The contents of a file of at most `MOST_BYTES`; the errors are those of `check_file`."""
+    """Returns the contents of a file of at most `MOST_BYTES`, after `check_file`."""
     if (size := check_file(path).stat().st_size) > MOST_BYTES:
         raise BadInput(f"{path}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
     return Path(path).read_bytes()
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a JSON file, in UTF-8; the errors are those of `read_bytes`, and `BadInput` for anything else."""
+    """Returns the object in a JSON file of at most `MOST_BYTES`. Anything else is `BadInput`."""
     with reading(path, "a JSON object"):
         value = json.loads(read_bytes(path).decode())
         if not isinstance(value, dict):
@@ -79,14 +74,9 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_yaml(yaml: Any, text: bytes) -> Any:
-    """YAML whose scalars are all strings, numbers, "null" and "yes" included.
+    """Parses YAML with the module `yaml`, PyYAML's. All scalars are strings, "null" and "yes" included.
 
-    Args:
-        yaml: the module, PyYAML's.
-        text: of a document without aliases, since ten lines of these can stand for gigabytes.
-
-    Raises:
-        ValueError: the text is not YAML, or it uses aliases.
+    Ten lines of aliases can stand for gigabytes, so aliases raise `ValueError`, like text that is not YAML.
     """
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
@@ -97,60 +87,43 @@ def parse_yaml(yaml: Any, text: bytes) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_NESTED:
                 raise ValueError(f"expected YAML nested at most {MOST_NESTED} deep")
-        return yaml.load(text, Loader=loader)  # nosec: makes strings, lists and mappings alone
+        return yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 
 def check_archive(file: str | os.PathLike[str] | io.BytesIO) -> None:
-    """Check that a zip archive's contents are no larger than the archive: stored, not compressed, and each once.
-
-    Raises:
-        ValueError: they are larger, or it is no archive.
-    """
+    """Checks that a zip archive's contents are uncompressed and no larger than the archive, or raises `ValueError`."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     size = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else os.path.getsize(file)
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("expected an archive without compression, since a small one can fill all memory")
-    if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("expected an archive of its own size, got one of more")
+    # Several entries may point to the same bytes.
+    if (unpacked := sum(entry.file_size for entry in entries)) > size:
+        raise ValueError(f"expected an archive of at most {size:,} bytes unpacked, got {unpacked:,}")
 
 
 def read_npz(path: str | os.PathLike[str], names: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, or those of some names.
-
-    Raises:
-        BadInput: it holds something else.
-        FileNotFoundError: there is none.
-    """
+    """Returns the arrays of an .npz file, all or some by name."""
+    arrays = {}
     with reading(path, "arrays of NumPy"):
         check_archive(check_file(path))
         with zipfile.ZipFile(path) as archive:
-            return {name: _array(archive.read(f"{name}.npy")) for name in names or _names(archive)}
-
-
-def _names(archive: zipfile.ZipFile) -> list[str]:
-    return [name.removesuffix(".npy") for name in archive.namelist()]
-
-
-def _array(content: bytes) -> np.ndarray:
-    """An array of the format .npy, of numbers that are there: NumPy's own reader first takes memory for its shape."""
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = header(file)
-    flat = np.frombuffer(content, dtype, math.prod(shape), offset=file.tell())
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+            for name in names or [member.removesuffix(".npy") for member in archive.namelist()]:
+                # NumPy's reader allocates the array of the header's shape before it sees how many bytes there are.
+                content = archive.read(f"{name}.npy")
+                file, form = io.BytesIO(content), np.lib.format
+                is_first = form.read_magic(file) == (1, 0)
+                header = form.read_array_header_1_0 if is_first else form.read_array_header_2_0
+                shape, fortran, dtype = header(file)
+                flat = np.frombuffer(content, dtype, math.prod(shape), offset=file.tell())
+                arrays[name] = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    return arrays
 
 
 def check_h5(path: str | os.PathLike[str]) -> None:
-    """Check that all arrays of an HDF5 file lie in it: no external links, and no array larger than the file.
-
-    Raises:
-        BadInput: it does not, or it is no such file.
-        FileNotFoundError: there is none.
-    """
+    """Checks that all arrays of an HDF5 file lie in it: no external links, and no array larger than the file."""
     import h5py
 
     size, elsewhere = 0, list[str]()
@@ -173,23 +146,11 @@ def check_h5(path: str | os.PathLike[str]) -> None:
 
 
 def made_of(kind: type[Made], values: dict[str, Any]) -> Made:
-    """Build a dataclass, such as a configuration, from a file's values; unknown keys are ignored.
-
-    Raises:
-        BadInput: a value has another type or is out of range.
-    """
+    """Builds a dataclass, such as a configuration, from a file's values, and ignores unknown keys."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: values[name] for name in names if name in values})
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
-    """Values from a JSON file, of which those that have a kind are converted by it.
-
-    Args:
-        values: by name.
-        kinds: by name an annotation, as for `values.convert`; a value need not be there.
-
-    Raises:
-        BadInput: a value is of another kind.
-    """
+    """Converts values of a JSON file that have an annotation in `kinds`; the others are unchanged."""
     return values | {name: convert(name, values[name], kind) for name, kind in kinds.items() if name in values}

@@ -1,5 +1,4 @@
-"""One way to print, on every terminal and without one; how far a long call is; and the word for a training that was
-told to stop."""
+"""Printing on any terminal or none, progress of long calls, and the exception of a stopped training."""
 
 import contextlib
 import os
@@ -11,15 +10,18 @@ from typing import Any, Self
 
 from tf_transformer.utils.values import BadInput
 
-STANDARD_ERROR = threading.RLock()  # which all threads share
-_SAID = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no lines about a CPU's instructions and missing GPUs
+STANDARD_ERROR = threading.RLock()  # all threads share the stream
+_HAS_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL" in os.environ
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides lines about CPU instructions and missing GPUs
 
 
 class Stopped(KeyboardInterrupt, SystemExit):
-    """Training has saved a checkpoint and stopped, on the signal `number` or at the requested step. As Ctrl-C itself,
-    it is no `Exception`: a loop over runs that goes on after errors ends, too. A script that does not catch it exits
-    without a traceback, with the shell's status for the signal, as schedulers expect."""
+    """Training saved a checkpoint and stopped, on the signal `number` or at the requested step.
+
+    It derives from KeyboardInterrupt, so that a loop over runs that continues after an `Exception` ends. It derives
+    from SystemExit, so that a script that does not catch it exits without a traceback, with the shell's status for the
+    signal, as schedulers expect.
+    """
 
     def __init__(self, message: str, number: int = 0):
         super().__init__(message)
@@ -28,30 +30,32 @@ class Stopped(KeyboardInterrupt, SystemExit):
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Print at once. What the terminal's encoding lacks becomes an escape such as \\xfc: no training may end by it."""
+    """Prints without buffering. What the terminal cannot encode becomes an escape such as \\xfc, since printing must
+    never stop a training."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
 
 
 def say_in_a_handler(text: str) -> None:
-    """Write a line to standard error, of which a service has none, from a signal's handler, which may come at any time:
-    even while the stream is being written to, which then takes no other text."""
+    """Writes a line to standard error from a signal handler.
+
+    A handler may interrupt a write to the same stream, which then raises. A service has no standard error.
+    """
     with contextlib.suppress(Exception):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
 
 
 def is_watched(stream: Any) -> bool:
-    """Whether a person reads this stream now, on a terminal or in a notebook, where a line may change. A service has
-    none; a stream of one's own may have `write` alone."""
+    """Returns whether `stream` is interactive: a terminal or a notebook, where a line can be overwritten."""
     try:
         return bool(stream.isatty()) or (stream is not None and "ipykernel" in sys.modules)
-    except (AttributeError, ValueError):  # None, or without this method; closed
+    except (AttributeError, ValueError):  # the stream is None, has only `write`, or is closed
         return False
 
 
 def duration(seconds: float) -> str:
-    """A time to wait for, in the unit in which people say it."""
+    """Returns a rounded time in words, such as "about 17 minutes"."""
     minutes = round(seconds / 60)
     if minutes < 1:
         return "less than a minute"
@@ -61,7 +65,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """How far a long call is, on standard error: one line that changes, where a person watches.
+    """Progress of a long call on standard error: one line that is overwritten, if the stream is interactive.
 
         with Progress(len(texts), "texts") as progress:
             for text in texts:
@@ -69,12 +73,12 @@ class Progress:
                 progress.add(1)
 
     Args:
-        total: of the things; `None` if nobody knows.
-        things: what they are called.
-        log: where nobody watches, a new line every 30 seconds.
+        total: Number of things, or `None` if unknown.
+        things: What they are called.
+        log: Whether to log a line every 30 seconds if the stream is not interactive.
     """
 
-    FIRST, NEXT, LOGGED = 3.0, 0.5, 30.0  # seconds to the first line, and from one to the next
+    FIRST, NEXT, LOGGED = 3.0, 0.5, 30.0  # seconds to the first line, and between lines
 
     def __init__(self, total: int | None, things: str, log: bool = False) -> None:
         self.total, self.things, self.done = total, things, 0
@@ -82,10 +86,10 @@ class Progress:
         self._every: float | None = self.NEXT if self._changes else self.LOGGED if log else None
         self._began = time.monotonic()
         self._next = self._began + (self.FIRST if self._changes else self.LOGGED)
-        self._width = 0  # of the line that stands there
+        self._width = 0  # of the line on the screen
 
     def add(self, count: int) -> None:
-        """So many more are done."""
+        """Adds to the number of finished things."""
         self.done += count
         now = time.monotonic()
         if self._every is None or now < self._next or self.done == self.total:
@@ -100,7 +104,8 @@ class Progress:
         self._width = len(line) if self._changes else 0
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(Exception):  # a call must not end by its progress
+        # Progress must never stop the call.
+        with contextlib.suppress(Exception):
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -108,37 +113,38 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._width:  # nothing is left of the line
+        if self._width:
             self._write(f"\r{' ' * self._width}\r")
 
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drop what C++ libraries write to standard error inside this block; Python's exceptions still appear."""
-    if sys.__stderr__ is None and sys.stderr is None:  # there is none: its number may be that of another file
+    """Drops what C++ libraries write to standard error inside the block. Python's exceptions are still shown."""
+    # Without a standard error, file descriptor 2 may belong to another file.
+    if sys.__stderr__ is None and sys.stderr is None:
         yield
         return
     with STANDARD_ERROR:
         if sys.stderr is not None:
             sys.stderr.flush()
-        kept = os.dup(2)
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        saved = os.dup(2)
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved, 2)
+            os.close(saved)
 
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """`quiet_stderr` for what may import Keras or TensorFlow, unless the user has said how much that logs.
+    """Applies `quiet_stderr` to imports of Keras and TensorFlow, unless the user set TensorFlow's log level.
 
     Raises:
         BadInput: If Keras cannot be imported with its backend.
     """
-    is_loud = _SAID or {"keras", "tensorflow"} <= sys.modules.keys()
+    is_loud = _HAS_LOG_LEVEL or {"keras", "tensorflow"} <= sys.modules.keys()
     try:
         with contextlib.nullcontext() if is_loud else quiet_stderr():
             yield

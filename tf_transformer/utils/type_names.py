@@ -1,11 +1,11 @@
-"""Types that several rooms share. Keras and TensorFlow do not describe their tensors to type checkers."""
+"""Shared type names. Keras and TensorFlow do not describe their tensors to type checkers."""
 
 import os
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-Tensor: TypeAlias = Any  # of the backend; or an array, a number or nested lists that become one
-Shape: TypeAlias = Any  # sizes, None where one is not fixed; for several tensors a tuple of such
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # that weights are stored and multiplied in
+Tensor: TypeAlias = Any  # a backend's tensor, or an array, number or nested list that becomes one
+Shape: TypeAlias = Any  # sizes, with None for unknown ones; a tuple of shapes for several tensors
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # dtype of stored and multiplied weights
 VocabularyKind: TypeAlias = Literal["bpe", "unigram"]
-Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of a run, or of several
+Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one run or several

@@ -1,4 +1,4 @@
-"""Values from users, checked in one place: the annotation of an option says what it may be.
+"""Values from users, checked by the annotations of options and fields.
 
     @dataclasses.dataclass(frozen=True)
     class Batching:
@@ -11,8 +11,9 @@
     @checked
     def n_best(self, texts: Sequence[str], n: Count) -> ...
 
-A whole number of any type, 1e5 or `np.int64(2)`, becomes an `int`, another number a `float`, a flag of NumPy a `bool`.
-So values compare, hash and go into JSON as Python's own. All else is `BadInput` in one line that names the option.
+Whole numbers of any type, such as 1e5 or `np.int64(2)`, become `int`, other numbers `float`, and NumPy's flags `bool`.
+So values compare, hash and are stored as JSON like Python's own. Anything else is `BadInput` of one line that names the
+option. Check values where users pass them: in public functions, dataclasses and files. Inner functions trust them.
 """
 
 import functools
@@ -27,10 +28,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-MOST = 2**31 - 1  # of a count: TensorFlow's and NumPy's sizes are often int32
-SMALLEST, LARGEST = 1.2e-38, 3.4e38  # of a positive float32
-LISTS = (Sequence, Iterable, list)  # no text, whose parts would be characters, and no dictionary
-NO_VALUE = object()  # that a kind does not have
+MOST = 2**31 - 1  # largest count: TensorFlow's and NumPy's sizes are often int32
+SMALLEST, LARGEST = 1.2e-38, 3.4e38  # positive numbers of float32
+LISTS = (Sequence, Iterable, list)
+NO_VALUE = object()  # returned where a value is not of a kind
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -40,12 +41,12 @@ class BadInput(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a number may be besides its type, as in `Annotated[int, Kind(...)]`.
+    """Requirement for a number besides its type, as in `Annotated[int, Kind(...)]`.
 
     Attributes:
-        words: what it may be, for "expected ...".
-        holds: whether a number is of this kind.
-        convert: what the number becomes; by default it stays.
+        words: Description, which follows "expected".
+        holds: Returns whether a number meets the requirement.
+        convert: Converts the number. Identity by default.
     """
 
     words: str
@@ -53,58 +54,43 @@ class Kind:
     convert: Callable[[Any], Any] = lambda number: number
 
     def __repr__(self) -> str:
-        return self.words  # in a notebook's help, where signatures show it
+        return self.words  # shown by a notebook's help, in signatures
 
 
 class Span(Kind):
-    """A range, of which the words say the ends alone. One without a highest number has infinity in it."""
+    """A range whose description has only its ends. A range without a highest number contains infinity."""
 
 
 def span(lowest: float, highest: float = math.inf, most: float = math.inf) -> Span:
-    """A number in a range. One above `most` means "no limit", and becomes `most`."""
+    """Returns a range of numbers. Those above `most` mean "no limit" and become `most`."""
     words = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
     return Span(words, lambda number: lowest <= number <= highest, lambda number: min(number, most))
 
 
 def between(lowest: int, highest: int) -> Kind:
-    """A whole number in a range."""
+    """Returns the range of whole numbers from `lowest` to `highest`."""
     return Kind(f"a whole number from {lowest:,} to {highest:,}", lambda number: lowest <= number <= highest)
 
 
 def folded(seed: int) -> int:
-    """A whole number of any size as one of 32 bits, which Keras and NumPy take for a seed; 32 bits stay as they are."""
+    """Hashes a whole number of any size to the 32 bits that Keras and NumPy accept as a seed. 32 bits are unchanged."""
     if 0 <= seed < 2**32:
         return seed
     return int.from_bytes(hashlib.sha256(hex(seed).encode()).digest()[:4], "little")
 
 
-Count = Annotated[int, Kind("a positive whole number below 2**31", lambda number: 1 <= number <= MOST)]
-Natural = Annotated[int, Kind("a whole number from 0 to below 2**31", lambda number: 0 <= number <= MOST)]
-Seed = Annotated[int, Kind("a whole number", convert=folded)]
-Positive = Annotated[float, Kind("a positive number that float32 holds", lambda number: SMALLEST < number < LARGEST)]
-Amount = Annotated[float, Kind("a finite number of 0 or more", lambda number: number >= 0)]
-Rate = Annotated[float, Kind("a rate in [0, 1)", lambda number: 0 <= number < 1)]
-
-
-def _is_fact(value: Any) -> bool:
-    value = plain(value)
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**63
-    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
-
-
 def plain(value: Any) -> Any:
-    """A scalar of NumPy, and an array without axes, as Python's own value; other values as they are."""
+    """Returns a NumPy scalar, or an array without axes, as Python's own value, and other values unchanged."""
     if getattr(value, "shape", None) != () or not hasattr(value, "item"):
         return value
     try:
         return value.item()
-    except TypeError:  # of JAX, where a function is traced: the value is not known yet
+    except TypeError:  # a JAX tracer, which has no value yet
         return value
 
 
 def number(value: Any) -> float | None:
-    """A number of any type as a `float`, infinity if it is too large for one; `None` for NaN and other values."""
+    """Returns a number of any type as a `float`, infinity if it is too large; `None` for NaN and other values."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         return None
@@ -115,12 +101,17 @@ def number(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of any type, as an `int`; `None` if it is something else."""
+    """Returns a whole number of any type as an `int`; `None` for other values."""
     value = plain(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
-    found = number(value)
-    return int(found) if found is not None and found.is_integer() else None
+    real = number(value)
+    return int(real) if real is not None and real.is_integer() else None
+
+
+def _finite(value: Any) -> float | None:
+    real = number(value)
+    return real if real is not None and abs(real) < LARGEST else None
 
 
 def _flag(value: Any) -> bool | None:
@@ -128,12 +119,20 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _finite(value: Any) -> float | None:
-    found = number(value)
-    return found if found is not None and abs(found) < LARGEST else None
+def _is_fact(value: Any) -> bool:
+    value = plain(value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 
 
-Fact = Annotated[object, Kind("text or a finite number", _is_fact, plain)]  # that JSON can say
+Count = Annotated[int, Kind("a positive whole number below 2**31", lambda number: 1 <= number <= MOST)]
+Natural = Annotated[int, Kind("a whole number from 0 to below 2**31", lambda number: 0 <= number <= MOST)]
+Seed = Annotated[int, Kind("a whole number", convert=folded)]
+Positive = Annotated[float, Kind("a positive number that float32 holds", lambda number: SMALLEST < number < LARGEST)]
+Amount = Annotated[float, Kind("a finite number of 0 or more", lambda number: number >= 0)]
+Rate = Annotated[float, Kind("a rate in [0, 1)", lambda number: 0 <= number < 1)]
+Fact = Annotated[object, Kind("text or a finite number", _is_fact, plain)]  # what JSON can store
 
 _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     int: (whole, "a whole number"),
@@ -143,129 +142,89 @@ _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """The value as this kind has it, or `NO_VALUE`."""
-    origin, parts = get_origin(kind), get_args(kind)
+    """Returns `value` converted to an annotation, or `NO_VALUE`."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        base, rule = parts[:2]
-        found = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
-        is_one = found is not None and found is not NO_VALUE and rule.holds(found)
-        return rule.convert(found) if is_one else NO_VALUE
+        base, rule = arguments[:2]
+        result = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
+        is_valid = result is not None and result is not NO_VALUE and rule.holds(result)
+        return rule.convert(result) if is_valid else NO_VALUE
     if origin in (Union, types.UnionType):
-        return next((found for part in parts if (found := _as(part, value)) is not NO_VALUE), NO_VALUE)
+        return next((result for each in arguments if (result := _as(each, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
         value = plain(value)
-        return next((part for part in parts if isinstance(value, type(part)) and value == part), NO_VALUE)
+        return next((each for each in arguments if isinstance(value, type(each)) and value == each), NO_VALUE)
     if kind in _SCALARS:
-        found = _SCALARS[kind][0](value)
-        return NO_VALUE if found is None else found
+        result = _SCALARS[kind][0](value)
+        return NO_VALUE if result is None else result
     if origin is tuple:
-        return _tuple_as(parts, value)
+        if not isinstance(value, list | tuple):
+            return NO_VALUE
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        results = tuple(map(_as, kinds, value))
+        return NO_VALUE if len(value) != len(kinds) or any(one is NO_VALUE for one in results) else results
     kind = origin or kind
-    if kind in LISTS:  # arrays, too; what is in it shows in the work
-        others = (str, bytes, Mapping, *(() if kind is Iterable else (set, frozenset)))  # sets have no order
+    if kind in LISTS:
+        # A text would be a list of characters, and sets have no order. Items are checked where they are used.
+        others = (str, bytes, Mapping, *(() if kind is Iterable else (set, frozenset)))
         is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), others)
         return value if is_list else NO_VALUE
     is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
     return value if not is_class or isinstance(value, kind) else NO_VALUE
 
 
-def _tuple_as(kinds: tuple[Any, ...], value: Any) -> Any:
-    """A list or a tuple as a tuple of these kinds, or `NO_VALUE`."""
-    if not isinstance(value, list | tuple):
-        return NO_VALUE
-    if kinds[1:] == (...,):
-        kinds = kinds[:1] * len(value)
-    found = tuple(map(_as, kinds, value))
-    return NO_VALUE if len(value) != len(kinds) or any(one is NO_VALUE for one in found) else found
-
-
 def _words(kind: Any) -> list[str]:
-    """What a value of this kind may be, for "expected ..."."""
-    origin, parts = get_origin(kind), get_args(kind)
+    """Returns descriptions of the alternatives of an annotation, which follow "expected"."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return [words for part in parts for words in _words(part)]
-    return [repr(part) for part in parts] if origin is Literal else [_word(kind, origin, parts)]
-
-
-def _word(kind: Any, origin: Any, parts: tuple[Any, ...]) -> str:
+        return [words for each in arguments for words in _words(each)]
+    if origin is Literal:
+        return [repr(each) for each in arguments]
     if origin is Annotated:
-        return str(parts[1].words)
+        return [str(arguments[1].words)]
     if kind in _SCALARS:
-        return _SCALARS[kind][1]
-    if origin is tuple:
-        lists = all((get_origin(part) or part) in LISTS for part in parts)
-        return "a list" if parts[1:] == (...,) else f"a list of {len(parts)}{' lists' * lists}"
+        return [_SCALARS[kind][1]]
+    if origin is tuple and arguments[1:] != (...,):
+        has_lists = all((get_origin(each) or each) in LISTS for each in arguments)
+        return [f"a list of {len(arguments)}{' lists' * has_lists}"]
     kind = origin or kind
-    if kind in LISTS:
-        return "a list"
     words = {type(None): "None", str: "text", os.PathLike: "a path", Callable: "a function", Mapping: "a dictionary"}
-    return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
+    return ["a list" if kind in (*LISTS, tuple) else words.get(kind, f"a {getattr(kind, '__name__', kind)}")]
 
 
 def shown(value: Any) -> str:
-    """A value in one line that is not long; an object that has no text of its own by its class."""
+    """Returns a short `repr` in one line. An object without a `repr` of its own is shown by its class."""
     kind: Any = type(value)
     if kind.__repr__ is object.__repr__:
         return f"a {kind.__name__}"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # such as Python's limit of 4,300 digits
-        text = f"a value of type {type(value).__name__}"
+        text = f"a value of type {kind.__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """The value of an option as Python's own.
-
-    Args:
-        name: of the option, for the message.
-        value: what arrived.
-        kind: the option's annotation.
-
-    Raises:
-        BadInput: the value is of another kind.
-    """
-    found = _as(kind, value)
-    if found is NO_VALUE:
-        *words, last = ["a whole number"] if _is_a_part(kind, value) else _words(kind)
-        raise BadInput(f"{name}: expected {', '.join(words)}{' or ' * bool(words)}{last}, got {shown(value)}")
-    return found
+    """Converts the value of an option by its annotation, or raises `BadInput` with its name."""
+    result = _as(kind, value)
+    if result is not NO_VALUE:
+        return result
+    words = _words(kind)
+    base, rule, *_ = *get_args(kind), None, None
+    if base is int and isinstance(rule, Span) and (real := number(value)) is not None and rule.holds(real):
+        words = ["a whole number"]  # 2.5 is in the range
+    *first, last = words
+    raise BadInput(f"{name}: expected {', '.join(first)}{' or ' * bool(first)}{last}, got {shown(value)}")
 
 
 def check_fields(value: Any) -> None:
-    """Convert the fields of a dataclass by their annotations, for its `__post_init__`.
-
-    Raises:
-        BadInput: the value of a field is of another kind.
-    """
+    """Converts the fields of a dataclass by their annotations, in its `__post_init__`, or raises `BadInput`."""
     for field in fields(value):
         object.__setattr__(value, field.name, convert(field.name, getattr(value, field.name), field.type))
 
 
-def _is_a_part(kind: Any, value: Any) -> bool:
-    """Whether a number in the range of whole numbers is none itself."""
-    base, rule, *_ = *get_args(kind), None, None
-    return base is int and isinstance(rule, Span) and number(value) is not None and rule.holds(number(value))
-
-
-def plain_type(kind: Any) -> Any:
-    """The type that an option of this kind has on a command line: int, float or str."""
-    origin, parts = get_origin(kind), get_args(kind)
-    return str if origin is Literal else plain_type(parts[0]) if parts else kind
-
-
-def documentation(kind: type) -> dict[str, str]:
-    """What a dataclass says of its own fields in its docstring: the first sentences, each in one line."""
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", kind.__doc__ or "", re.MULTILINE)
-    return {name: re.split(r"\.(?= [A-Z`]|$)", " ".join(text.split()))[0] for name, text in found}
-
-
 def checked(function: F) -> F:
-    """A function that converts its arguments by their annotations. Defaults, and names in quotes, are not looked at.
-
-    Raises:
-        BadInput: an argument is of another kind.
-    """
+    """Decorates a public function, so that it converts its arguments. Annotations in quotes are not checked."""
     signature = inspect.signature(function)
     kinds = {
         each.name: each.annotation
@@ -278,10 +237,24 @@ def checked(function: F) -> F:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # whose message has the function's name
-        given = bound.arguments
-        given |= {name: convert(name, given[name], kinds[name]) for name in given if name in kinds}
+            return function(*args, **kwargs)  # raises with the function's name in the message
+        for name, value in bound.arguments.items():
+            if name in kinds:
+                bound.arguments[name] = convert(name, value, kinds[name])
         return function(*bound.args, **bound.kwargs)
 
-    call.__signature__ = signature  # type: ignore[attr-defined]  # Keras asks `call` itself for its arguments
+    # Keras asks `call` itself for its arguments.
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def plain_type(kind: Any) -> Any:
+    """Returns the type of an option's values on a command line: int, float or str."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    return str if origin is Literal else plain_type(arguments[0]) if arguments else kind
+
+
+def documentation(kind: type) -> dict[str, str]:
+    """Returns the first sentence of each field in a dataclass's docstring, for help texts."""
+    entries = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", kind.__doc__ or "", re.MULTILINE)
+    return {name: re.split(r"\.(?= [A-Z`]|$)", " ".join(text.split()))[0] for name, text in entries}
