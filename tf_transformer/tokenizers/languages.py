@@ -1,4 +1,4 @@
-"""The languages of a model that knows several. It loads neither Keras nor TensorFlow."""
+"""Languages of multilingual models. It loads neither Keras nor TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,7 @@ LANGUAGES = ("source_language", "target_language")  # options of a call
 
 
 def check_language(name: str, language: Any, known: Sequence[str]) -> None:
-    """Check that a language is one of those that a model knows.
-
-    Raises:
-        BadInput: it is not; `name` is that of the option.
-    """
+    """Raises `BadInput` with the option's name if `language` is not one of the languages `known`."""
     if not isinstance(language, str) or language not in known:
         some, got = ", ".join(known[:5]), repr(language) if language else "none"
         raise BadInput(f"{name}: expected one of {len(known)} languages, such as {some}; got {got}")

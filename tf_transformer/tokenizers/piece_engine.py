@@ -1,4 +1,4 @@
-"""SentencePiece's engine, in Python and in a graph of TensorFlow."""
+"""SentencePiece's engine, in Python and in TensorFlow graphs."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import sentencepiece
 
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.terminal import quiet_import, quiet_stderr
-from tf_transformer.utils.values import BadInput, checked
+from tf_transformer.utils.values import BadInput
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -19,58 +19,51 @@ MANY = 1_000  # texts that are worth several threads
 
 
 def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
-    """The ids of each text, or its pieces if `kind` is str."""
+    """Returns the ids of each text, or its pieces if `kind` is str."""
     return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
 
 
 def threads_for(texts: Sequence[Any]) -> int:
-    """Of SentencePiece: all cores for many texts, since starting threads takes longer than a few texts."""
+    """Returns SentencePiece's number of threads, -1 for all cores. Starting threads takes longer than a few texts."""
     return -1 if len(texts) >= MANY else 1
 
 
 def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """SentencePiece's own tokenizer with a serialized model.
+    """Returns SentencePiece's tokenizer with a serialized model.
 
     Raises:
-        BadInput: the bytes are not a SentencePiece model, or a piece is not UTF-8.
+        BadInput: If the bytes are not a SentencePiece model, or a piece is not UTF-8.
     """
     if hasattr(sentencepiece, "set_min_log_level"):
-        sentencepiece.set_min_log_level(1)  # it tells of models that do not change texts
+        sentencepiece.set_min_log_level(1)  # hides warnings about models without normalization
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        if not processor.id_to_piece(list(range(processor.vocab_size()))):  # of nothing
+        if not processor.id_to_piece(list(range(processor.vocab_size()))):
             raise ValueError("no pieces")
     except (RuntimeError, ValueError) as error:
         raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
     return processor
 
 
-@checked
 def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
-    """A tokenizer whose resource survives `tf.random.set_seed` and `keras.utils.set_random_seed`.
-
-    Without a `shared_name` the resource belongs to the eager kernel, which setting a seed throws away
-    (tensorflow/text issues 570 and 802).
-
-    Args:
-        model: a serialized SentencePiece model.
-        pieces: whether it makes pieces of texts, and no ids.
+    """Returns a tensorflow-text tokenizer, which makes ids or `pieces`, of a serialized model.
 
     Raises:
-        BadInput: tensorflow-text cannot be imported.
+        BadInput: If tensorflow-text cannot be imported.
     """
     check_tensorflow_text()
     import tensorflow_text
-
-    # The op itself, for the `shared_name` that the public class does not pass on.
     from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
+    # Without a `shared_name` the resource belongs to the eager kernel, which `tf.random.set_seed` and
+    # `keras.utils.set_random_seed` delete (tensorflow/text issues 570 and 802). The public class does not pass a name
+    # on, so its resource is replaced.
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create() -> Any:
         return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
 
-    with quiet_stderr():  # it tells of models that do not change texts
+    with quiet_stderr():  # hides warnings about models without normalization
         tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
         tokenizer._model_resource._create_resource = create
         tokenizer._model_resource._resource_handle = create()
@@ -78,16 +71,16 @@ def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
 
 
 def check_tensorflow_text() -> None:
-    """Check that tensorflow-text can be imported. It brings operations that the SavedModels of this package need.
+    """Imports tensorflow-text, whose operations this package's SavedModels need.
 
     Raises:
-        BadInput: there is none, or it is of another TensorFlow.
+        BadInput: If it is missing, or made for another TensorFlow.
     """
     try:
-        with quiet_import():  # of TensorFlow, too
+        with quiet_import():
             import tensorflow_text  # noqa: F401
     except (ImportError, tf.errors.NotFoundError) as error:
         reason, version = str(error).splitlines()[0], tf.__version__
-        wanted = ".".join(version.split(".")[:2])
-        message = f"text: expected tensorflow-text {wanted}, that of TensorFlow {version}: {reason}"
+        minor = ".".join(version.split(".")[:2])
+        message = f"text: expected tensorflow-text {minor}, that of TensorFlow {version}: {reason}"
         raise BadInput(message) from error

@@ -1,7 +1,7 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel.
 
-Methods that take lists and give lists, such as `encode`, need SentencePiece alone. Those of tensors, such as
-`tokenize`, need TensorFlow and tensorflow-text, too, which are loaded when the first of them is called.
+Methods of lists, such as `encode`, need only SentencePiece. Those of tensors, such as `tokenize`, also need TensorFlow
+and tensorflow-text, which are loaded by the first call.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ else:
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of controls and symbols, if any; bytes and pieces follow them
+FIRST_ID = 4  # of controls and symbols, if any, then of bytes and pieces
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 
@@ -41,14 +41,14 @@ class Tokenizer:
     """A vocabulary shared by source and target: PAD 0, BOS 1, EOS 2, unknown 3, then bytes and pieces.
 
     Byte fallback spells what the pieces cannot, so no text is lost: `detokenize(tokenize(x))` is x in the vocabulary's
-    normal form (docs/reference/vocabulary.md says what it changes). Control symbols written in a text are plain text.
+    normal form (see docs/reference/vocabulary.md). Control tokens written in a text are plain text.
 
     Args:
-        model: a serialized SentencePiece model whose control ids are as above. One that somebody else has learned may
-            lack the bytes, so that characters outside its pieces become the unknown id, and may have control symbols.
+        model: Serialized SentencePiece model with these control ids. A model from elsewhere may lack the bytes, so that
+            characters outside its pieces become the unknown id, and may have control tokens.
 
     Raises:
-        BadInput: the bytes are no such model.
+        BadInput: If the bytes are not such a model.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -61,24 +61,26 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         ids_of_pieces = range(FIRST_ID, self.vocab_size)
         names = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
-        # Those of `learn_from` begin with a space; others, such as ">>de<<", are somebody's own.
+        # Those of `learn_from` begin with a space. Others, such as ">>de<<", belong to models from elsewhere.
         controls = itertools.takewhile(lambda name: re.match(" .", name), names)
         self.controls: list[str] = [name[1:] for name in controls]
-        no_text = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
-        after_bytes = max(filter(processor.is_byte, ids_of_pieces), default=FIRST_ID - 1) + 1  # symbols are before them
-        texts = (id for id in range(after_bytes, self.vocab_size) if not any(is_other(id) for is_other in no_text))
-        self.first_piece: int = next(texts, 0)
+        # Symbols come before the bytes.
+        after_bytes = max(filter(processor.is_byte, ids_of_pieces), default=FIRST_ID - 1) + 1
+        kinds = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
+        of_text = (id for id in range(after_bytes, self.vocab_size) if not any(is_kind(id) for is_kind in kinds))
+        self.first_piece: int = next(of_text, 0)
         if not self.first_piece:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
         self._op = Once(self._resources)
 
     def _resources(self) -> Any:
-        with tf.init_scope():  # also where the first call is traced
+        # The first call may be inside the tracing of a function, which must not own the resource.
+        with tf.init_scope():
             return durable_tokenizer(self.model)
 
     @property
     def op(self) -> Any:
-        """What a SavedModel must keep of it: the resources of the methods of tensors."""
+        """Resources of the methods of tensors, which a SavedModel must track."""
         return self._op()
 
     def __repr__(self) -> str:
@@ -86,56 +88,56 @@ class Tokenizer:
         return f"{type(self).__name__}(vocab_size={self.vocab_size}{languages})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without them."""
+        # Resources do not pickle.
         return type(self), (self.model,)
 
-    # A tokenizer of several languages overrides these. The ids of a source, and of a target, then begin with the code
-    # of their language. If it does not know both languages of a text, the text has no ids.
+    # Multilingual tokenizers override these. The ids of a source, and of a target, then begin with the id of their
+    # language. A text whose languages are not all set has no ids.
 
-    languages: Sequence[str] = ()  # that texts may be in; none if the model has one pair
-    language_ids: Mapping[str, int] = {}  # their codes in ids
-    codes = 0  # how many ids of a text are those of its language
+    languages: Sequence[str] = ()  # supported languages; none if the model has one pair
+    language_ids: Mapping[str, int] = {}  # ids of the languages
+    codes = 0  # number of language ids in a text
 
     added: Sequence[str] = ()  # tokens that are matched in a text before SentencePiece reads what is between them
 
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
-        """A tokenizer of sources and targets in other languages; `None` leaves a language as it is.
+        """Returns a tokenizer for other languages of sources and targets. `None` keeps a language.
 
         Args:
-            source_language: one of `languages`, or a tensor of strings, [1] or [B].
-            target_language: as the other.
+            source_language: One of `languages`, or a tensor of strings, [1] or [B].
+            target_language: One of `languages`, or a tensor of strings, [1] or [B].
 
         Raises:
-            BadInput: there is no such language.
+            BadInput: If there is no such language.
         """
-        given = target_language if source_language is None else source_language
-        if given is None:
+        language = target_language if source_language is None else source_language
+        if language is None:
             return self
-        raise BadInput(f"language: expected none, since this model has one pair of languages, got {given!r}")
+        raise BadInput(f"language: expected none, since this model has one pair of languages, got {language!r}")
 
     def spoken(self) -> tuple[Any, ...]:
-        """The languages of sources and of targets, as `for_languages` takes them; () if `languages` has none.
+        """Returns the languages of sources and targets, as set by `for_languages`; () if `languages` is empty.
 
         Raises:
-            BadInput: one is missing.
+            BadInput: If one is missing.
         """
         return ()
 
     def shares_vocabulary(self, other: "Tokenizer") -> bool:
-        """Whether the ids of another tokenizer mean the same; the languages that texts are in may differ."""
+        """Returns whether the ids of another tokenizer mean the same, whatever languages are set."""
         return self.fingerprint == other.fingerprint
 
     def start_ids(self) -> list[int]:
-        """The ids before an output, those of `start` for one row."""
+        """Returns the ids before an output, those of `start` for one row."""
         return [BOS_ID]
 
     def start(self, rows: Tensor) -> "tf.Tensor":
-        """The ids before an output, int32 [rows, P]: the start symbol and, if there are `languages`, the target's."""
+        """Returns the ids before an output, int32 [rows, P]: BOS and, if there are `languages`, the target's id."""
         return tf.fill([rows, 1], BOS_ID)
 
     @staticmethod
     def recognizes(model: bytes) -> bool:
-        """Whether these bytes may be the attribute `model` of a tokenizer of this class."""
+        """Returns whether these bytes may be the `model` of a tokenizer of this class."""
         return True
 
     @classmethod
@@ -143,11 +145,11 @@ class Tokenizer:
     def learn(
         cls, files: Iterable[str | os.PathLike[str]], vocab_size: Count, kind: VocabularyKind = "bpe", **options: Any
     ) -> "Tokenizer":
-        """Learn a vocabulary from text files, plain or .gz, one sentence a line. `learn_from` takes sentences, and has
-        the other arguments.
+        """Learns a vocabulary from text files, plain or .gz, one sentence per line.
 
         Args:
-            files: paths; source and target together make a shared vocabulary.
+            files: Paths. Source and target together make a shared vocabulary.
+            vocab_size: As in `learn_from`, which also documents the other arguments.
         """
         return cls.learn_from(sentences(files), vocab_size, kind, **options)
 
@@ -158,27 +160,27 @@ class Tokenizer:
         sentences: Iterable[str],
         vocab_size: Count,
         kind: VocabularyKind = "bpe",
-        sample: Annotated[int, between(101, MOST)] = 5_000_000,  # as SentencePiece has it
+        sample: Annotated[int, between(101, MOST)] = 5_000_000,  # SentencePiece's range
         threads: Annotated[int, between(1, 1_024)] = 2,
         symbols: Sequence[str] = (),
         controls: Sequence[str] = (),
         normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
-        """Learn a vocabulary from sentences, read once.
+        """Learns a vocabulary from sentences, which are read once.
 
         Args:
-            sentences: of both languages.
-            vocab_size: number of ids, the 4 control symbols and 256 bytes included.
+            sentences: Sentences of both languages.
+            vocab_size: Number of ids, including 4 control ids and 256 bytes.
             kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
-            sample: the most sentences to learn from, above 100; it bounds the memory. SentencePiece chooses them anew
-                each time.
-            threads: for SentencePiece's trainer.
-            symbols: each is one piece wherever a text contains it, such as "<2de>" for a language
-                (SentencePiece's user_defined_symbols): printable, without white space.
-            controls: control symbols, which no text contains, with the ids from 4 on; symbols follow them.
-            normalization: the form in which it reads texts, in SentencePiece's names: "nmt_nfkc" makes "10² m" "102 m"
-                and takes the zero width non-joiner out of Persian words (docs/reference/vocabulary.md lists what
-                changes), "nfkc" keeps the latter, "identity" keeps both.
+            sample: Maximum number of sentences to learn from, above 100, which bounds the memory. SentencePiece samples
+                them without a seed.
+            threads: Threads of SentencePiece's trainer.
+            symbols: Strings that are always one piece, such as "<2de>" for a language (SentencePiece's
+                user_defined_symbols): printable, without white space.
+            controls: Control tokens, which no text contains, with the ids from 4 on, before the symbols.
+            normalization: SentencePiece's normal form of texts. "nmt_nfkc" changes "10² m" to "102 m" and removes the
+                zero width non-joiner from Persian words (docs/reference/vocabulary.md lists all changes), "nfkc" keeps
+                the latter, "identity" keeps both.
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
@@ -211,12 +213,17 @@ class Tokenizer:
         except RuntimeError as error:
             if failures:
                 raise failures[0] from None
-            raise BadInput(_why_not_learned(str(error), vocab_size)) from error
+            message = f"cannot learn a vocabulary of {vocab_size} from this text: {str(error).strip().splitlines()[-1]}"
+            if most := re.search(r"value <= (\d+)", str(error)):
+                message = f"vocab_size: expected at most {most[1]}, which is what this text supports; got {vocab_size}"
+            elif "sentences_.empty()" in str(error):
+                message = "expected sentences to learn a vocabulary from, got none"
+            raise BadInput(message) from error
         return cls(written.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read a SentencePiece model file."""
+        """Reads a SentencePiece model file."""
         path = user_path(path)
         if not path.is_file():
             raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
@@ -226,7 +233,7 @@ class Tokenizer:
             raise BadInput(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the SentencePiece model, whole or not at all."""
+        """Writes the SentencePiece model atomically."""
         path = user_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary:
@@ -234,81 +241,83 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """SentencePiece models for the engines of other projects: contents by file name."""
+        """SentencePiece models for other engines: contents by file name."""
         return {"tokenizer.model": self.model}
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        """For other engines, {file name: JSON list of pieces by id}, "" for what no text has; {} if SentencePiece's own
-        ids are used."""
+        """Pieces by id for other engines: JSON lists by file name, with "" for ids that no text has. Empty if the ids
+        are SentencePiece's own."""
         return {}
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the model, which tells two vocabularies apart."""
+        """SHA-256 of the model, which identifies the vocabulary."""
         return hashlib.sha256(self.model).hexdigest()
 
     @checked
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """The ids of each text, those of `tokenize`, by SentencePiece alone. Many texts take all cores."""
+        """Returns the ids of each text, like `tokenize`, without TensorFlow. Many texts use all cores."""
         return encoded_by(self.processor, [valid(text) for text in texts], int)
 
     @checked
     def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """As `encode`, for targets; the ids of `tokenize_target`."""
+        """Returns the ids of each target, like `tokenize_target`, without TensorFlow."""
         return self.encode(texts)
 
     @checked
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each list of ids, that of `detokenize`, by SentencePiece alone."""
-        kept = [[id for id in row if id > EOS_ID] for row in ids]
-        return list(self.processor.decode(kept, num_threads=threads_for(kept))) if kept else []
+        """Returns the text of each list of ids, like `detokenize`, without TensorFlow."""
+        rows = [[id for id in row if id > EOS_ID] for row in ids]
+        return list(self.processor.decode(rows, num_threads=threads_for(rows))) if rows else []
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of an output's ids."""
+        """Returns the pieces of an output's ids."""
         return [self.processor.id_to_piece(id) for id in ids]
 
     def source_tokens(self, ids: Iterable[int]) -> list[str]:
-        """As `tokens`, for the ids that `encode` gives; other kinds of tokenizer may number sources differently."""
+        """Returns the pieces of ids of `encode`. Other tokenizers may number sources differently."""
         return self.tokens(ids)
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
-        """Texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises: invalid UTF-8 and control
-        characters count as white space."""
+        """Converts texts [B] to ids, ragged int32 [B, None], without BOS and EOS.
+
+        It never raises: invalid UTF-8 and control characters count as white space.
+        """
         return self.op.tokenize(valid_text(texts))
 
     def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
-        """As `tokenize`, for targets; other kinds of tokenizer may treat them differently."""
+        """Converts targets [B] to ids, like `tokenize`. Other tokenizers may treat them differently."""
         return self.tokenize(texts)
 
     def detokenize(self, ids: Tensor) -> "tf.Tensor":
-        """Ids, ragged or dense [B, N], to texts [B]; control symbols are dropped."""
+        """Converts ids, ragged or dense [B, N], to texts [B], and drops control ids."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
         return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
     def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
-        """Ids, ragged or dense [B, N], to pieces as strings [B, N]."""
+        """Converts ids, ragged or dense [B, N], to pieces as strings [B, N]."""
         return self.op.id_to_string(ids)
 
     def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
-        """As `pieces`, for the ids that `tokenize` gives; other kinds of tokenizer may number sources differently."""
+        """Converts ids of `tokenize` to pieces. Other tokenizers may number sources differently."""
         return self.pieces(ids)
 
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
-        """Pieces to ids, the inverse of `pieces`; a piece outside the vocabulary becomes the unknown id."""
+        """Converts pieces to ids. A piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
 
 
 def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
-    """The lines of text files, plain or .gz, one after the other."""
+    """Yields the lines of text files, plain or .gz, file after file."""
     for path in files:
         for line in lines_of(path):
             yield line.decode("utf-8", "replace")
 
 
 def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
-    """Yields texts for SentencePiece's trainer, whose own error does not name what was raised here."""
+    """Yields texts to SentencePiece's trainer, and keeps what is raised here, which the trainer's error omits."""
     try:
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str | bytes):
@@ -320,14 +329,11 @@ def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
 
 
 def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
-    """Check that a text may contain these symbols, each a piece of its own.
+    """Checks that each symbol can be one piece of a text, and occurs once.
 
     Args:
-        symbols: each is printable, has no white space and no "▁", and is no piece of every vocabulary, such as "<s>".
-        name: of the option.
-
-    Raises:
-        BadInput: one is something else, or is there twice.
+        symbols: Printable strings without white space and "▁", other than reserved pieces such as "<s>".
+        name: Name of the option, for `BadInput`.
     """
     before = set[str]()
     for symbol in symbols:
@@ -338,12 +344,3 @@ def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
         if symbol in before:
             raise BadInput(f"{name}: expected each symbol once, got {shown(symbol)} again")
         before.add(symbol)
-
-
-def _why_not_learned(message: str, vocab_size: int) -> str:
-    most = re.search(r"value <= (\d+)", message)
-    if most:
-        return f"vocab_size: expected at most {most[1]}, which is what this text supports; got {vocab_size}"
-    if "sentences_.empty()" in message:
-        return "expected sentences to learn a vocabulary from, got none"
-    return f"cannot learn a vocabulary of {vocab_size} from this text: {message.strip().splitlines()[-1]}"
