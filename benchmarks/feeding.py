@@ -23,8 +23,7 @@ def main(argv=None) -> dict:
     import keras
     import numpy as np
 
-    from tf_transformer.data.batches import Batches, Block
-    from tf_transformer.data.ids import Batch, Ids, Side
+    from tf_transformer.data.batches import Batch, Batches, Block, Ids, Side
 
     rng = np.random.default_rng(common.SEED)
     sides = []

@@ -29,7 +29,7 @@ def main(argv=None) -> list[dict]:
     common.prepare_tensorflow(args)
 
     import tf_transformer as tt
-    from tf_transformer.data.datasets import read_text_pairs
+    from tf_transformer.data.text_files import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
 
     sources, references = read_text_pairs(args.source, args.reference)

@@ -47,7 +47,7 @@ def main(argv=None) -> list[dict]:
     args = parser.parse_args(argv)
     common.prepare(args)
 
-    from tf_transformer.data.datasets import read_text_pairs
+    from tf_transformer.data.text_files import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
     from tf_transformer.serving.versions import size_of
 

@@ -12,7 +12,7 @@ from tf_transformer.data.corpus import Corpus as Corpus
 from tf_transformer.data.corpus import TextCorpus as TextCorpus
 from tf_transformer.data.corpus import TfdsCorpus as TfdsCorpus
 from tf_transformer.data.corpus import ToyCorpus as ToyCorpus
-from tf_transformer.data.filters import Filters as Filters
+from tf_transformer.data.preparation import Filters as Filters
 from tf_transformer.data.preparation import Preparation as Preparation
 from tf_transformer.data.records import Records as Records
 from tf_transformer.evaluation import bleu as bleu

@@ -1,6 +1,5 @@
 """Filters against loops and sets of Python."""
 
-import dataclasses
 import itertools
 import pickle
 import random
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.data.filters import hashed, repeated
+from tf_transformer.data.preparation import hashed, repeated
 
 WORDS = ["a", "b", "é", "e\u0301", "ﬁ", "fi", "\u00a0", " ", "  ", "東"]
 
@@ -37,22 +36,21 @@ def test_repeated_pairs_are_those_of_a_set(buckets):
             if key in seen:
                 expected.add((shard, place))
             seen.add(key)
-        encoded = [(place, source.encode(), target.encode()) for place, source, target in rows]
-        hashes += [(bucket, found) for bucket, found in hashed(shard, encoded, buckets)]
+        hashes += hashed(shard, [(place, source.encode(), target.encode()) for place, source, target in rows], buckets)
     random.Random(3).shuffle(hashes)
-    found = []
+    duplicates = []
     for bucket in range(buckets):
         for shard, places in repeated(each for number, each in hashes if number == bucket):
-            found += [(shard, place) for place in np.frombuffer(places, "u4").tolist()]
+            duplicates += [(shard, place) for place in np.frombuffer(places, "u4").tolist()]
     assert 100 < len(expected) < 500
-    assert sorted(found) == sorted(expected)
+    assert sorted(duplicates) == sorted(expected)
     assert len({bucket for bucket, _ in hashes}) == buckets
 
 
 def test_sides_are_not_mixed_up():
     pairs = [(b"a b", b"c"), (b"a", b"b c"), (b"c", b"a b"), (b"a  b", b"c ")]
-    ((_, found),) = hashed(0, ((place, *pair) for place, pair in enumerate(pairs)), 1)
-    ((_, places),) = repeated([found])
+    ((_, hashes),) = hashed(0, ((place, *pair) for place, pair in enumerate(pairs)), 1)
+    ((_, places),) = repeated([hashes])
     assert np.frombuffer(places, "u4").tolist() == [3]
 
 
@@ -68,12 +66,10 @@ def test_identical_is_that_of_a_loop():
 
 def test_parse():
     parse = tt.Filters.parse
-    assert parse([]) == tt.Filters() and parse([]).chosen() == {}
-    found = parse(["identical", "duplicates"])
-    assert found == tt.Filters(duplicates=True, identical=True)
-    assert found.chosen() == {"duplicates": True, "identical": True}
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert all(not each.default for each in dataclasses.fields(tt.Filters))
+    assert parse([]) == tt.Filters() == tt.Filters(False, False) and parse([]).chosen() == {}
+    filters = parse(["identical", "duplicates"])
+    assert filters == tt.Filters(duplicates=True, identical=True) == pickle.loads(pickle.dumps(filters))
+    assert filters.chosen() == {"duplicates": True, "identical": True}
     for word in ("duplicate", "identical=yes", "max-ratio=3"):
         with pytest.raises(tt.BadInput, match=f"^filter: expected some of duplicates, identical, got '{word}'$"):
             parse([word])

@@ -14,7 +14,8 @@ import pytest
 from test_data import expected_rows
 
 import tf_transformer as tt
-from tf_transformer.data import ids, records, toy_corpus
+from tf_transformer.data import batches as ids
+from tf_transformer.data import records, toy_corpus
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.text_files import line_problem

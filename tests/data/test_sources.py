@@ -11,14 +11,12 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches
+from tf_transformer.data.batches import Batches, tokenized
 from tf_transformer.data.corpus import Batching, read_texts
 from tf_transformer.data.datasets import token_batches
-from tf_transformer.data.held_out import HeldOut
-from tf_transformer.data.ids import tokenized
 from tf_transformer.data.pairs import Source, encoder_of
 from tf_transformer.data.records import Records
-from tf_transformer.data.sources import MemorySource
+from tf_transformer.data.sources import HeldOut, MemorySource
 from tf_transformer.utils.files import encoded
 
 PAIRS = 211

@@ -20,8 +20,8 @@ import tensorflow as tf
 from programs import same_weights
 
 import tf_transformer as tt
+from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
-from tf_transformer.data.ids import Ids
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import Stopped
 from tf_transformer.training.run import Run

@@ -1,9 +1,8 @@
-"""Every option of the public interface against hostile values: it works, or it is one line that names the option."""
+"""Every checked option against hostile values: it works, or it is `BadInput` in one line that names the option."""
 
 import dataclasses
 import decimal
 import fractions
-import importlib
 import inspect
 import json
 import math
@@ -21,10 +20,8 @@ import pytest
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.evaluation import costs
-from tf_transformer.extensions.parsing.corpus import mixed
 from tf_transformer.serving.contract import Export
 from tf_transformer.serving.versions import publish
-from tf_transformer.training.recipe import recipe_of
 from tf_transformer.utils.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
 
 ROOT = Path(__file__).parents[2]
@@ -35,85 +32,61 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-RESULTS = {"Score", "SearchOption", "Summary"}  # dataclasses that the package makes, and users read
-INSIDE = re.compile(  # in graphs, to be overridden, what checks, and what runs without the package
-    r"\.(embed|embed_source|attend|encode|decode|decode_step|init_cache|make_\w+|attend_to_\w+)$|masked_attention|Grammar\.|corpus\.Corpus\."
-    r"|pairs\.Source\.(parts|place)|TextSource\.place|utils\.values\.|litert_client\."
-)
+MADE = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that the package makes, and users read
 
 
 def kinds_of(annotation):
-    """The parts of a union, or the annotation itself."""
+    """Returns the members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [part for each in typing.get_args(annotation) for part in kinds_of(each)]
+        return [kind for each in typing.get_args(annotation) for kind in kinds_of(each)]
     return [annotation]
 
 
 def is_option(annotation):
-    """Whether it is a number, a flag or a choice."""
+    """Returns whether it is a number, a flag or a choice."""
     origins = (typing.Annotated, typing.Literal)
     return any(kind in (int, float, bool) or typing.get_origin(kind) in origins for kind in kinds_of(annotation))
+
+
+def options_of(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.annotation for each in parameters if is_option(each.annotation)}
+
+
+def is_checked(function):
+    """The code of a decorated function is that of `values.checked`."""
+    return Path(function.__code__.co_filename).name == "values.py"
 
 
 def is_plain(value):
     return type(value) in (int, float, bool, str, type(None))
 
 
-def resolved(name):
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ImportError:
-            continue
-        for part in parts[length:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(name)
-
-
 def members():
-    """Every class and function on the API's pages, or of the package's own names, by its full name."""
-    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/reference/api").glob("*.md")))
-    names = re.findall(r"^::: tf_transformer\.(\S+)", pages, re.MULTILINE)
-    names += [f"{module}.{name}".removeprefix("tf_transformer.") for name, module in tt._HOMES.items()]
-    found = {}
-    for name in names:
-        if name.startswith("extensions.beam"):  # test_beam.py has it
-            continue
-        here = resolved(f"tf_transformer.{name}")
+    """Yields every class and function of `tt` and of its modules, by name."""
+    for name in tt.__all__:
+        here = getattr(tt, name)
         for each in vars(here).values() if inspect.ismodule(here) else [here]:
-            own = not inspect.ismodule(here) or getattr(each, "__module__", "") == here.__name__
-            if own and (inspect.isclass(each) or inspect.isfunction(each)) and not each.__name__.startswith("_"):
-                found[f"{each.__module__}.{each.__qualname__}"] = each
-    return sorted(found.items())
+            is_own = not inspect.ismodule(here) or getattr(each, "__module__", "").startswith("tf_transformer")
+            if is_own and (inspect.isclass(each) or inspect.isfunction(each)) and not each.__name__.startswith("_"):
+                yield f"{name}.{each.__qualname__}", each
 
 
 def functions():
-    """Every public function and method, by its name, with the annotations of its options by name."""
+    """Yields functions, constructors and methods of `tt` that have options, by name."""
     for name, each in members():
-        if inspect.isclass(each) and issubclass(each, Exception):
-            continue
         for part, function in vars(each).items() if inspect.isclass(each) else [("", each)]:
             function = getattr(function, "__func__", function)
-            made = part == "__init__" and dataclasses.is_dataclass(each)
-            if not inspect.isfunction(function) or made or (part.startswith("_") and part != "__init__"):
-                continue
-            bases = each.__mro__[:-1] if inspect.isclass(each) and part != "__init__" else ()
-            if any(part in vars(base) for base in bases if not base.__module__.startswith("tf_transformer")):
-                continue  # Keras calls it
-            parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
-            options = {p.name: p.annotation for p in parameters if is_option(p.annotation)}
-            full = f"{name}.{part}".rstrip(".")
-            if options and not INSIDE.search(full):
-                yield full, function, options
+            is_made = part == "__init__" and dataclasses.is_dataclass(each)  # checks its fields
+            if inspect.isfunction(function) and not is_made and options_of(function):
+                yield f"{name}.{part}".rstrip("."), function
 
 
 def dataclasses_of_users():
-    """Those that check themselves, or have options."""
-    kinds = [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in RESULTS]
-    types = {kind: [field.type for field in dataclasses.fields(kind)] for kind in kinds}
-    return [kind for kind in kinds if hasattr(kind, "__post_init__") or any(map(is_option, types[kind]))]
+    """Returns those that check themselves, or have options."""
+    kinds = {each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in MADE}
+    has_options = {kind for kind in kinds if any(is_option(field.type) for field in dataclasses.fields(kind))}
+    return sorted((kind for kind in kinds if hasattr(kind, "__post_init__") or kind in has_options), key=str)
 
 
 def outcome(option, act):
@@ -256,14 +229,22 @@ def test_ranges(kind):
 
 
 def test_every_option_of_a_function_is_checked():
-    """By `values.checked`: the decorated function's code is that of the decorator."""
-    for name, function, options in functions():
-        assert Path(function.__code__.co_filename).name == "values.py", f"decorate {name} with `checked`"
-        for option, annotation in options.items():
+    """That of functions and constructors which are names of `tt`; others are checked if they are decorated."""
+    names, checked_names = set(tt.__all__), set()
+    for name, function in functions():
+        _, each, part = (*name.split("."), "")[:3]
+        if each in names and part in ("", "__init__"):
+            assert is_checked(function), f"decorate {name} with `checked`"
+        if not is_checked(function):
+            continue
+        checked_names.add(name)
+        for option, annotation in options_of(function).items():
             has_other = any(not is_option(kind) and kind is not type(None) for kind in kinds_of(annotation))
             for value in HOSTILE:
-                found = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
-                assert not found or has_other or is_plain(found[0]), (name, option, value, found)
+                made = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
+                assert not made or has_other or is_plain(made[0]), (name, option, value, made)
+    public = {"load.load", "data.text_pairs", "data.token_batches", "TextCorpus.TextCorpus", "toy_corpus.corpus"}
+    assert public | {"Translator.Translator.n_best", "Tokenizer.Tokenizer.learn"} <= checked_names
 
 
 def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
@@ -300,49 +281,44 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
 
 
 def cheap_calls(folder, translator):
-    """Functions and methods with options, by the end of their names, with their other arguments."""
+    """Functions and methods with options, and their other arguments."""
     tiny, x = tt.PRESETS["tiny"], np.ones((1, 1, 3, 2), "float32")
-    return {
-        "toy_corpus.corpus": (tt.toy_corpus.corpus, {}),
-        "costs.activations": (costs.activations, {"config": tiny, "source": 3, "target": 5}),
-        "costs.forward_flops": (costs.forward_flops, {"config": tiny, "source": 3, "target": 5}),
-        "costs.training_cost": (costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
-        "costs.training_flops": (costs.training_flops, {"config": tiny, "pairs": 1}),
-        "restricted_attention": (tt.layers.restricted_attention, {"query": x, "key": x, "value": x, "window": 2}),
-        "restricted.near_mask": (tt.layers.restricted.near_mask, {"length": 3}),
-        "corpus.mixed": (mixed, {"gold": [1, 2], "extra": [3] * 5}),
-        "recipe.recipe_of": (recipe_of, {"preset": "parsing_small"}),
-        "Recipe.interval": (tt.Recipe().interval, {}),
-        "DevText.thinned": (tt.callbacks.DevText("a", max, ["b"], ["c"]).thinned, {}),
-        "versions.publish": (publish, {"save": lambda path: None, "root": folder / "models"}),
-    }
+    return (
+        (tt.toy_corpus.corpus, {}),
+        (costs.activations, {"config": tiny, "source": 3, "target": 5}),
+        (costs.forward_flops, {"config": tiny, "source": 3, "target": 5}),
+        (costs.training_cost, {"hours": 1, "devices": 1, "tflops": 1}),
+        (costs.training_flops, {"config": tiny, "pairs": 1}),
+        (tt.layers.restricted_attention, {"query": x, "key": x, "value": x, "window": 2}),
+        (publish, {"save": lambda path: None, "root": folder / "models"}),
+    )
 
 
 def other_calls(folder, translator):
     """The same, of those that read text or run a model."""
     tt.toy_corpus.write_corpus(folder, train=40, dev=2, test=2)
-    files, dev = ([str(folder / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev"))
+    files, dev = ([str(folder / f"{split}.{side}") for side in ("en", "de")] for split in ("train", "dev"))
     tokenizer, texts = translator.tokenizer, ["Two doors."]
     sides, pairs = {"source": files[0], "target": files[1]}, [("a b", "c")] * 3
-    return {
-        "corpus.TextCorpus": (tt.TextCorpus, {"train": files, "dev": dev}),
-        "TextSource.parts": (tt.sources.TextSource(*files).parts, {"folder": folder}),
-        "data.text_pairs": (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),
-        "data.token_batches": (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
-        "toy_corpus.write_corpus": (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
-        "visualize.attention_figure": (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
-        "Tokenizer.learn": (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
-        "Tokenizer.learn_from": (tt.Tokenizer.learn_from, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
-        "Translator.n_best": (translator.n_best, {"texts": texts}),
-        "Translator.sample": (translator.sample, {"texts": texts}),
-    }
+    return (
+        (tt.TextCorpus, {"train": files, "dev": dev}),
+        (tt.sources.TextSource(*files).parts, {"folder": folder}),
+        (tt.data.text_pairs, sides | {"tokenizer": tokenizer}),
+        (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
+        (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
+        (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
+        (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
+        (tt.Tokenizer.learn_from, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
+        (translator.n_best, {"texts": texts}),
+        (translator.sample, {"texts": texts}),
+    )
 
 
 def ends(good):
     """Of (value, what it becomes): the values that become the least and the greatest number, and those of no number."""
-    numbers = sorted((found, place) for place, (_, found) in enumerate(good) if type(found) in (int, float))
+    numbers = sorted((result, place) for place, (_, result) in enumerate(good) if type(result) in (int, float))
     places = {place for _, place in (*numbers[:1], *numbers[-1:])}
-    return [value for place, (value, found) in enumerate(good) if place in places or type(found) not in (int, float)]
+    return [value for place, (value, result) in enumerate(good) if place in places or type(result) not in (int, float)]
 
 
 def written(folder):
@@ -357,14 +333,12 @@ def test_a_fact_of_an_export_goes_into_json(translator):
 
 @pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])
 def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
-    """With the ends of its range; what is beyond `checked` refuses before. A call that is refused writes nothing."""
+    """With the ends of its range; `checked` rejects what is beyond. A call that raises writes nothing."""
     monkeypatch.chdir(tmp_path)
-    options = {name: options for name, _, options in functions()}
-    for end, (call, arguments) in calls(tmp_path, translator).items():
-        (name,) = (name for name in options if name.endswith(f".{end}"))
-        for option, annotation in options[name].items():
+    for call, arguments in calls(tmp_path, translator):
+        for option, annotation in options_of(call).items():
             made = [(v, outcome(option, lambda o=option, v=v, a=annotation: convert(o, v, a))) for v in HOSTILE]
-            for value in ends([(value, found[0]) for value, found in made if found]):
+            for value in ends([(value, results[0]) for value, results in made if results]):
                 before = written(tmp_path)
                 if not outcome(option, lambda c=call, a=arguments | {option: value}: c(**a)):
                     assert written(tmp_path) == before

@@ -1,19 +1,197 @@
-"""Batches of pairs of similar length, about as many tokens in every batch, by arithmetic (section 5.1).
+"""Token ids of sentence pairs in flat arrays, and their batches (section 5.1).
 
-Which pairs make batch number N follows from a seed and N alone, so a training goes on anywhere without reading what
-came before.
+All sources become flat arrays of ids: a run stores those of its training set in a folder, and a shard of prepared
+records is such a folder. A batch has pairs of similar length and about as many tokens as every other batch. The pairs
+of batch N follow from a seed and N, so a training resumes anywhere without reading what came before.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.ids import Batch, Ids
-from tf_transformer.utils.values import Count, Natural, Seed, checked
+from tf_transformer.data.pairs import Encode, Row
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.utils.files import checksum, new_folder
+from tf_transformer.utils.terminal import say
+
+CHUNK = 2_048  # pairs that are tokenized together
+SECONDS = 10  # between lines of progress
+FACTS = "shard.json"
+ARRAYS = ("source", "source_starts", "target", "target_starts", "lines")
+
+
+class Side(NamedTuple):
+    """The sources, or the targets, of n pairs, without BOS and EOS."""
+
+    ids: np.ndarray  # unsigned integers or int32 [tokens], text after text
+    starts: np.ndarray  # int64 [n + 1], where each text begins, then the number of tokens
+
+    @classmethod
+    def of(cls, ids: np.ndarray, lengths: np.ndarray) -> "Side":
+        """Makes a side of all ids and the length of each text."""
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+    def lengths(self) -> np.ndarray:
+        """Returns the tokens of each text, EOS included: int64 [n]."""
+        return np.diff(self.starts) + 1
+
+    def padded(self, indices: np.ndarray, rows: int, width: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns some texts without and with EOS, then rows of padding: int32 [rows, width]."""
+        starts = self.starts[indices]
+        lengths = self.starts[indices + 1] - starts
+        columns = np.arange(width or int(lengths.max(initial=0)) + 1)
+        is_token = columns < lengths[:, np.newaxis]
+        plain = np.full((rows, len(columns)), PAD_ID, np.int32)
+        plain[: len(indices)][is_token] = self.ids[(starts[:, np.newaxis] + columns)[is_token]]
+        ended = plain.copy()
+        ended[np.arange(len(indices)), lengths] = EOS_ID
+        return plain, ended
+
+
+class Batch(NamedTuple):
+    """A batch of B pairs of at most S and T tokens; 0 is padding."""
+
+    source: np.ndarray  # int32 [B, S], ends with EOS
+    target_in: np.ndarray  # int32 [B, T], begins with BOS
+    target_out: np.ndarray  # int32 [B, T], ends with EOS
+    lines: np.ndarray  # int64 [B], numbers of the pairs in the corpus, from 1; 0 in a row of padding
+
+    def pair(self) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Returns ((source, target_in), target_out), as `fit` takes it."""
+        return (self.source, self.target_in), self.target_out
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The pairs of a corpus that fit, as ids.
+
+    Attributes:
+        source, target: The two sides.
+        lines: int64 [n], numbers of the pairs in the corpus, from 1.
+        skipped: Number of pairs that are too long or empty.
+    """
+
+    source: Side
+    target: Side
+    lines: np.ndarray
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def lengths(self) -> np.ndarray:
+        """Returns the tokens of each pair's longer side, EOS included: int64 [n]."""
+        return np.maximum(self.source.lengths(), self.target.lengths())
+
+    def tokens(self) -> tuple[int, int]:
+        """Returns the number of source and of target tokens, EOS included."""
+        return len(self.source.ids) + len(self), len(self.target.ids) + len(self)
+
+    def batch(self, indices: np.ndarray, shape: tuple[int, int] | None = None) -> Batch:
+        """Returns some pairs, padded to the longest one, or to `shape`: rows and tokens of both sides."""
+        rows, width = shape or (len(indices), None)
+        _, source = self.source.padded(indices, rows, width)
+        plain, target_out = self.target.padded(indices, rows, width)
+        bos = np.full((rows, 1), PAD_ID, np.int32)
+        bos[: len(indices)] = BOS_ID
+        lines = np.zeros(rows, np.int64)
+        lines[: len(indices)] = self.lines[indices]
+        return Batch(source, np.concatenate([bos, plain[:, :-1]], axis=1), target_out, lines)
+
+    @classmethod
+    def joined(cls, shards: Sequence["Ids"]) -> "Ids":
+        """Returns several shards as one, in memory."""
+        sources, targets = (
+            Side.of(
+                np.concatenate([side.ids for side in sides]), np.concatenate([np.diff(side.starts) for side in sides])
+            )
+            for sides in ([shard.source for shard in shards], [shard.target for shard in shards])
+        )
+        return cls(
+            sources, targets, np.concatenate([shard.lines for shard in shards]), sum(shard.skipped for shard in shards)
+        )
+
+    def save(self, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+        """Writes a new folder of arrays atomically, and returns what is in its shard.json: `facts`, size, checksums."""
+        with new_folder(folder) as written:
+            for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
+                file, form = written / f"{name}.npy", np.lib.format
+                # The error of `np.save` does not say that a disk is full.
+                try:
+                    with open(file, "wb") as stream:
+                        form.write_array_header_1_0(stream, form.header_data_from_array_1_0(array))
+                        stream.write(np.ascontiguousarray(array).data)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(file)) from error
+            size = sum((written / f"{name}.npy").stat().st_size for name in ARRAYS)
+            facts = facts | {"skipped": self.skipped, "bytes": size, "sha256": sums_of(written)}
+            (written / FACTS).write_text(json.dumps(facts))
+        return facts
+
+    @classmethod
+    def load(cls, folder: Path, skipped: int = 0) -> "Ids":
+        """Maps a folder that `save` wrote into memory. Invalid arrays raise `ValueError`, missing ones `OSError`."""
+        source, source_starts, target, target_starts, lines = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
+        )
+        for ids, starts in ((source, source_starts), (target, target_starts)):
+            if not (ids.ndim == starts.ndim == lines.ndim == 1 and len(starts) == len(lines) + 1):
+                raise ValueError("arrays of other sizes")
+            if ids.dtype.kind not in "iu" or (starts.dtype, lines.dtype) != (np.int64, np.int64):
+                raise ValueError("arrays that are not whole numbers")
+            if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
+                raise ValueError("texts that do not follow one another")
+        return cls(Side(source, source_starts), Side(target, target_starts), lines, skipped)
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """Returns the checksums of a shard's arrays."""
+    return {name: checksum(folder / f"{name}.npy") for name in ARRAYS}
+
+
+def facts_of(folder: Path) -> dict[str, Any] | None:
+    """Returns what is in a shard's shard.json, or `None` if the shard is missing or damaged."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
+        return facts if facts["sha256"] == sums_of(folder) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: int) -> Ids:
+    """Tokenizes numbered pairs, and skips those with an empty side or one of more than `max_length` tokens with EOS."""
+    dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+    columns: list[list[np.ndarray]] = [[np.zeros(0, dtype if column in (0, 2) else np.int64)] for column in range(5)]
+    remaining, total, began, logged = iter(rows), 0, time.monotonic(), time.monotonic()
+    while chunk := list(itertools.islice(remaining, CHUNK)):
+        numbers, *texts = zip(*chunk, strict=True)
+        total += len(numbers)
+        sides = [_flat(side, dtype) for side in encode(*texts)]
+        lengths = np.stack([sizes for _, sizes in sides])
+        fits = (lengths.max(axis=0) < max_length) & (lengths.min(axis=0) > 0)
+        arrays = [array for ids, sizes in sides for array in (ids[np.repeat(fits, sizes)], sizes[fits])]
+        for column, array in zip(columns, [*arrays, np.asarray(numbers, np.int64)[fits]], strict=True):
+            column.append(array)
+        if time.monotonic() - logged > SECONDS:
+            logged = time.monotonic()
+            say(f"  tokenized {total:,} pairs, {total / (logged - began):,.0f} a second")
+    source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in columns)
+    return Ids(Side.of(source, source_lengths), Side.of(target, target_lengths), lines, total - len(lines))
+
+
+def _flat(rows: list[list[int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all ids, row after row, and the length of each row."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths.sum())), lengths
 
 
 @dataclass(frozen=True)
@@ -35,13 +213,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs that are in memory together: a whole text, or some shards of one.
+    """Pairs that are in memory together: a whole corpus, or some shards of one.
 
     Attributes:
-        lengths: int64 [max_length + 1], the number of pairs of each length, that of the longer side with EOS.
-        tokens: of all sources, and of all targets, EOS included.
-        skipped: how many pairs are left out.
-        read: gives the ids.
+        lengths: int64 [max_length + 1], number of pairs by the length of their longer side, EOS included.
+        tokens: Number of source and of target tokens, EOS included.
+        skipped: Number of skipped pairs.
+        read: Returns the ids.
     """
 
     lengths: np.ndarray
@@ -51,22 +229,19 @@ class Block:
 
     @classmethod
     def of(cls, ids: Ids, max_length: int) -> "Block":
-        """A text that is in memory, or mapped into it."""
+        """Makes a block of ids that are in memory, or mapped into it."""
         lengths = np.bincount(ids.lengths(), minlength=max_length + 1)
         return cls(lengths, ids.tokens(), ids.skipped, lambda: ids)
 
 
 class Order:
-    """Which pairs make batch number N, a function of the pairs' lengths, a seed and N.
+    """The pairs of batch number N of a block, a function of the pairs' lengths, a seed and N.
 
-    Pairs of similar length share a bucket. An epoch has every pair once: full batches of each bucket, and the pairs
-    that are left over in batches together, the longest ones first. An epoch's order depends on seed and epoch alone.
+    Pairs of similar length share a bucket. An epoch has every pair once: first the full batches of each bucket, then
+    the remaining pairs together, longest first, in a random order of batches.
 
-    Args:
-        lengths: int [n], of the longer side of each pair, EOS included.
-        batch_tokens: the most source tokens, and target tokens, of a batch, padding included.
-        max_length: the greatest length; a bucket's bound.
-        seed: of the order, one number or several; `None` keeps the pairs of a bucket in order, and short batches first.
+    `lengths`, int [n], are the tokens of each pair's longer side, EOS included. Without a `seed`, pairs keep their
+    order within a bucket, and batches of short pairs come first.
     """
 
     def __init__(
@@ -77,22 +252,23 @@ class Order:
         self.seed = [seed] if isinstance(seed, int) else seed
         self._buckets = np.searchsorted(self.bounds, lengths).astype(np.uint8)
         self._batches = batches_of(np.bincount(self._buckets, minlength=len(self.bounds)).tolist(), self.sizes)
-        self._epoch = functools.lru_cache(2)(self._order)  # prefetching may look into the next one
+        # Two epochs, since prefetching may read the next one before this one ends.
+        self._epoch = functools.lru_cache(2)(self._order)
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """Returns the number of batches in an epoch."""
         return len(self._batches)
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
-        """The places of the pairs of batch `number`, from 0 without end, and its bucket's shape, rows and tokens."""
-        epoch, place = divmod(number, len(self))
+        """Returns the indices of the pairs of batch `number`, and its bucket's shape, rows and tokens."""
+        epoch, index = divmod(number, len(self))
         pairs, order = self._epoch(epoch)
-        bucket, parts = self._batches[order[place]]
+        bucket, ranges = self._batches[order[index]]
         shape = self.sizes[bucket], self.bounds[bucket]
-        return np.concatenate([pairs[start:stop] for start, stop in parts]), shape
+        return np.concatenate([pairs[start:stop] for start, stop in ranges]), shape
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of an epoch by bucket, and the order of its batches."""
+        """Returns the pairs of an epoch sorted by bucket, and the order of its batches."""
         if self.seed is None:
             return np.argsort(self._buckets, kind="stable"), np.arange(len(self))
         rng = np.random.default_rng([*self.seed, epoch])
@@ -101,25 +277,24 @@ class Order:
 
 
 class Batches:
-    """The batches of some blocks by their numbers, from 0 without end.
+    """The batches of some blocks, by their numbers, from 0 without end.
 
-    One block is in memory at a time. An epoch has every block once; every epoch has the blocks, and the pairs in each,
-    in another order. How many batches a block makes follows from the lengths of its pairs, so that going on from batch
-    N reads nothing of what came before its block.
+    One block is in memory at a time. Every epoch has each block once, and orders the blocks, and the pairs in each,
+    anew. The lengths in a block determine how many batches it makes, so resuming at batch N reads only the block of N.
 
     Args:
-        blocks: of the text.
-        batch_tokens: the most source tokens, and target tokens, of a batch, padding included.
-        seed: of the order; `None` keeps the blocks, and the pairs of a bucket, in order, and short batches first.
-        fixed_shapes: fill each batch to its bucket's shape, so that a compiler sees few shapes; it may change.
+        blocks: Blocks of the corpus.
+        batch_tokens: Maximum of source tokens, and of target tokens, in a batch, padding included.
+        seed: Shuffling seed. `None` keeps the order of blocks, and of pairs within a bucket.
+        fixed_shapes: Whether to fill each batch to its bucket's shape, so that a compiler sees few shapes. Can be set
+            at any time.
 
     Raises:
-        BadInput: a batch cannot hold the longest pair.
+        BadInput: If a batch cannot hold the longest pair.
     """
 
-    @checked
     def __init__(
-        self, blocks: Sequence[Block], batch_tokens: Count, seed: Seed | None = 0, fixed_shapes: bool = False
+        self, blocks: Sequence[Block], batch_tokens: int, seed: int | None = 0, fixed_shapes: bool = False
     ) -> None:
         self.blocks, self.batch_tokens, self.seed, self.fixed_shapes = blocks, batch_tokens, seed, fixed_shapes
         self.max_length = max((len(block.lengths) - 1 for block in blocks), default=1)
@@ -135,37 +310,37 @@ class Batches:
         self._read: tuple[int, Ids, Order] | None = None
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """Returns the number of batches in an epoch."""
         return sum(self.counts)
 
-    @checked
-    def __getitem__(self, number: Natural) -> Batch:
-        epoch, place = divmod(number, len(self))
+    def __getitem__(self, number: int) -> Batch:
+        epoch, index = divmod(number, len(self))
         blocks, ends = self._ends(epoch)
-        at = int(np.searchsorted(ends, place, side="right"))
-        block = int(blocks[at])
-        ids, order = self._block(block)
-        places, shape = order[epoch * len(order) + place - (int(ends[at]) - len(order))]
-        return ids.batch(places, shape if self.fixed_shapes else None)
+        position = int(np.searchsorted(ends, index, side="right"))
+        block = int(blocks[position])
+        if self._read is None or self._read[0] != block:
+            self._read = None  # frees the previous block before the next one is read
+            ids = self.blocks[block].read()
+            seed = self.seed if self.seed is None or len(self.blocks) == 1 else [self.seed, block]
+            self._read = block, ids, Order(ids.lengths(), self.batch_tokens, self.max_length, seed)
+        _, ids, order = self._read
+        indices, shape = order[epoch * len(order) + index - (int(ends[position]) - len(order))]
+        return ids.batch(indices, shape if self.fixed_shapes else None)
 
     def since(self, first: int = 0) -> Iterator[Batch]:
-        """Batches without end, from the one numbered `first` on.
-
-        Raises:
-            BadInput: there are none.
-        """
+        """Returns batches without end, from number `first`. Raises `BadInput` if there are none."""
         if not len(self):
             raise BadInput(f"expected sentences of at most {self.max_length} tokens, got none")
         return (self[number] for number in itertools.count(first))
 
     def summary(self) -> Summary:
-        """Count the batches, pairs and tokens of one epoch."""
+        """Counts the batches, pairs and tokens of one epoch."""
         pairs = sum(int(block.lengths.sum()) for block in self.blocks)
         source, target = (sum(block.tokens[side] for block in self.blocks) for side in (0, 1))
         return Summary(len(self), pairs, sum(block.skipped for block in self.blocks), source, target)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of an epoch in order, and the number of batches up to the end of each."""
+        """Returns the blocks of an epoch in order, and the number of batches up to the end of each."""
         count = len(self.blocks)
         if self.seed is None or count == 1:
             blocks = np.arange(count)
@@ -173,55 +348,41 @@ class Batches:
             blocks = np.random.default_rng([self.seed, epoch]).permutation(count)
         return blocks, np.cumsum(np.asarray(self.counts)[blocks])
 
-    def _block(self, number: int) -> tuple[Ids, Order]:
-        if self._read is None or self._read[0] != number:
-            self._read = None  # the block before goes first
-            ids = self.blocks[number].read()
-            seed = self.seed if self.seed is None or len(self.blocks) == 1 else [self.seed, number]
-            self._read = number, ids, Order(ids.lengths(), self.batch_tokens, self.max_length, seed)
-        return self._read[1:]
-
 
 def batch_sizes(bounds: Sequence[int], batch_tokens: int) -> list[int]:
-    """The rows of a full batch, by the bounds of lengths.
-
-    Raises:
-        BadInput: a batch cannot hold the longest pair.
-    """
+    """Returns the rows of a full batch of each bucket, or raises `BadInput` if a batch cannot hold the longest pair."""
     if batch_tokens < bounds[-1]:
         raise BadInput(f"batch_tokens: expected at least max_length={bounds[-1]}, got {batch_tokens}")
     return [batch_tokens // bound for bound in bounds]
 
 
 def batches_of(counts: list[int], sizes: list[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """The batches of an epoch: the bucket of the longest pair, and which pairs, as ranges of all pairs by bucket.
+    """Returns the batches of an epoch: the bucket of the longest pair, and ranges of the pairs sorted by bucket.
 
-    Args:
-        counts: pairs in each bucket.
-        sizes: rows of a full batch of each bucket.
+    `counts` are the pairs in each bucket, `sizes` the rows of a full batch of each.
     """
     ends = list(itertools.accumulate(counts))
-    batches, left = [], []
+    batches, remainders = [], []
     for bucket, (end, count, size) in enumerate(zip(ends, counts, sizes, strict=True)):
         starts = range(end - count, end - size + 1, size)
         batches += [(bucket, [(start, start + size)]) for start in starts]
         if count % size:
-            left.append((bucket, end - count % size, end))
-    open_batch: tuple[int, list[tuple[int, int]]] | None = None
-    room = 0
-    for bucket, start, end in reversed(left):
+            remainders.append((bucket, end - count % size, end))
+    # A short batch for each bucket's remainder would waste steps. So the remainders fill batches together, longest
+    # first: the first pair of a batch sets its width, and shorter pairs are padded to it.
+    ranges, room = list[tuple[int, int]](), 0
+    for bucket, start, end in reversed(remainders):
         while start < end:
             if not room:
-                open_batch, room = (bucket, []), sizes[bucket]
-                batches.append(open_batch)
-            assert open_batch is not None
+                ranges, room = [], sizes[bucket]
+                batches.append((bucket, ranges))
             taken = min(room, end - start)
-            open_batch[1].append((end - taken, end))
+            ranges.append((end - taken, end))
             end, room = end - taken, room - taken
     return batches
 
 
 def bucket_bounds(max_length: int) -> list[int]:
-    """The greatest length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
+    """Returns the maximum length of each bucket: 8, then about a tenth more each time, which keeps padding low."""
     lengths = itertools.accumulate(itertools.repeat(8), lambda bound, _: max(bound + 2, int(bound * 1.1)))
     return [*itertools.takewhile(lambda bound: bound < max_length, lengths), max_length]

@@ -1,4 +1,4 @@
-"""What a run learns from: parallel text, TensorFlow Datasets, prepared records, the toy corpus; or any `Source`."""
+"""Training, dev and test data of a run: parallel text, TensorFlow Datasets, records, the toy corpus, or any source."""
 
 import contextlib
 import json
@@ -13,17 +13,14 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block
-from tf_transformer.data.held_out import HeldOut, Share
-from tf_transformer.data.ids import Ids, facts_of, tokenized
+from tf_transformer.data.batches import Batches, Block, Ids, facts_of, tokenized
 from tf_transformer.data.pairs import Source, Texts, contents_of, rows_of, texts_of
 from tf_transformer.data.records import Records
-from tf_transformer.data.sources import MemorySource, TextSource, TfdsSource
+from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
 from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Seed, check_fields, checked
 
 Files = Sequence[str | os.PathLike[str]]
@@ -35,10 +32,10 @@ class Batching:
     """How pairs become batches.
 
     Attributes:
-        tokenizer: of source and target.
-        batch_tokens: source tokens, and target tokens, in a batch.
-        seed: of the order.
-        folder: where the ids of the text are kept, so that they are made once; `None` means nowhere.
+        tokenizer: Tokenizer of source and target.
+        batch_tokens: Maximum of source tokens, and of target tokens, in a batch.
+        seed: Shuffling seed.
+        folder: Folder that stores the ids of the training set, so that a run that resumes does not tokenize it again.
     """
 
     tokenizer: Tokenizer
@@ -54,20 +51,21 @@ class Batching:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a `Trainer` learns from and is watched with.
+    """Training, dev and test data for a `Trainer`.
 
         tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=(sources, references))
 
     Attributes:
-        train: the training text, kept in memory as ids; or prepared `Records`, for texts larger than memory.
-        dev: sources and references to watch the training with.
-        test: sources and references to score the result with; `None` means the dev text.
-        languages: of source and target, for example ("en", "de"); `None` if they are not known.
-        max_length: tokens a side, EOS included; longer pairs are left out. `None` means the source's.
+        train: Source of the training set, which is kept in memory as ids; or prepared `Records`, for training sets
+            larger than memory.
+        dev: Sources and references of the dev set.
+        test: Sources and references of the test set. `None` means the dev set.
+        languages: Languages of source and target, for example ("en", "de"); `None` if unknown.
+        max_length: Maximum of tokens a side, EOS included; longer pairs are skipped. `None` means the source's.
 
     Raises:
-        BadInput: `dev` or `test` are no two lists of as many texts, or have none; or the records have pairs of other
-            lengths.
+        BadInput: If `dev` or `test` is not two lists of as many texts, or has none; or if the records have another
+            maximum length.
     """
 
     train: Source | Records
@@ -78,10 +76,10 @@ class Corpus:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        own = self.train.max_length
-        if isinstance(self.train, Records) and self.max_length not in (None, own):
-            raise BadInput(f"max_length: expected {own}, that of the records, got {self.max_length}")
-        object.__setattr__(self, "max_length", self.max_length or own)
+        longest = self.train.max_length
+        if isinstance(self.train, Records) and self.max_length not in (None, longest):
+            raise BadInput(f"max_length: expected {longest}, that of the records, got {self.max_length}")
+        object.__setattr__(self, "max_length", self.max_length or longest)
         for name in ("dev", "test"):
             sources, references = (texts_of(name, side) for side in getattr(self, name) or self.dev)
             if len(sources) != len(references):
@@ -98,23 +96,22 @@ class Corpus:
 
     @property
     def kind(self) -> str:
-        """What is learned, "translation" or "parsing"."""
+        """Task that the corpus trains, "translation" or "parsing"."""
         return self.train.kind
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for config.json that tell this training text from another, as `Source.describe`."""
+        """Returns plain values that identify the training set, for config.json, like `Source.describe`."""
         return self.train.describe()
 
-    @checked
-    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
-        """The vocabulary of a new run."""
+    def learn_tokenizer(self, vocab_size: int, kind: Any) -> Tokenizer:
+        """Learns the vocabulary of a new run."""
         return self.train.learn_tokenizer(vocab_size, kind)
 
-    @checked
     def batches(self, batching: Batching) -> Batches:
-        """The batches of the training text, by their numbers."""
+        """Returns the batches of the training set, by their numbers."""
         if isinstance(self.train, Records):
-            if batching.tokenizer.fingerprint != self.train.tokenizer.fingerprint:  # that of a model to start from
+            # A model to start from may have another tokenizer.
+            if batching.tokenizer.fingerprint != self.train.tokenizer.fingerprint:
                 folder = self.train.folder
                 raise BadInput(f"{folder}: expected to train with the tokenizer of the records, got another")
             blocks = self.train.blocks()
@@ -122,9 +119,8 @@ class Corpus:
             blocks = [Block.of(self.ids(batching), self.max_length or 0)]
         return Batches(blocks, batching.batch_tokens, batching.seed)
 
-    @checked
     def dev_batches(self, batching: Batching) -> Batches:
-        """The batches of the dev text; an epoch has the pairs of a bucket in order."""
+        """Returns the batches of the dev set, without shuffling."""
         source, references = self.dev
         train = self.train if isinstance(self.train, Source) else MemorySource(source, references)
         rows = rows_of(zip(source, train.learned(references), strict=True))
@@ -133,47 +129,47 @@ class Corpus:
         return Batches([Block.of(ids, longest)], batching.batch_tokens, seed=None)
 
     def ids(self, batching: Batching) -> Ids:
-        """The training text as ids, as they are kept in the batching's folder, or made now."""
+        """Returns the training set as ids, from the batching's folder if they are stored there."""
         assert isinstance(self.train, Source), "records are read by block"
         folder, tokenizer = batching.folder, batching.tokenizer
-        if folder and (facts := self._kept(folder, tokenizer)):
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):  # it is made again
+        if folder and (facts := self._stored(folder, tokenizer)):
+            # Damaged ids are made again.
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):
                 return Ids.load(folder, int(facts["skipped"]))
         return tokenized(self.train.rows(), self.train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
-        """Write the ids into the batching's folder, for a run that goes on, if `describe` tells this text from every
-        other by its contents."""
+        """Stores the ids in the batching's folder for a run that resumes, if the source has a checksum."""
         if not batching.folder or isinstance(self.train, Records) or "sha256" not in self.describe():
             return
         ids = batches.blocks[0].read()
-        if isinstance(ids.lines, np.memmap) or self._kept(batching.folder, batching.tokenizer):
+        if isinstance(ids.lines, np.memmap) or self._stored(batching.folder, batching.tokenizer):
             return
         if batching.folder.exists():
             say(f"{batching.folder}: expected the training text as ids, found damaged files; they are written again")
             shutil.rmtree(batching.folder)
         ids.save(batching.folder, {"of": self._key(batching.tokenizer)})
 
-    def _kept(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
-        """What shard.json says, if the folder has whole ids of this text."""
+    def _stored(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
+        """Returns what is in shard.json, if the folder has undamaged ids of this corpus."""
         facts = facts_of(folder)
         return facts if facts and facts.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None
 
     def _key(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """What the ids depend on."""
+        """Returns what the ids depend on."""
         contents = contents_of(self.describe())
         return {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length, "corpus": contents}
 
 
 class ToySource(MemorySource):
-    """The training text of the toy corpus."""
+    """The training set of the toy corpus."""
 
     def describe(self) -> dict[str, Any]:
         return {"train": "grammar", "sha256": checksum(toy_corpus.FILE)}
 
 
 def ToyCorpus() -> Corpus:
-    """English and German in short sentences, 25,000 pairs to learn from, without a network; see `toy_corpus`."""
+    """Returns the toy corpus: 25,000 pairs of short English and German sentences to train on; see `toy_corpus`."""
     splits = toy_corpus.corpus()
     columns = (zip(*splits[split], strict=True) for split in ("train", "dev", "test"))
     train, dev, test = ((list(source), list(target)) for source, target in columns)
@@ -182,61 +178,57 @@ def ToyCorpus() -> Corpus:
 
 @checked
 def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip_bad_lines: bool = False) -> Corpus:
-    """Parallel text, a sentence a line, in UTF-8, plain or .gz; read and checked when the corpus is made.
+    """Reads and checks parallel text, one sentence per line, in UTF-8, plain or .gz.
 
     Args:
-        train: two files, source and target.
-        dev: two files to watch the training with; or how much of the training text to hold out for that: a share, such
-            as 0.02, or a number of pairs.
-        test: two files to score the result with; `None` means the dev text.
-        skip_bad_lines: leave out pairs with an empty, over-long or invalid line, which are an error otherwise.
+        train: Two files, source and target.
+        dev: Two files; or the part of the training set to hold out as the dev set: a share, such as 0.02, or a number
+            of pairs.
+        test: Two files. `None` means the dev set.
+        skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        BadInput: the lines do not match, or one is bad; the message says where.
+        FileNotFoundError: If a file is missing.
+        BadInput: If line counts differ or a line is bad. The message names the line.
     """
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
-    texts = read_texts(test) if test else None
+    test_texts = read_texts(test) if test else None
     if isinstance(dev, float):
         source.check()
         held_out = HeldOut(source, dev)
-        return Corpus(held_out, held_out.dev(), texts, languages_of(files))
+        return Corpus(held_out, held_out.dev(), test_texts, languages_of(files))
     dev_texts = read_texts(dev)
     source.check()
-    return Corpus(source, dev_texts, texts, languages_of(files))
+    return Corpus(source, dev_texts, test_texts, languages_of(files))
 
 
 @checked
 def TfdsCorpus(
     name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | os.PathLike[str] | None = None
 ) -> Corpus:
-    """A translation corpus of TensorFlow Datasets: its splits "train", "validation" and "test".
+    """Returns the splits "train", "validation" and "test" of a translation corpus of TensorFlow Datasets.
 
     Args:
-        name: for example "wmt14_translate/de-en".
-        languages: of source and target.
-        data_dir: where the corpora lie; `None` means TFDS's own place.
+        name: Name of the corpus, for example "wmt14_translate/de-en".
+        languages: Languages of source and target.
+        data_dir: Folder of the corpora. `None` means the default of TFDS.
 
     Raises:
-        BadInput: there is no such language or split.
+        BadInput: If there is no such language or split.
     """
     train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
     return Corpus(train, dev.texts(), test.texts(), languages)
 
 
 def read_texts(files: Files) -> Texts:
-    """Sources and references from two files.
-
-    Raises:
-        BadInput: they are not parallel text in UTF-8.
-    """
+    """Reads sources and references from two files, or raises `BadInput` if they are not parallel text in UTF-8."""
     source, target = two_files("files", files)
     return read_text_pairs(source, target)
 
 
 def two_files(name: str, files: Files) -> list[str]:
-    """Two files, source and target, or `BadInput` with the option's name."""
+    """Returns two files, source and target, or raises `BadInput` with the option's name."""
     paths = [str(user_path(file)) for file in files]
     if len(paths) != 2:
         raise BadInput(f"{name}: expected two files, source and target, got {len(paths)}")
@@ -244,10 +236,10 @@ def two_files(name: str, files: Files) -> list[str]:
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:
-    """The languages of a training text, as its files' names end: train.en, train.de.gz.
+    """Returns the languages of a training set by the endings of its files' names, such as train.en and train.de.gz.
 
     Args:
-        train: what config.json says of it: "grammar", the toy corpus; two files; or the name of something else.
+        train: Its name in config.json: "grammar", the toy corpus; two files; or another name.
     """
     if train == "grammar":
         return TOY_LANGUAGES

@@ -1,4 +1,4 @@
-"""What a source of pairs of texts is: pairs in an order, in parts that a worker reads, good ones and bad ones."""
+"""The interface of a corpus's source: pairs of texts in a fixed order, in shards that workers read, good and bad."""
 
 import abc
 import dataclasses
@@ -16,10 +16,10 @@ from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Natural, between, check_fields, checked, shown
 
 MAX_LENGTH = 256  # tokens a side, EOS included
-Pairs = Annotated[int, between(0, 2**63 - 1)]  # how many
+Pairs = Annotated[int, between(0, 2**63 - 1)]  # a number of pairs
 PairsOfPart = Annotated[int, between(1, 2**63 - 1)]
 Text = str | bytes
-Pair = tuple[Text, Text]  # source and target, in UTF-8 unless they are bad
+Pair = tuple[Text, Text]  # source and target; bytes are UTF-8 unless they are bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
 Texts = tuple[list[str], list[str]]  # sources and their references
 # From sources and targets to the ids of each, without BOS and EOS.
@@ -28,13 +28,13 @@ Encode = Callable[[Sequence[bytes], Sequence[bytes]], tuple[list[list[int]], lis
 
 @dataclass(frozen=True)
 class Part:
-    """Pairs that follow one another: those of one shard.
+    """One shard of a corpus: consecutive pairs.
 
     Attributes:
-        number: of the part, from 0.
-        first: number of its first pair in the corpus, from 0.
-        count: number of pairs; with a smaller number, the first ones.
-        where: what the source needs to find them.
+        number: Index of the shard.
+        first: Index of its first pair in the corpus.
+        count: Number of pairs. With a smaller number, the first ones.
+        where: What the source needs to find them.
     """
 
     number: Natural
@@ -47,7 +47,7 @@ class Part:
 
 
 class Source(abc.ABC):
-    """Pairs of texts, always in the same order. Write `describe` and `pairs`; the rest follows.
+    """Pairs of texts, always in the same order. Override `describe` and `pairs`; the rest follows.
 
         class Dictionary(tt.sources.Source):
             def describe(self):
@@ -58,14 +58,14 @@ class Source(abc.ABC):
 
         corpus = tt.Corpus(Dictionary(), dev=(sources, references))
 
-    It pickles, and every worker can read what it names.
+    It must pickle, and every worker must be able to read its files.
 
     Attributes:
-        kind: what is learned, "translation" or "parsing".
-        max_length: tokens a side, EOS included; longer pairs are left out, unless a corpus has another length.
-        skip_bad_lines: leave out pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes; otherwise
-            such a pair is an error.
-        symbols: what the texts contain that is a piece of its own in a vocabulary, as of `Tokenizer.learn_from`.
+        kind: Task that it trains, "translation" or "parsing".
+        max_length: Maximum of tokens a side, EOS included. Longer pairs are skipped, unless the corpus has a length.
+        skip_bad_lines: Whether to skip pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes.
+            Otherwise such a pair is an error.
+        symbols: Strings in the texts that become one piece each of a new vocabulary, as in `Tokenizer.learn_from`.
     """
 
     kind: str = "translation"
@@ -75,47 +75,57 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain values that tell this text from another, for records.json and a run's config.json.
+        """Returns plain values that identify these texts, for records.json and a run's config.json.
 
-        With "sha256", a checksum of its contents, "train" is only a name: the text may have another one, or move.
+        With "sha256", a checksum of the contents, "train" is only a name, which may change.
         """
 
     def contents(self) -> dict[str, Any]:
-        """What `describe` says of the contents alone."""
+        """Returns the part of `describe` that depends only on the contents."""
         return contents_of(self.describe())
 
     @abc.abstractmethod
     def pairs(self) -> Iterator[Pair]:
-        """All pairs."""
+        """Yields all pairs."""
 
-    def parts(self, pairs: int, folder: Path) -> list[Part]:
-        """The pairs in parts of `pairs` pairs; the last one may have fewer.
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | Path) -> list[Part]:
+        """Splits the corpus into shards of `pairs` pairs; the last one may have fewer.
 
         Args:
-            pairs: of a part.
-            folder: which the workers see, for files that the source has to write.
+            pairs: Pairs of a shard.
+            folder: Folder that all workers can read, for files that the source has to write.
 
         Raises:
-            BadInput: there are no pairs, or they are damaged.
+            BadInput: If there are no pairs, or they are damaged.
         """
         return even_parts(sum(1 for _ in self.pairs()), pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
-        """The pairs of a part. A source that can begin in the middle does not read what comes before."""
+        """Yields the pairs of a shard. Override it if a source can begin in the middle."""
         return itertools.islice(self.pairs(), part.first, part.first + part.count)
 
     def place(self, side: int, number: int) -> str:
-        """Where a text is, for people; `number` is its pair's, from 0."""
+        """Describes, for errors, where a text is: source (0) or target (1) of the pair with this index."""
         return f"{('source', 'target')[side]}, pair {number + 1:,}"
 
     def sentences(self) -> Iterator[str]:
-        """Every text of both sides, which a vocabulary is learned from."""
+        """Yields every text of both sides, to learn a vocabulary from."""
         for pair in pairs_of_texts(self.pairs()):
             yield from map(decoded, pair)
 
     @checked
+    def sample(self, parts: list[Part], pairs: Pairs) -> Iterator[str]:
+        """Yields texts of both sides to learn a vocabulary from: the first of every shard, about `pairs` in all."""
+        each = -(-pairs // len(parts))
+        for part in parts:
+            first = dataclasses.replace(part, count=min(each, part.count))
+            for pair in pairs_of_texts(self.read(first), part.first):
+                yield from map(decoded, pair)
+
+    @checked
     def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
-        """The vocabulary of a new run, learned from these texts."""
+        """Learns the vocabulary of a new run from these texts."""
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.symbols)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
@@ -126,81 +136,71 @@ class Source(abc.ABC):
         """
         rows = [row[tokenizer.codes :] for row in tokenizer.encode(self.symbols)]
         tokens = [[token.strip("▁") for token in tokenizer.source_tokens(row)] for row in rows]
-        if unknown := [symbol for symbol, own in zip(self.symbols, tokens, strict=True) if symbol not in own]:
+        if unknown := [symbol for symbol, row in zip(self.symbols, tokens, strict=True) if symbol not in row]:
             got = f"expected one with a token for each tag of the sources, got none for {', '.join(unknown)}"
             raise BadInput(f"tokenizer: {got}. Train one on the sources, or use tags that it has.")
         return encoder_of(tokenizer)
 
     def learned(self, references: Sequence[str]) -> list[str]:
-        """The targets of a dev text's references; they are the same, unless what is learned has another form."""
+        """Converts references of the dev set to training targets. Identity by default."""
         return list(references)
 
     def texts(self) -> Texts:
-        """All sources, and all targets, to watch a training with or to score: `Corpus(train, dev=dev.texts())`.
+        """Returns all sources and all targets, for a dev or test set: `Corpus(train, dev=dev.texts())`.
 
         Raises:
-            BadInput: a line is bad, and bad ones are not to be skipped.
+            BadInput: If a line is bad and bad lines are not to be skipped.
         """
         return lists_of(pair for _, *pair in self.rows() if all(pair))
 
     def rows(self) -> Iterator[Row]:
-        """All pairs with their numbers, from 1; both texts of a bad pair are empty.
+        """Yields all pairs with their numbers, from 1. Both texts of a bad pair are empty.
 
         Raises:
-            BadInput: a line is bad, and bad ones are not to be skipped.
+            BadInput: If a line is bad and bad lines are not to be skipped.
         """
-        for number, pair in enumerate(pairs_of_texts(self.pairs())):
-            yield number + 1, *(self._checked(number, pair) or (b"", b""))
+        for index, pair in enumerate(pairs_of_texts(self.pairs())):
+            yield index + 1, *(self._checked(index, pair) or (b"", b""))
 
     def good_pairs(self, part: Part) -> Iterator[Row]:
-        """The pairs of a part without bad ones, each with its place in the part, from 0.
+        """Yields the good pairs of a shard, each with its index in the shard.
 
         Raises:
-            BadInput: a line is bad, and bad ones are not to be skipped.
+            BadInput: If a line is bad and bad lines are not to be skipped.
         """
-        for place, pair in enumerate(pairs_of_texts(self.read(part), part.first)):
-            if good := self._checked(part.first + place, pair):
-                yield place, *good
+        for index, pair in enumerate(pairs_of_texts(self.read(part), part.first)):
+            if good := self._checked(part.first + index, pair):
+                yield index, *good
 
-    @checked
-    def sample(self, parts: list[Part], pairs: Pairs) -> Iterator[str]:
-        """Texts of both sides to learn a vocabulary from: the first of every part, about `pairs` in all."""
-        each = -(-pairs // len(parts))
-        for part in parts:
-            first = dataclasses.replace(part, count=min(each, part.count))
-            for pair in pairs_of_texts(self.read(first), part.first):
-                yield from map(decoded, pair)
-
-    def _checked(self, number: int, pair: Pair) -> tuple[bytes, bytes] | None:
+    def _checked(self, index: int, pair: Pair) -> tuple[bytes, bytes] | None:
         source, target = map(encoded, pair)
         problems = [line_problem(text) for text in (source, target)]
         if problems == [None, None]:
             return source, target
         if not self.skip_bad_lines:
             side = 0 if problems[0] else 1
-            raise BadInput(f"{self.place(side, number)}: expected a sentence in UTF-8, got {problems[side]}")
+            raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problems[side]}")
         return None
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """A function from sources and targets to the ids of each."""
+    """Returns a function from sources and targets to the ids of each."""
     return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
 
 
 def contents_of(description: dict[str, Any]) -> dict[str, Any]:
-    """What a source's `describe` says of its contents: with a checksum, "train" is only a name."""
+    """Drops "train" from what `Source.describe` returns, if there is a checksum of the contents."""
     return {name: value for name, value in description.items() if name != "train" or "sha256" not in description}
 
 
 def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
-    """Pairs with their numbers, from 1."""
-    whole = enumerate(pairs_of_texts(pairs), 1)
-    return ((number, encoded(source), encoded(target)) for number, (source, target) in whole)
+    """Yields pairs with their numbers, from 1."""
+    for number, (source, target) in enumerate(pairs_of_texts(pairs), 1):
+        yield number, encoded(source), encoded(target)
 
 
-@checked
-def pairs_of_texts(pairs: Iterable[Any], first: Pairs = 0) -> Iterator[Pair]:
-    """Yields pairs, the first of which has the number `first`, from 0.
+def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:
+    """Yields pairs, the first of which has the index `first`.
 
     Raises:
         BadInput: If one is something else, such as `None` or three texts.
@@ -214,7 +214,7 @@ def pairs_of_texts(pairs: Iterable[Any], first: Pairs = 0) -> Iterator[Pair]:
 
 
 def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:
-    """All sources, and all targets."""
+    """Returns all sources and all targets."""
     sources, targets = list[str](), list[str]()
     for source, target in pairs:
         sources.append(decoded(source))
@@ -222,31 +222,21 @@ def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:
     return sources, targets
 
 
-def texts_of(name: str, given: Iterable[Any]) -> list[str]:
-    """A list of texts.
-
-    Raises:
-        BadInput: one is something else; `name` is that of the option.
-    """
-    texts = list(given)
-    for place, text in enumerate(texts):
+def texts_of(name: str, values: Iterable[Any]) -> list[str]:
+    """Returns a list of texts, or raises `BadInput` with the option's name."""
+    texts = list(values)
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise BadInput(f"{name}: expected texts, got {type(text).__name__} at place {place}")
-    return list(map(str, texts))  # of NumPy's own, too
+            raise BadInput(f"{name}: expected texts, got {type(text).__name__} at place {index}")
+    return list(map(str, texts))  # converts NumPy's strings
 
 
 def decoded(text: Text) -> str:
     return text if isinstance(text, str) else text.decode("utf-8", "replace")
 
 
-@checked
-def even_parts(count: Pairs, pairs: PairsOfPart) -> list[Part]:
-    """Parts of `pairs` pairs of `count`; the last one may have fewer.
-
-    Raises:
-        BadInput: there are none.
-    """
+def even_parts(count: int, pairs: int) -> list[Part]:
+    """Splits `count` pairs into shards of `pairs` pairs; the last one may have fewer."""
     if not count:
         raise BadInput("expected sentences, got an empty corpus")
-    starts = enumerate(range(0, count, pairs))
-    return [Part(number, first, min(pairs, count - first)) for number, first in starts]
+    return [Part(index, first, min(pairs, count - first)) for index, first in enumerate(range(0, count, pairs))]

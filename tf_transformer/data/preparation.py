@@ -1,13 +1,17 @@
-"""A corpus made into records: the steps, each for one shard, and a way through them, which many processes can share.
-`tf_transformer.extensions.beam` has another, for many machines."""
+"""Preparation of records: steps for single shards, filters, and a run of all steps that many processes can share.
+
+`tf_transformer.extensions.beam` runs the same steps on many machines.
+"""
 
 import collections
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import os
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.filters import Filters, hashed, repeated
-from tf_transformer.data.ids import facts_of, tokenized
+from tf_transformer.data.batches import facts_of, tokenized
 from tf_transformer.data.pairs import MAX_LENGTH, Part, Row, Source
 from tf_transformer.data.records import check_shard
 from tf_transformer.models.families import load_tokenizer
@@ -27,28 +30,76 @@ from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.values import Count, check_fields, checked
 
-NO_FILTERS = Filters()
-# What a program that was stopped may leave in the folder.
+# Names of what a stopped program may leave in the folder.
 OWN = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
 HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # folders that this thread has locked
-BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in memory: 100 MB
+BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in 100 MB of memory
+_HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u4")])  # 24 bytes a pair
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters that drop pairs of a corpus. A pair counts for the first filter that drops it.
+
+    Filters see texts like the tokenizer: in NFKC, with single spaces between words. Tags of a source, such as "<2de>",
+    count only for duplicates. To filter by language, length ratio or alignment, run OpusCleaner or OpusFilter before
+    `prepare`.
+
+    Attributes:
+        duplicates: Drop all but the first of equal pairs in the corpus, by a hash of 128 bits.
+        identical: Drop pairs whose two sides are the same text.
+    """
+
+    duplicates: bool = False
+    identical: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def parse(cls, names: Iterable[str]) -> "Filters":
+        """Returns filters from a command line, for example "duplicates", "identical".
+
+        Raises:
+            BadInput: If there is no such filter.
+        """
+        fields = [each.name for each in dataclasses.fields(cls)]
+        for name in names:
+            if name not in fields:
+                raise BadInput(f"filter: expected some of {', '.join(fields)}, got {name!r}")
+        return cls(**dict.fromkeys(names, True))
+
+    def chosen(self) -> dict[str, Any]:
+        """Returns the filters that are on, as plain values for records.json."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
+
+    def reason(self, source: bytes, target: bytes) -> str | None:
+        """Returns the name of the filter that drops a pair of texts in UTF-8 whatever the other pairs are."""
+        return "identical" if self.identical and _normal(source) == _normal(target) else None
+
+
+def _normal(text: bytes) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text.decode()).split())
+
+
+NO_FILTERS = Filters()
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The records of a corpus, in a folder that all workers see. It pickles.
+    """The records of a corpus, in a folder that all workers can read and write. It pickles.
 
-    A shard is a folder of arrays (`ids.Ids`): the ids of both sides and the lines of the pairs of one part of the
-    source, so that it depends on no other shard. Its shard.json has their checksums, and how many pairs of each length
-    it holds and were left out; records.json has that of all.
+    A shard is a folder of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Shards are
+    independent. A shard.json has their checksums, and the number of pairs of each length and of skipped ones;
+    records.json has those of all shards.
 
-    What is in the folder already is kept: of a finished shard only the checksums are computed.
+    Finished shards in the folder are kept; only their checksums are computed.
 
     Attributes:
-        source: of the pairs.
-        folder: of the records, a path.
-        filters: which pairs to leave out.
-        max_length: pairs with a side of more tokens, EOS included, or with an empty one, are left out.
+        source: Source of the pairs.
+        folder: Folder of the records.
+        filters: Filters that drop pairs.
+        max_length: Pairs with a side of more tokens, EOS included, or with an empty one, are skipped.
     """
 
     source: Source
@@ -65,18 +116,22 @@ class Preparation:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While no other process, and no other thread, prepares records in the folder. What fails before its first
-        shard leaves nothing.
+        """Locks the folder against other processes and threads. If the block fails before its first shard, nothing is
+        left.
 
         Raises:
-            BadInput: one does, or the folder holds something else.
+            BadInput: If another one prepares records in the folder, or the folder holds something else.
         """
-        self._check_folder()
+        before = {*self.folder.iterdir()} if self.folder.exists() else set()
+        # `begin` removes shards of an unfinished start, so a folder with files of others must not pass for one.
+        if self.folder / "records.json" not in before:
+            for path in before:
+                if not OWN.fullmatch(path.name):
+                    raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
         if self.folder in (held := HELD.get()):
             yield
             return
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        before = {*self.folder.iterdir()} if self.folder.exists() else set()
         message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
         with locked(self.folder / ".lock", message):
             token = HELD.set(held | {self.folder})
@@ -84,7 +139,7 @@ class Preparation:
                 yield
             except Exception:
                 if not any(self.folder.glob("shard-*")):
-                    with contextlib.suppress(OSError):  # the error counts
+                    with contextlib.suppress(OSError):  # the first error counts
                         for path in {*self.folder.iterdir()} - before:
                             shutil.rmtree(path) if path.is_dir() else path.unlink()
                         for path in new:
@@ -93,13 +148,6 @@ class Preparation:
             finally:
                 HELD.reset(token)
 
-    def _check_folder(self) -> None:
-        """Check that a folder without records.json holds nothing of others: the shards there go when records begin."""
-        if self.folder.exists() and not (self.folder / "records.json").exists():
-            for path in self.folder.iterdir():
-                if not OWN.fullmatch(path.name):
-                    raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
-
     def run(
         self,
         parts: list[Part],
@@ -107,30 +155,38 @@ class Preparation:
         each: Callable[..., Any] = map,
         report: Callable[[dict[str, Any]], Any] = lambda shard: None,
     ) -> list[dict[str, Any]]:
-        """Writes the records: all steps, in this process or in others. It locks the folder meanwhile.
+        """Locks the folder and writes the records: all steps, in this process or in others.
 
             work = tt.Preparation(source, "records/mine")
             work.run(source.parts(100_000, work.folder), tokenizer)
 
         Args:
-            parts: of the source.
-            tokenizer: of source and target, of any family.
-            each: calls a function for each of some items, as `map` does.
-            report: is called with a shard's part of the result when it is there.
+            parts: Shards of the source.
+            tokenizer: Tokenizer of source and target, of any family.
+            each: Calls a function for each of some items, like `map`.
+            report: Called with the result of each finished shard.
 
         Returns:
-            what records.json says of each shard.
+            What records.json stores about each shard.
 
         Raises:
-            BadInput: a line is bad, another process prepares records in the folder, or it holds those of something
+            BadInput: If a line is bad, another process prepares records in the folder, or it holds those of something
                 else.
-            OSError: a file cannot be read or written.
+            OSError: If a file cannot be read or written.
         """
         with self.locked():
             self.begin(parts, tokenizer)
-            drops = self._drops(parts, each) if self.filters.duplicates else {}
+            drops = collections.defaultdict[int, list[bytes]](list)  # by shard, the pairs that came before
+            if self.filters.duplicates:
+                by_bucket = collections.defaultdict[int, list[bytes]](list)
+                for hashes in each(functools.partial(self.hashes, buckets=buckets(parts)), parts):
+                    for bucket, packed in hashes:
+                        by_bucket[bucket].append(packed)
+                for in_bucket in by_bucket.values():
+                    for number, places in repeated(in_bucket):
+                        drops[number].append(places)
             shards = []
-            for shard in each(self.write, parts, [drops.get(part.number, ()) for part in parts]):
+            for shard in each(self.write, parts, [drops[part.number] for part in parts]):
                 shards.append(shard)
                 report(shard)
             self.finish(shards)
@@ -138,127 +194,122 @@ class Preparation:
 
     @checked
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
-        """Check what is in the folder, and put there what the workers need.
+        """Checks what is in the folder, and writes what the workers need.
 
         Raises:
-            BadInput: the folder holds something else, or records of another corpus, tokenizer, length or other filters;
-                another process prepares records there; the tokenizer is of several languages, and those of the texts
-                are missing; or it has no tokens for the tags of the source.
+            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or other
+                filters; another process prepares records there; or the tokenizer lacks the languages of the texts, or
+                tokens for the tags of the source.
         """
         if not parts:
             raise BadInput("parts: expected those of the source, got none")
         tokenizer.spoken()
         self.source.encoder(tokenizer)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
-        manifest |= {"corpus": self.source.contents() | {"pairs": _pairs(parts)}, "shard_lines": parts[0].count}
+        pairs = sum(part.count for part in parts)
+        manifest |= {"corpus": self.source.contents() | {"pairs": pairs}, "shard_lines": parts[0].count}
         manifest["filters"] = self.filters.chosen()
         with self.locked():
             if (file := self.folder / "records.json").exists():
-                found = read_json(file)
+                stored = read_json(file)
                 for name, value in manifest.items():
-                    if found.get(name) != value:
-                        got = f"holds records of another {name}: {found.get(name)}, not {value}; give another folder"
+                    if stored.get(name) != value:
+                        got = f"holds records of another {name}: {stored.get(name)}, not {value}; give another folder"
                         raise BadInput(f"{self.folder}: {got}")
             else:
-                for left in self.folder.glob("shard-*"):
-                    shutil.rmtree(left)
+                for unfinished in self.folder.glob("shard-*"):
+                    shutil.rmtree(unfinished)
                 write_json(file, manifest | {"complete": False, "shards": []})
-            for left in self.folder.glob(".export-shard-*"):  # by workers that were killed
-                shutil.rmtree(left, ignore_errors=True)
+            for unfinished in self.folder.glob(".export-shard-*"):  # left by workers that were killed
+                shutil.rmtree(unfinished, ignore_errors=True)
             tokenizer.save(self.folder / "tokenizer.model")
 
-    @checked  # `int` alone, since Beam reads annotations, too
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
-        """A part's pairs for `filters.repeated`, in as many buckets: their numbers, and hashes."""
+        """Returns the hashes of a shard's pairs for `repeated`, with the number of their bucket."""
         return hashed(part.number, self.source.good_pairs(part), buckets)
 
     def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
-        """Write a part's shard, whole or not at all, unless it is there.
+        """Writes a shard atomically, unless it exists, and returns what records.json stores about it.
 
-        Args:
-            part: of the source.
-            drops: places of pairs in it that came before, of `filters.repeated`.
-
-        Returns:
-            what records.json says of the shard.
+        `drops` are the places of its pairs that came before, as `repeated` returns them.
         """
         folder = self.folder / f"shard-{part.number:05d}"
-        with contextlib.suppress(BadInput):  # damaged: it is made again
-            if (found := facts_of(folder)) and check_shard(found, self.max_length)["shard"] == folder.name:
-                return found
-        taken = dict.fromkeys(self.filters.chosen(), 0)
+        with contextlib.suppress(BadInput):  # a damaged shard is made again
+            if (stored := facts_of(folder)) and check_shard(stored, self.max_length)["shard"] == folder.name:
+                return stored
+        dropped = dict.fromkeys(self.filters.chosen(), 0)
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
-        rows, encode = self._rows(part, drops, taken), self.source.encoder(tokenizer)
+        rows, encode = self._rows(part, drops, dropped), self.source.encoder(tokenizer)
         ids = tokenized(rows, encode, self.max_length, tokenizer.vocab_size)
-        skipped = part.count - len(ids) - sum(taken.values())
         lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
-        facts = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": taken}
-        ids = dataclasses.replace(ids, skipped=skipped)
+        facts = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}
+        ids = dataclasses.replace(ids, skipped=part.count - len(ids) - sum(dropped.values()))
         try:
             return ids.save(folder, facts)
         except FileExistsError:
-            if found := facts_of(folder):  # of another worker, while this one was thought dead
-                return check_shard(found, self.max_length)
+            # Another worker wrote it, after this one was thought dead.
+            if stored := facts_of(folder):
+                return check_shard(stored, self.max_length)
             shutil.rmtree(folder)
             return ids.save(folder, facts)
 
+    def _rows(self, part: Part, drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
+        """Yields the pairs that the filters keep, with their numbers in the corpus, and counts the others."""
+        came_before = set(np.frombuffer(b"".join(drops), "u4").tolist())
+        for place, source, target in self.source.good_pairs(part):
+            texts = [source, target]
+            for symbol in self.source.symbols:
+                texts = [text.replace(symbol.encode(), b"") for text in texts]
+            if reason := "duplicates" if place in came_before else self.filters.reason(*texts):
+                dropped[reason] += 1
+            else:
+                yield part.first + place + 1, source, target
+
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Write records.json, and remove what only the workers needed.
-
-        Args:
-            shards: what `write` returned, in any order.
-
-        Returns:
-            what is in records.json.
-        """
+        """Writes records.json with what `write` returned, in any order, and removes what only the workers needed."""
         file = self.folder / "records.json"
-        manifest = read_json(file)
-        manifest |= {
-            "complete": True,
-            "shards": sorted(shards, key=lambda shard: (len(shard["shard"]), shard["shard"])),
-        }
+        ordered = sorted(shards, key=lambda shard: (len(shard["shard"]), shard["shard"]))
+        manifest = read_json(file) | {"complete": True, "shards": ordered}
         write_json(file, manifest)
         shutil.rmtree(self.folder / "unpacked", ignore_errors=True)
         return manifest
 
-    def _drops(self, parts: list[Part], each: Callable[..., Any]) -> dict[int, list[bytes]]:
-        """For each shard, the places of pairs that came before."""
-        by_bucket, drops = collections.defaultdict(list), collections.defaultdict(list)
-        for of_part in each(functools.partial(self.hashes, buckets=buckets(parts)), parts):
-            for bucket, found in of_part:
-                by_bucket[bucket].append(found)
-        for hashes in by_bucket.values():
-            for number, places in repeated(hashes):
-                drops[number].append(places)
-        return drops
-
-    def _rows(self, part: Part, drops: Iterable[bytes], taken: dict[str, int]) -> Iterator[Row]:
-        """Pairs that the filters leave, with their numbers in the corpus, from 1; `taken` counts the others."""
-        came_before = set(np.frombuffer(b"".join(drops), "u4").tolist())
-        for place, source, target in self.source.good_pairs(part):
-            reason = "duplicates" if place in came_before else self.filters.reason(*map(self._text, (source, target)))
-            if reason:
-                taken[reason] += 1
-            else:
-                yield part.first + place + 1, source, target
-
-    def _text(self, text: bytes) -> bytes:
-        """What filters see of a text: symbols are no part of it."""
-        for symbol in self.source.symbols:
-            text = text.replace(symbol.encode(), b"")
-        return text
-
-
-def buckets(parts: list[Part]) -> int:
-    """How many buckets the hashes of a corpus are compared in."""
-    return -(-_pairs(parts) // BUCKET_PAIRS)
-
-
-def _pairs(parts: list[Part]) -> int:
-    return sum(part.count for part in parts)
-
 
 @functools.lru_cache(1)
 def _tokenizer(file: Path, modified: int) -> Tokenizer:
-    """One for all shards of a process."""
+    """Loads the tokenizer once for all shards of a process."""
     return load_tokenizer(file)
+
+
+def buckets(parts: list[Part]) -> int:
+    """Returns the number of buckets in which the hashes of a corpus are compared."""
+    return -(-sum(part.count for part in parts) // BUCKET_PAIRS)
+
+
+def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) -> list[tuple[int, bytes]]:
+    """Hashes a shard's pairs, each with its place, and returns a list of (bucket, packed hashes for `repeated`).
+
+    Equal pairs of all shards meet in one bucket.
+    """
+    places, digests = [], []
+    for place, source, target in pairs:
+        text = f"{_normal(source)}\n{_normal(target)}"
+        digests.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
+        places.append(place)
+    hashes = np.zeros(len(places), _HASHED)
+    hashes["high"], hashes["low"] = np.frombuffer(b"".join(digests), "u8").reshape(-1, 2).T
+    hashes["shard"], hashes["place"] = shard, places
+    numbers = hashes["high"] % np.uint64(buckets)
+    return [(int(bucket), hashes[numbers == bucket].tobytes()) for bucket in np.unique(numbers)]
+
+
+def repeated(hashes: Iterable[bytes]) -> list[tuple[int, bytes]]:
+    """Returns the pairs of a bucket that came before, as a list of (shard, their places in it, uint32).
+
+    `hashes` are all of the bucket's, in any order.
+    """
+    every = np.frombuffer(b"".join(hashes), _HASHED)
+    every = every[np.lexsort((every["place"], every["shard"], every["low"], every["high"]))]
+    is_repeated = (every["high"][1:] == every["high"][:-1]) & (every["low"][1:] == every["low"][:-1])
+    later = every[1:][is_repeated]
+    return [(int(shard), later["place"][later["shard"] == shard].tobytes()) for shard in np.unique(later["shard"])]

@@ -1,4 +1,4 @@
-"""A tokenized corpus on disk, for texts larger than memory: shards of ids, read from any step on."""
+"""Prepared records: a tokenized corpus on disk in shards, for corpora larger than memory."""
 
 import collections
 import functools
@@ -9,31 +9,30 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import Block
-from tf_transformer.data.ids import Ids, sums_of
+from tf_transformer.data.batches import Block, Ids, sums_of
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.reading import check_kinds, read_json, reading
-from tf_transformer.utils.values import Count, checked
+from tf_transformer.utils.values import Count
 
 SHARD_LINES = 100_000
 BLOCK_SHARDS = 8  # shards that are shuffled together in memory
-MANIFEST = {"complete": bool, "max_length": int, "tokenizer": str, "shards": list}
+MANIFEST = {"complete": bool, "max_length": Count, "tokenizer": str, "shards": list}
 SHARD = {"shard": str, "bytes": int, "lengths": list, "tokens": list, "skipped": int, "filtered": dict, "sha256": dict}
 
 
 class Records:
-    """What `Preparation` wrote: `Corpus(Records(folder), dev)` trains on it.
+    """Records that `Preparation` wrote. Train on them with `Corpus(Records(folder), dev)`.
 
-    `BLOCK_SHARDS` shards are in memory at a time. Where step N is follows from records.json alone, so that going on
-    from there reads nothing of what came before its block.
+    `BLOCK_SHARDS` shards are in memory at a time. The position of step N follows from records.json, so resuming there
+    reads only the block of N.
 
     Args:
-        folder: of the records.
+        folder: Folder of the records.
 
     Raises:
-        BadInput: the folder holds something else, or damaged records.
+        BadInput: If the folder holds something else, or damaged records.
     """
 
     kind = "translation"
@@ -55,7 +54,7 @@ class Records:
         if self.tokenizer.fingerprint != manifest["tokenizer"]:
             raise BadInput(f"{self.folder / 'tokenizer.model'}: expected the one that made the records, got another")
         self.max_length, self.shards = manifest["max_length"], manifest["shards"]
-        self._whole = set[str]()  # shards whose checksums are right
+        self._verified = set[str]()  # shards whose checksums are right
         for shard in self.shards:
             path = self.folder / shard["shard"]
             if (size := sum(array.stat().st_size for array in path.glob("*.npy"))) != shard["bytes"]:
@@ -63,66 +62,57 @@ class Records:
 
     @property
     def filtered(self) -> dict[str, int]:
-        """How many pairs each filter left out."""
-        found: collections.Counter[str] = collections.Counter()
+        """Number of pairs that each filter dropped."""
+        counts: collections.Counter[str] = collections.Counter()
         for shard in self.shards:
-            found.update(shard["filtered"])
-        return dict(found)
+            counts.update(shard["filtered"])
+        return dict(counts)
 
     def describe(self) -> dict[str, Any]:
-        """As of a `Source`; records.json has a checksum of every shard."""
+        """Identifies the corpus, like `Source.describe`; records.json has the checksum of every shard."""
         return {"train": str(self.folder), "sha256": checksum(self.folder / "records.json")}
 
-    @checked
-    def learn_tokenizer(self, vocab_size: Count, kind: str) -> Tokenizer:
-        """The tokenizer that made the records.
-
-        Raises:
-            BadInput: it has another size.
-        """
+    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        """Returns the tokenizer that made the records, or raises `BadInput` if it has another size."""
         if (V := self.tokenizer.vocab_size) != vocab_size:
             raise BadInput(f"vocab_size: expected {V}, that of the records, got {vocab_size}")
         return self.tokenizer
 
     def blocks(self) -> list[Block]:
-        """The shards by `BLOCK_SHARDS`, which chance has put together; in a block they are in order."""
-        numbers = np.random.default_rng(0).permutation(len(self.shards)).tolist()
-        starts = range(0, len(numbers), BLOCK_SHARDS)
-        together = [[self.shards[i] for i in sorted(numbers[start : start + BLOCK_SHARDS])] for start in starts]
+        """Returns blocks of `BLOCK_SHARDS` shards each, grouped at random; a block keeps their order."""
+        indices = np.random.default_rng(0).permutation(len(self.shards)).tolist()
+        starts = range(0, len(indices), BLOCK_SHARDS)
+        groups = [[self.shards[i] for i in sorted(indices[start : start + BLOCK_SHARDS])] for start in starts]
         return [
             Block(
-                np.sum([shard["lengths"] for shard in block], axis=0),
-                tuple(np.sum([shard["tokens"] for shard in block], axis=0).tolist()),
-                sum(shard["skipped"] for shard in block),
-                functools.partial(self._read, block),
+                np.sum([shard["lengths"] for shard in group], axis=0),
+                tuple(np.sum([shard["tokens"] for shard in group], axis=0).tolist()),
+                sum(shard["skipped"] for shard in group),
+                functools.partial(self._read, group),
             )
-            for block in together
+            for group in groups
         ]
 
     def _read(self, shards: list[dict[str, Any]]) -> Ids:
-        parts = []
+        block = []
         for shard in shards:
             folder = self.folder / shard["shard"]
             with reading(folder, "the records that tf-transformer prepare wrote"):
-                if folder.name not in self._whole and sums_of(folder) != shard["sha256"]:
+                if folder.name not in self._verified and sums_of(folder) != shard["sha256"]:
                     raise ValueError("its checksums are wrong")
-                self._whole.add(folder.name)
+                self._verified.add(folder.name)
                 ids = Ids.load(folder, shard["skipped"])
+                # The checksums are in the same folder, so whoever made it could have made these, too.
                 if np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
                     raise ValueError("pairs of other lengths than in records.json")
                 if max(int(side.ids.max(initial=0)) for side in (ids.source, ids.target)) >= self.tokenizer.vocab_size:
                     raise ValueError("ids beyond the vocabulary")
-                parts.append(ids)
-        return Ids.joined(parts)
+                block.append(ids)
+        return Ids.joined(block)
 
 
-@checked
-def check_shard(shard: dict[str, Any], max_length: Count) -> dict[str, Any]:
-    """What records.json says of a shard, checked.
-
-    Raises:
-        BadInput: one is another.
-    """
+def check_shard(shard: Any, max_length: int) -> dict[str, Any]:
+    """Checks what records.json stores about a shard, and returns it."""
     if not isinstance(shard, dict) or not shard.keys() >= SHARD.keys():
         raise BadInput(f"expected {', '.join(SHARD)} of every shard, got others")
     shard = check_kinds(shard, SHARD)

@@ -1,9 +1,8 @@
-"""Where pairs of texts come from: text files, Parquet, TensorFlow Datasets, memory, or a class of your own.
+"""Sources of pairs: text files, Parquet, TensorFlow Datasets, lists, several sources together, or a custom class.
 
-A corpus trains on any of them, and `tf-transformer prepare` makes records of any, in parts that a worker reads.
+A corpus trains on any of them, and `tf-transformer prepare` makes records of any, shard by shard.
 """
 
-import codecs
 import dataclasses
 import functools
 import hashlib
@@ -15,28 +14,42 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Pair, PairsOfPart, Row, Text, even_parts, pairs_of_texts, texts_of
+from tf_transformer.data.pairs import (
+    Encode,
+    Pair,
+    PairsOfPart,
+    Row,
+    Text,
+    Texts,
+    even_parts,
+    lists_of,
+    pairs_of_texts,
+    texts_of,
+)
 from tf_transformer.data.pairs import Part as Part
 from tf_transformer.data.pairs import Source as Source
-from tf_transformer.data.ranges import line_ranges, read_range, unpacked
-from tf_transformer.data.text_files import check_text_pairs, checksum_of_text, unequal
-from tf_transformer.tokenizers.tokenizer import check_symbols, sentences
+from tf_transformer.data.text_files import check_text_pairs, line_ranges, read_range, unequal, unpacked
+from tf_transformer.tokenizers.tokenizer import Tokenizer, check_symbols, sentences
 from tf_transformer.utils.extras import import_extra
-from tf_transformer.utils.files import checksum, encoded, lines_of, matching, user_path
+from tf_transformer.utils.files import checksum, encoded, lines_of, matching, open_text, user_path
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import reading
-from tf_transformer.utils.values import check_fields, checked, shown
+from tf_transformer.utils.values import Kind, check_fields, checked, shown
 
 tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
-MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which can say in few bytes that rows are alike
+MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which stores equal rows in few bytes
+Share = Annotated[
+    float,
+    Kind("a share of the pairs below 0.5, or a number of them", lambda x: 0 < x < 0.5 or (x >= 1 and x.is_integer())),
+]
 
 
 @dataclass(frozen=True)
 class MemorySource(Source):
-    """Two lists of texts, known by their contents, which are those at the beginning."""
+    """Two lists of texts, copied when the source is made and identified by their contents."""
 
     source: Sequence[str]
     target: Sequence[str]
@@ -69,7 +82,7 @@ class MemorySource(Source):
 class TextSource(Source):
     """Two text files, line by line parallel, plain or .gz.
 
-    A .gz cannot be read from the middle: it is unpacked beside the records, until they are finished.
+    A .gz cannot be read from the middle. So `prepare` unpacks it next to the records until they are finished.
     """
 
     source: str | os.PathLike[str]
@@ -87,14 +100,21 @@ class TextSource(Source):
 
     @functools.cached_property
     def _checksums(self) -> list[str]:
-        return [checksum_of_text(file) for file in (self.source, self.target)]
+        sums = []
+        for path in (self.source, self.target):
+            with open_text(path) as file:  # a .gz has the checksum of its contents
+                sums.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return sums
 
     def check(self) -> int:
-        """Read both files once: check every line, take the checksums, and return the number of pairs.
+        """Reads both files once, checks every line and takes the checksums.
+
+        Returns:
+            The number of pairs.
 
         Raises:
-            FileNotFoundError: a file is missing.
-            BadInput: line counts differ, there are none, or a line is bad, and bad ones are not to be skipped.
+            FileNotFoundError: If a file is missing.
+            BadInput: If line counts differ, there are no lines, or a line is bad and bad lines are not to be skipped.
         """
         sums = [hashlib.sha256(), hashlib.sha256()]
         count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
@@ -107,7 +127,7 @@ class TextSource(Source):
             if source is None or target is None:
                 longer = number + 1 + sum(1 for _ in itertools.chain(*sides))
                 counts = (number, longer) if source is None else (longer, number)
-                raise BadInput(unequal(self.source, self.target, *counts))
+                raise unequal(self.source, self.target, *counts)
             yield source, target
 
     def sentences(self) -> Iterator[str]:
@@ -125,7 +145,7 @@ class TextSource(Source):
         self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
         counts = [sum(lines.count for lines in ranges) for ranges in sides]
         if counts[0] != counts[1]:
-            raise BadInput(unequal(self.source, self.target, *counts))
+            raise unequal(self.source, self.target, *counts)
         if not counts[0]:
             raise BadInput(f"expected sentences, got an empty file: {self.source}")
         both = enumerate(zip(*sides, strict=True))
@@ -133,9 +153,7 @@ class TextSource(Source):
 
     def read(self, part: Part) -> Iterator[Pair]:
         source, target = (read_range(dataclasses.replace(lines, count=part.count)) for lines in part.where)
-        for number, pair in enumerate(zip(source, target, strict=True), part.first):
-            sides = (side.removesuffix(b"\r") for side in pair)
-            yield tuple(sides if number else (side.removeprefix(codecs.BOM_UTF8) for side in sides))  # type: ignore[misc]
+        yield from zip(source, target, strict=True)
 
     def place(self, side: int, number: int) -> str:
         return f"{(self.source, self.target)[side]}, line {number + 1:,}"
@@ -145,11 +163,11 @@ class TextSource(Source):
 class TfdsSource(Source):
     """A translation corpus of TensorFlow Datasets, downloaded at first use.
 
-    Args:
-        name: for example "wmt14_translate/de-en".
-        split: for example "train"; "train[200:300]" or "train[:10%]", a range of it; or several, joined by "+".
-        languages: of source and target, for example ("en", "de").
-        data_dir: folder of the corpora; `None` means the default of TFDS.
+    Attributes:
+        name: Name of the corpus, for example "wmt14_translate/de-en".
+        split: Split, such as "train"; a range of it, such as "train[200:300]" or "train[:10%]"; or several, with "+".
+        languages: Languages of source and target, for example ("en", "de").
+        data_dir: Folder of the corpora. `None` means the default of TFDS.
     """
 
     name: str
@@ -174,7 +192,7 @@ class TfdsSource(Source):
         return even_parts(sum(len(places) for _, places in self._ranges(self._builder())), pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
-        # A range of its own reads the files from there on; skipping would read all before it.
+        # TFDS reads a range of a split from its first file on. Skipping examples would read all files before it.
         first, last = part.first, part.first + part.count
         for split, places in self._ranges(self._builder()):
             if wanted := places[max(first, 0) : max(last, 0)]:
@@ -189,11 +207,11 @@ class TfdsSource(Source):
         """Returns the name and the positions of each range that `split` stands for, such as "train[:10%]+test"."""
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
         try:
-            found = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
+            ranges = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
         except (ValueError, NotImplementedError) as error:
-            wanted = f"expected one of the splits {', '.join(sizes)}, or a range of one such as train[:10%]"
-            raise BadInput(f"{self.name}: {wanted}; got {self.split!r}") from error
-        return [(one.splitname, range(sizes[one.splitname])[one.from_ : one.to]) for one in found]
+            expected = f"expected one of the splits {', '.join(sizes)}, or a range of one such as train[:10%]"
+            raise BadInput(f"{self.name}: {expected}; got {self.split!r}") from error
+        return [(one.splitname, range(sizes[one.splitname])[one.from_ : one.to]) for one in ranges]
 
     def _builder(self) -> Any:
         builder = self._named()
@@ -207,19 +225,19 @@ class TfdsSource(Source):
     def _named(self) -> Any:
         try:
             return tfds.builder(self.name, data_dir=self.data_dir)
-        except ValueError as error:  # which goes on with a list of all corpora
+        except ValueError as error:  # its text goes on with a list of all corpora
             reason = re.split(r"\n| Here are ", str(error))[0]
             raise BadInput(f"{self.name}: expected a corpus of TensorFlow Datasets, got none: {reason}") from error
 
 
 @dataclass(frozen=True)
 class ParquetSource(Source):
-    """Parquet files with a column of source texts and one of target texts. It needs pyarrow, which Beam brings.
+    """Parquet files with a column of source texts and one of target texts. It needs pyarrow, which Beam installs.
 
-    Args:
-        pattern: one file, or several by a pattern as "corpus/*.parquet", which are read in the order of their names.
-        columns: names of the columns of source and target, of strings or bytes; "translation.en" is the field "en" of a
-            column "translation".
+    Attributes:
+        pattern: A file, or a pattern such as "corpus/*.parquet" of files, which are read in the order of their names.
+        columns: Columns of source and target, of strings or bytes. "translation.en" is the field "en" of the column
+            "translation".
     """
 
     pattern: str | os.PathLike[str]
@@ -242,15 +260,14 @@ class ParquetSource(Source):
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        groups = []  # (file, row group, number of its first row, rows)
-        count = 0
+        groups, count = list[tuple[str, int, int, int]](), 0  # file, row group, its first row in the corpus, rows
         for path in self._files():
             file = _parquet(path)
-            known = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
-            if missing := set(self.columns) - set(known):
-                raise BadInput(f"{path}: expected columns among {', '.join(known)}; got {', '.join(sorted(missing))}")
+            names = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+            if missing := set(self.columns) - set(names):
+                raise BadInput(f"{path}: expected columns among {', '.join(names)}; got {', '.join(sorted(missing))}")
             for name in self.columns:
-                kind = file.schema.column(known.index(name)).physical_type
+                kind = file.schema.column(names.index(name)).physical_type
                 if kind != "BYTE_ARRAY":
                     raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
             with reading(path, "a Parquet file"):
@@ -260,12 +277,12 @@ class ParquetSource(Source):
                     count += rows
                 if not 0 <= count <= MOST_ROWS_OF_A_BYTE * sum(map(os.path.getsize, self._files())):
                     raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
-        parts = []
-        for part in even_parts(count, pairs):
-            end = part.first + part.count
-            inside = [group for group in groups if group[2] < end and part.first < group[2] + group[3]]
-            parts.append(Part(part.number, part.first, part.count, tuple(inside)))
-        return parts
+        shards = []
+        for shard in even_parts(count, pairs):
+            end = shard.first + shard.count
+            inside = [group for group in groups if group[2] < end and shard.first < group[2] + group[3]]
+            shards.append(dataclasses.replace(shard, where=tuple(inside)))
+        return shards
 
     def read(self, part: Part) -> Iterator[Pair]:
         for path, group, first, rows in part.where:
@@ -285,21 +302,29 @@ class ParquetSource(Source):
         return files
 
 
+def _parquet(path: str) -> Any:
+    import_extra("pyarrow", "parquet", "reading Parquet files")
+    from pyarrow import parquet
+
+    with reading(path, "a Parquet file"):
+        return parquet.ParquetFile(path)
+
+
 @dataclass(frozen=True)
 class TaggedSource(Source):
-    """Several sources as one, one after the other, with a tag before each source text.
+    """Several sources, one after the other, with a tag before each source text.
 
-    So one model learns several directions, and a tag says which one a text takes:
+    So one model learns several directions, and the tag of a text selects one:
 
         german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
         both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
 
-    Every tag is a piece of a vocabulary that is learned from it. Another tokenizer must have the tags as tokens. What a
-    source says of bad lines holds for its own.
+    Every tag is one piece of a vocabulary that is learned from it. Another tokenizer must have the tags as tokens. Each
+    source keeps its own handling of bad lines.
 
     Attributes:
-        sources: by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag. A list of (tag, source)
-            may repeat a tag.
+        sources: Sources by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag. A list of (tag,
+            source) may repeat a tag.
     """
 
     sources: Mapping[str, Source] | Sequence[tuple[str, Source]]
@@ -316,18 +341,18 @@ class TaggedSource(Source):
         check_symbols(dict.fromkeys(tag for tag in tags if tag != ""), "sources")
         if kinds := {source.kind for source in sources} - {self.kind}:
             raise BadInput(f"sources: expected sources of {self.kind}, got one of {', '.join(kinds)}")
-        inside = (symbol for source in sources for symbol in source.symbols)
-        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *inside])))
+        symbols = (symbol for source in sources for symbol in source.symbols)
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *symbols])))
         object.__setattr__(self, "max_length", max(source.max_length for source in sources))
 
     def _by_tag(self) -> list[tuple[str, Source]]:
         return list(self.sources.items() if isinstance(self.sources, Mapping) else self.sources)
 
     def describe(self) -> dict[str, Any]:
-        known = [(tag, source.contents()) for tag, source in self._by_tag()]
-        checksums = [contents.get("sha256") for _, contents in known]
-        # A list, since the order counts.
-        return {"tagged": list(map(list, known))} | ({"sha256": checksums} if all(checksums) else {})
+        contents = [(tag, source.contents()) for tag, source in self._by_tag()]
+        checksums = [content.get("sha256") for _, content in contents]
+        # A list, since the order of the sources counts.
+        return {"tagged": list(map(list, contents))} | ({"sha256": checksums} if all(checksums) else {})
 
     def pairs(self) -> Iterator[Pair]:
         for tag, source in self._by_tag():
@@ -342,37 +367,34 @@ class TaggedSource(Source):
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        parts, first = list[Part](), 0
-        for place, (_, source) in enumerate(self._by_tag()):
-            for part in source.parts(pairs, user_path(folder)):
-                parts.append(Part(len(parts), first, part.count, (place, part)))
-                first += part.count
-        return parts
+        shards, first = list[Part](), 0
+        for index, (_, source) in enumerate(self._by_tag()):
+            for shard in source.parts(pairs, user_path(folder)):
+                shards.append(Part(len(shards), first, shard.count, (index, shard)))
+                first += shard.count
+        return shards
 
     def read(self, part: Part) -> Iterator[Pair]:
-        tag, source, own = self._of(part)
-        return ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.read(own), own.first))
+        tag, source, shard = self._of(part)
+        return ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.read(shard), shard.first))
 
     def good_pairs(self, part: Part) -> Iterator[Row]:
-        tag, source, own = self._of(part)
-        return ((place, _tagged(tag, text), target) for place, text, target in source.good_pairs(own))
+        tag, source, shard = self._of(part)
+        return ((index, _tagged(tag, text), target) for index, text, target in source.good_pairs(shard))
 
     def _of(self, part: Part) -> tuple[str, Source, Part]:
-        """Whose part it is, and that part; a shorter one has its first pairs."""
-        place, own = part.where
-        return *self._by_tag()[place], dataclasses.replace(own, count=part.count)
+        """Returns the tag and the source of a shard, and the source's own shard, shortened like `part`."""
+        index, shard = part.where
+        return *self._by_tag()[index], dataclasses.replace(shard, count=part.count)
 
 
 @checked
 def JoinedSource(sources: Sequence[Source]) -> TaggedSource:
-    """Several sources as one, one after the other, without tags.
+    """Joins at least one source, one after the other, without tags.
 
         both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new])
 
-    A source that comes twice counts twice. What a source says of bad lines holds for its own.
-
-    Args:
-        sources: at least one.
+    A source that occurs twice counts twice. Each source keeps its own handling of bad lines.
     """
     return TaggedSource([("", source) for source in sources])
 
@@ -381,9 +403,62 @@ def _tagged(tag: str, text: Text) -> bytes:
     return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
-def _parquet(path: str) -> Any:
-    import_extra("pyarrow", "parquet", "reading Parquet files")
-    from pyarrow import parquet
+@dataclass(frozen=True)
+class HeldOut(Source):
+    """A source without the pairs of a dev set, which a hash of their source texts selects.
 
-    with reading(path, "a Parquet file"):
-        return parquet.ParquetFile(path)
+    The selection does not depend on the order, since neighbors in a corpus are alike. Pairs with the same source text
+    are on the same side.
+
+    Attributes:
+        source: All pairs.
+        share: Below 0.5, share of the dev set; from 1, its number of pairs, or some more with equal source texts.
+
+    Raises:
+        BadInput: If `share` is something else, or the dev set would have no pairs, or at least half of them.
+    """
+
+    source: Source
+    share: Share
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
+            object.__setattr__(self, name, getattr(self.source, name))
+        count, held = len(self._hashes), sum(each < self._limit for each in self._hashes)
+        if not 0 < 2 * held < count:
+            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {held or self.share:,.6g}")
+
+    @functools.cached_property
+    def _hashes(self) -> list[int]:
+        return sorted(_hash(source) for _, source, target in self.source.rows() if source and target)
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        """Bound of the hashes of the dev set."""
+        if self.share < 1:
+            return int(self.share * 2**64)
+        return self._hashes[min(int(self.share), len(self._hashes)) - 1] + 1 if self._hashes else 0
+
+    def dev(self) -> Texts:
+        """Returns the dev set."""
+        return lists_of(pair for _, *pair in self.source.rows() if all(pair) and _hash(pair[0]) < self._limit)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.source.describe(), "held_out": self.share}
+
+    def pairs(self) -> Iterator[Pair]:
+        return (pair for pair in self.source.pairs() if _hash(pair[0]) >= self._limit)
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows of the source that remain, with their numbers."""
+        return (row for row in self.source.rows() if _hash(row[1]) >= self._limit)
+
+    def encoder(self, tokenizer: Tokenizer) -> Encode:
+        return self.source.encoder(tokenizer)
+
+
+def _hash(source: Text) -> int:
+    # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
+    # white space are the same.
+    return int.from_bytes(hashlib.blake2b(encoded(source).strip(), digest_size=8).digest())

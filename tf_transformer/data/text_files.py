@@ -1,38 +1,44 @@
-"""Parallel text files: what a line may be, and whether two files belong together."""
+"""Parallel text files: bad lines, line counts of both sides, and ranges of lines for several workers."""
 
 import hashlib
 import itertools
 import os
+import shutil
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tf_transformer.config import BadInput
-from tf_transformer.utils.files import lines_of, open_text, user_path
+from tf_transformer.utils.files import lines_in, lines_of, new_file, open_text, user_path
 from tf_transformer.utils.values import checked
 
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
+_BLOCK = 1 << 22  # bytes that are read at a time
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one text file, or of several
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one text file or several
 
 
 @checked
 def check_text_pairs(
     source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False, sums: Sequence[Any] = ()
 ) -> int:
-    """Read parallel text once and return its number of lines.
+    """Reads parallel text once and returns its number of lines.
 
     Args:
-        source: path, or list of paths, of plain or .gz files.
-        target: likewise.
-        skip_bad_lines: accept bad lines; who reads the files leaves them out.
-        empty_lines: do not count empty lines as bad.
-        sums: two of hashlib, to take checksums of both sides.
+        source: Path, or list of paths, of plain or .gz files.
+        target: Path, or list of paths, line by line parallel to `source`.
+        skip_bad_lines: Whether to accept bad lines, which readers of the files then skip.
+        empty_lines: Whether to accept empty lines.
+        sums: Two objects of hashlib, updated with the bytes of both sides.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        BadInput: line counts differ, there are none, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
+        FileNotFoundError: If a file is missing.
+        BadInput: If line counts differ, there are no lines, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
     """
     total = 0
     for pair in file_pairs(source, target):
@@ -42,38 +48,35 @@ def check_text_pairs(
         sides = itertools.zip_longest(pair, sums)
         counts = [sum(1 for _ in _checked_lines(path, skip_bad_lines, empty_lines, one)) for path, one in sides]
         if counts[0] != counts[1]:
-            raise BadInput(unequal(*pair, *counts))
+            raise unequal(*pair, *counts)
         total += counts[0]
     if not total:
         raise BadInput(f"expected sentences, got an empty file: {source}")
     return total
 
 
-def unequal(source: Any, target: Any, lines: int, others: int) -> str:
-    """The error message for two files with these numbers of lines."""
-    return f"expected the same number of lines in both files, got {lines:,} in {source} and {others:,} in {target}"
-
-
 @checked
 def read_text_pairs(
     source: str | os.PathLike[str], target: str | os.PathLike[str], empty_lines: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Read two parallel text files once, check them as `check_text_pairs` does, and return the lines of each."""
+    """Reads two parallel text files once, checks them like `check_text_pairs`, and returns the lines of each."""
     source, target = (str(user_path(path)) for path in (source, target))
     sides = [[line.decode() for line in _checked_lines(path, False, empty_lines)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
-        raise BadInput(unequal(source, target, *map(len, sides)))
+        raise unequal(source, target, *map(len, sides))
     if not sides[0]:
         raise BadInput(f"expected sentences, got an empty file: {source}")
     return sides[0], sides[1]
 
 
-def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
-    """Files that belong together.
+def unequal(source: Any, target: Any, lines: int, others: int) -> BadInput:
+    """Returns the error for two files with these numbers of lines."""
+    counts = f"{lines:,} in {source} and {others:,} in {target}"
+    return BadInput(f"expected the same number of lines in both files, got {counts}")
 
-    Raises:
-        BadInput: one side has more files than the other.
-    """
+
+def file_pairs(source: Paths, target: Paths) -> list[tuple[str, str]]:
+    """Returns source files with their target files, or raises `BadInput` if one side has more."""
     lists: Any = (side if isinstance(side, list | tuple) else [side] for side in (source, target))
     sides = [[str(user_path(path)) for path in paths] for paths in lists]
     if len(sides[0]) != len(sides[1]):
@@ -96,7 +99,7 @@ def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool, digest: A
 
 
 def line_problem(line: bytes) -> str | None:
-    """Why a line is no sentence: it is empty, not UTF-8, or over 16,384 bytes; None if it is one."""
+    """Returns why a line is bad: it is empty, not UTF-8, or over 16,384 bytes. Returns `None` for a good one."""
     if len(line) > MAX_BYTES:
         return f"{len(line):,} bytes (at most {MAX_BYTES:,})"
     try:
@@ -108,7 +111,75 @@ def line_problem(line: bytes) -> str | None:
     return None
 
 
-def checksum_of_text(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a text file's contents, of a .gz unpacked."""
-    with open_text(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@dataclass(frozen=True)
+class LineRange:
+    """Lines of a plain text file for one worker."""
+
+    path: str
+    offset: int  # byte at which the first line begins
+    first: int  # index of the first line in the file
+    count: int  # number of lines, at least 1
+
+
+def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int, digest: Any = None) -> list[LineRange]:
+    """Splits plain files into ranges of at most `lines` lines, each of one file, in order.
+
+    `digest`, of hashlib, is updated with the bytes of the files.
+    """
+    return [each for path in paths for each in _ranges_of(str(path), lines, digest)]
+
+
+def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
+    # The open range begins at `offset` and has `count` lines so far; `end` bytes are read.
+    offset, first, count, end, last = 0, 0, 0, 0, b"\n"
+    with open(path, "rb") as file:
+        # Counting newlines in large blocks is several times faster than reading lines.
+        while block := file.read(_BLOCK):
+            if digest:
+                digest.update(block)
+            ends = block.count(b"\n")
+            if count + ends >= lines:
+                newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+                for position in newlines[lines - count - 1 :: lines].tolist():
+                    yield LineRange(path, offset, first, lines)
+                    offset, first = end + position + 1, first + lines
+                count = (count + ends) % lines
+            else:
+                count += ends
+            end, last = end + len(block), block[-1:]
+    count += last != b"\n"
+    if count:
+        yield LineRange(path, offset, first, count)
+
+
+def read_range(lines: LineRange) -> list[bytes]:
+    """Reads the lines of a range, like `lines_in`, or raises `BadInput` if the file has become shorter."""
+    with open(lines.path, "rb") as file:
+        file.seek(lines.offset)
+        texts = list(lines_in(itertools.islice(file, lines.count), is_start=not lines.offset))
+    if len(texts) < lines.count:
+        raise BadInput(f"{lines.path}: expected {lines.first + lines.count:,} lines, got {lines.first + len(texts):,}")
+    return texts
+
+
+def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """Returns a plain file as it is, and unpacks a .gz into `folder` atomically, unless that is done."""
+    path = user_path(path)
+    if path.suffix != ".gz":
+        return path
+    # The copy has the .gz's modification time, so that a newer or older .gz of this name is unpacked again. The hash
+    # keeps files of one name from several folders apart.
+    modified = path.stat().st_mtime_ns
+    suffix = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    plain = Path(folder) / f"{path.stem}-{suffix}"
+    if plain.exists() and plain.stat().st_mtime_ns == modified:
+        return plain
+    plain.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(plain) as temporary:
+        try:
+            with open_text(path) as packed, open(temporary, "wb") as file:
+                shutil.copyfileobj(packed, file, _BLOCK)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(plain)) from error  # names the file
+        os.utime(temporary, ns=(modified, modified))
+    return plain

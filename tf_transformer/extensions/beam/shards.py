@@ -17,7 +17,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.ranges import LineRange, line_ranges, read_range, unpacked
+from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.extensions.beam.translation import Handler, Model, TranslationSettings
 from tf_transformer.inference.engine import Reply
 from tf_transformer.utils.files import checksum, locked, matching, new_file, user_path, write_json
