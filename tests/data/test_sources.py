@@ -1,4 +1,4 @@
-"""Every source gives the same pairs, to a training and to records; so does a class of one's own."""
+"""Every source yields the same pairs, to a training and to records; so does a custom class."""
 
 import dataclasses
 import gzip
@@ -16,15 +16,15 @@ from tf_transformer.data.corpus import Batching, read_texts
 from tf_transformer.data.datasets import token_batches
 from tf_transformer.data.pairs import Source, encoder_of
 from tf_transformer.data.records import Records
-from tf_transformer.data.sources import HeldOut, MemorySource
+from tf_transformer.data.sources import HeldOut, JoinedSource, MemorySource, TaggedSource, TextSource
 from tf_transformer.utils.files import encoded
 
 PAIRS = 211
-BAD = (13, 89)  # their places
+BAD = (13, 89)  # indices of bad pairs
 
 
 class Lines(Source):
-    """A file of JSON, a pair a line."""
+    """A file of JSON, one pair per line."""
 
     def __init__(self, path, skip_bad_lines=True):
         self.path, self.skip_bad_lines = path, skip_bad_lines
@@ -59,133 +59,120 @@ def text(tmp_path_factory):
 
 
 def sources(folder, pairs):
-    yield tt.sources.TextSource(str(folder / "text.en"), str(folder / "text.de"), skip_bad_lines=True)
-    yield tt.sources.TextSource(str(folder / "text.en.gz"), str(folder / "text.de"), skip_bad_lines=True)
+    yield TextSource(str(folder / "text.en"), str(folder / "text.de"), skip_bad_lines=True)
+    yield TextSource(str(folder / "text.en.gz"), str(folder / "text.de"), skip_bad_lines=True)
     yield MemorySource(*map(list, zip(*pairs, strict=True)))
     yield Lines(folder / "text.json")
 
 
-def test_all_sources_give_the_same_pairs(text, tmp_path):
-    """All at once, and in parts; a bad pair is empty in the first and missing in the second, and keeps its number."""
+def encoded_pairs(pairs):
+    return [tuple(map(encoded, pair)) for pair in pairs]
+
+
+def check_pairs(source, pairs, bad, tmp_path, firsts=None):
+    """Checks that a source has these encoded pairs at once and in shards of 17: bad ones are empty, or missing."""
+    good = [(number, *pair) for number, pair in enumerate(pairs, 1) if number - 1 not in bad]
+    rows = list(source.rows())
+    assert encoded_pairs(source.pairs()) == pairs
+    assert [row[0] for row in rows] == list(range(1, len(pairs) + 1))
+    assert [row for row in rows if row[0] - 1 not in bad] == good
+    assert {row[1:] for row in rows if row[0] - 1 in bad} == {(b"", b"")}
+    parts = pickle.loads(pickle.dumps(source)).parts(17, tmp_path)
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert [part.first for part in parts] == (firsts or list(range(0, len(pairs), 17)))
+    assert encoded_pairs(pair for part in parts for pair in source.read(part)) == pairs
+    assert [(part.first + n + 1, *pair) for part in parts for n, *pair in source.good_pairs(part)] == good
+    sample = [text.decode() for index in (1, 17) for text in pairs[index]]
+    assert list(source.sample(parts, 2 * len(parts)))[2:6] == sample
+    assert source.texts() == tuple([pair[side].decode() for _, *pair in good] for side in (0, 1))
+    assert sorted(source.sentences()) == sorted(text.decode() for pair in pairs for text in pair)
+
+
+def test_all_sources_have_the_same_pairs(text, tmp_path):
     folder, pairs, _ = text
-    good = [(n, *map(str.encode, pair)) for n, pair in enumerate(pairs, 1) if n - 1 not in BAD]
     for source in sources(folder, pairs):
-        rows = list(source.rows())
-        assert [row for row in rows if row[1]] == good and len(rows) == PAIRS
-        assert [row for row in rows if not row[1]] == [(place + 1, b"", b"") for place in BAD]
-        parts = pickle.loads(pickle.dumps(source)).parts(17, tmp_path)
-        assert [part.first for part in parts] == list(range(0, PAIRS, 17))
-        found = [(part.first + n + 1, *pair) for part in parts for n, *pair in source.good_pairs(part)]
-        assert found == good
-        assert sorted(source.sentences()) == sorted(text for pair in pairs for text in pair)
-        assert list(source.sample(parts, 2 * len(parts)))[2:6] == [*pairs[1], *pairs[17]]
+        check_pairs(source, encoded_pairs(pairs), BAD, tmp_path)
 
 
-def test_a_source_of_ones_own_trains_and_makes_records(text, tmp_path):
+def test_a_custom_source_trains_and_makes_records(text, tmp_path):
     folder, pairs, tokenizer = text
-    of_text, *_, own = sources(folder, pairs)
-    batching = Batching(tokenizer, 512, 3)
-    batches = tt.Corpus(own, (["a"], ["b"])).batches(batching)
+    of_text, *_, custom = sources(folder, pairs)
+    batches = tt.Corpus(custom, (["a"], ["b"])).batches(Batching(tokenizer, 512, 3))
     for row, line in zip(batches[5].source, batches[5].lines, strict=True):
         assert tokenizer.detokenize([row])[0].numpy().decode() == pairs[line - 1][0]
     summary = batches.summary()
     assert (summary.pairs, summary.skipped) == (PAIRS - len(BAD), len(BAD))
     shards = []
-    for name, each in (("own", own), ("text", of_text)):
+    for name, each in (("custom", custom), ("text", of_text)):
         work = tt.Preparation(each, tmp_path / name)
         shards.append(work.run(each.parts(50, work.folder), tokenizer))
     assert shards[0] == shards[1] and len(shards[0]) == 5
-    assert Batches(Records(tmp_path / "own").blocks(), 512).summary() == summary
+    assert Batches(Records(tmp_path / "custom").blocks(), 512).summary() == summary
 
 
 def test_tagged_sources_are_one_source(text, tmp_path):
-    """As a loop would write it: one after the other, a tag before each source text; numbers go on."""
+    """One after the other, a tag before each source text, with consecutive numbers."""
     folder, pairs, _ = text
-    of_text, packed, of_memory, own = sources(folder, pairs)
-    tagged = {"<2de>": of_text, "": of_memory, "<2it>": tt.sources.TaggedSource({"<old>": packed, "<new>": own})}
-    both = pickle.loads(pickle.dumps(tt.sources.TaggedSource(tagged)))
-    expected = [
-        (f"{tag}{source}".encode(), target.encode())
-        for tag in ("<2de> ", "", "<2it> <old> ", "<2it> <new> ")
-        for source, target in pairs
-    ]
-    assert [tuple(map(encoded, pair)) for pair in both.pairs()] == expected
-    bad = {start + place for start in range(0, 4 * PAIRS, PAIRS) for place in BAD}
-    good = [(n, *pair) for n, pair in enumerate(expected, 1) if n - 1 not in bad]
-    rows = list(both.rows())
-    assert [row[0] for row in rows] == list(range(1, 4 * PAIRS + 1))
-    assert [row for row in rows if row[0] - 1 not in bad] == good
-    assert {(row[0] - 1, *row[1:]) for row in rows} - {(n - 1, *pair) for n, *pair in good} == {
-        (place, b"", b"") for place in bad
-    }
-    parts = both.parts(17, tmp_path)
-    assert [part.number for part in parts] == list(range(4 * -(-PAIRS // 17)))
-    assert [part.first for part in parts] == [
-        start + n for start in range(0, 4 * PAIRS, PAIRS) for n in range(0, PAIRS, 17)
-    ]
-    assert [tuple(map(encoded, pair)) for part in parts for pair in both.read(part)] == expected
-    assert [(part.first + n + 1, *pair) for part in parts for n, *pair in both.good_pairs(part)] == good
-    assert list(both.sample(parts, 2 * len(parts)))[2:6] == [text.decode() for n in (1, 17) for text in expected[n]]
-    assert both.texts() == tuple([pair[side].decode() for _, *pair in good] for side in (0, 1))
+    of_text, packed, of_memory, custom = sources(folder, pairs)
+    tagged = {"<2de>": of_text, "": of_memory, "<2it>": TaggedSource({"<old>": packed, "<new>": custom})}
+    both = TaggedSource(tagged)
+    tags, starts = ("<2de> ", "", "<2it> <old> ", "<2it> <new> "), range(0, 4 * PAIRS, PAIRS)
+    expected = [(f"{tag}{source}".encode(), target.encode()) for tag in tags for source, target in pairs]
+    bad = {start + index for start in starts for index in BAD}
+    check_pairs(both, expected, bad, tmp_path, [start + n for start in starts for n in range(0, PAIRS, 17)])
     assert both.symbols == ["<2de>", "<2it>", "<old>", "<new>"]
-    assert both.describe() != tt.sources.TaggedSource(dict(reversed(tagged.items()))).describe()
+    assert both.describe() != TaggedSource(dict(reversed(tagged.items()))).describe()
+    twice = TaggedSource([("<2de>", of_text), ["", custom], ("<2de>", custom)])
+    sides = [encoded(pair[0]) for pair in pairs]
+    expected = [tag + side for tag in (b"<2de> ", b"", b"<2de> ") for side in sides]
+    assert [encoded(one) for one, _ in twice.pairs()] == expected and twice.symbols == ["<2de>"]
 
 
-def test_joined_sources_are_their_texts_one_after_the_other(text, tmp_path):
-    """As files that a shell would join; a source, and a tag, may come twice."""
+def test_joined_sources_are_like_joined_files(text, tmp_path):
+    """A source may occur twice."""
     folder, pairs, tokenizer = text
-    of_text, *_, own = sources(folder, pairs)
-    joined = pickle.loads(pickle.dumps(tt.sources.JoinedSource([of_text, own, of_text])))
+    of_text, *_, custom = sources(folder, pairs)
+    joined = pickle.loads(pickle.dumps(JoinedSource([of_text, custom, of_text])))
     for language in ("en", "de"):
         (tmp_path / f"text.{language}").write_bytes((folder / f"text.{language}").read_bytes() * 3)
-    whole = tt.sources.TextSource(tmp_path / "text.en", tmp_path / "text.de", skip_bad_lines=True)
+    whole = TextSource(tmp_path / "text.en", tmp_path / "text.de", skip_bad_lines=True)
     assert list(joined.rows()) == list(whole.rows()) and joined.texts() == whole.texts()
-    expected = [tuple(map(encoded, pair)) for pair in pairs] * 3
-    assert [tuple(map(encoded, pair)) for pair in joined.pairs()] == expected
+    assert encoded_pairs(joined.pairs()) == encoded_pairs(pairs) * 3
     assert sorted(joined.sentences()) == sorted(whole.sentences())
-    found = [HeldOut(source, 7.0) for source in (joined, whole)]
-    assert found[0].dev() == found[1].dev() and list(found[0].rows()) == list(found[1].rows())
-    filled = []
+    held_out = [HeldOut(source, 7.0) for source in (joined, whole)]
+    assert held_out[0].dev() == held_out[1].dev() and list(held_out[0].rows()) == list(held_out[1].rows())
+    prepared = []
     for name, source in (("joined", joined), ("whole", whole)):
         work = tt.Preparation(source, tmp_path / name, tt.Filters(duplicates=True))
         work.run(source.parts(PAIRS, work.folder), tokenizer)
-        records = Records(work.folder)
-        filled.append((records.filtered, [records._read([shard]) for shard in records.shards]))
-    assert filled[0][0] == filled[1][0] and filled[0][0]["duplicates"] > 2 * (PAIRS - len(BAD)) - 1
-    for ids, expected in zip(filled[0][1], filled[1][1], strict=True):
+        prepared.append(Records(work.folder))
+    assert prepared[0].filtered == prepared[1].filtered
+    assert prepared[0].filtered["duplicates"] > 2 * (PAIRS - len(BAD)) - 1
+    blocks = ([block.read() for block in records.blocks()] for records in prepared)
+    for ids, expected in zip(*blocks, strict=True):
         for side in ("source", "target"):
             assert all(map(np.array_equal, getattr(ids, side), getattr(expected, side)))
         assert np.array_equal(ids.lines, expected.lines)
-    twice = tt.sources.TaggedSource([("<2de>", of_text), ["", own], ("<2de>", own)])
-    tags = [b"<2de> "] * PAIRS + [b""] * PAIRS + [b"<2de> "] * PAIRS
-    assert [encoded(one) for one, _ in twice.pairs()] == [
-        tag + encoded(one) for tag, (one, _) in zip(tags, joined.pairs(), strict=True)
-    ]
-    assert twice.symbols == ["<2de>"] and joined.symbols == []
-    with pytest.raises(tt.BadInput, match="^sources: expected sources of pairs by their tags, got \\(\\)$"):
-        tt.sources.JoinedSource([])
-
-
-def test_joined_sources_keep_the_longest_pairs_that_one_of_them_keeps():
+    assert joined.symbols == []
     longer = MemorySource(["a"], ["b"])
     object.__setattr__(longer, "max_length", 311)
-    assert tt.sources.JoinedSource([MemorySource(["a"], ["b"]), longer]).max_length == 311
+    assert JoinedSource([MemorySource(["a"], ["b"]), longer]).max_length == 311
 
 
 @pytest.mark.parametrize("bad", [None, ("a", "b", "c"), ("a", None), "ab", 7, {"a": 1, "b": 2}, {"a", "b"}, ("a",)])
-def test_what_is_no_pair_is_named(bad, text, tmp_path):
-    """Whether a vocabulary is learned, or given; in a source alone, or in one of several; in a part, or in all."""
+def test_what_is_not_a_pair_is_named(bad, text, tmp_path):
+    """Whether a vocabulary is learned or not; in one source or in joined ones; in shards or at once."""
     *_, tokenizer = text
 
-    class Own(Source):
+    class Custom(Source):
         def describe(self):
-            return {"train": "own"}
+            return {"train": "custom"}
 
         def pairs(self):
             yield from [("a", "b"), (b"c", np.str_("d")), ["e", "f"], bad]
 
     dev, message = (["a"], ["b"]), "^pair 4: expected two texts, as str or bytes, got .*. Skip such pairs.$"
-    for name, source in (("own", Own()), ("joined", tt.sources.JoinedSource([Own()]))):
+    for name, source in (("custom", Custom()), ("joined", JoinedSource([Custom()]))):
         work = tt.Preparation(source, tmp_path / name)
         for read in (
             lambda source=source: tt.Corpus(source, dev).learn_tokenizer(300, "bpe"),
@@ -199,8 +186,8 @@ def test_what_is_no_pair_is_named(bad, text, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["tests/marian/trained", "tests/m2m100/trained", "learned"])
-def test_tags_that_a_tokenizer_lacks_are_refused(model, text, tmp_path):
-    """A direction would be lost, silently. Every door: a start, a tokenizer, records."""
+def test_tags_that_a_tokenizer_lacks_are_rejected(model, text, tmp_path):
+    """Otherwise a direction would be lost silently, by a start, a tokenizer, or records."""
     options, pair = {}, MemorySource(["a dog"], ["b"])
     if model == "learned":
         tokenizer, config = text[2], dataclasses.replace(tt.PRESETS["tiny"], vocab_size=400)
@@ -208,11 +195,10 @@ def test_tags_that_a_tokenizer_lacks_are_refused(model, text, tmp_path):
         options = {"source_language": "en", "target_language": "de"} if "m2m100" in model else {}
         start = tt.Translator.from_pretrained(Path(__file__).parents[2] / model, **options)
         tokenizer, config, options = start.tokenizer, start.model.config, {"start": start}
-    tagged = tt.sources.TaggedSource({"": pair, "<2>": pair, "__en__": tt.sources.TaggedSource({"<3>": pair})})
+    tagged = TaggedSource({"": pair, "<2>": pair, "__en__": TaggedSource({"<3>": pair})})
     message = "^tokenizer: expected one with a token for each tag .*, got none for <2>, __en__, <3>. Train one .*$"
     corpus, recipe = tt.Corpus(tagged, (["a"], ["b"])), tt.Recipe(steps=2, batch_tokens=512)
-    given = [{"tokenizer": tokenizer}, options] if options else [{"tokenizer": tokenizer}]
-    for number, one in enumerate(given):
+    for number, one in enumerate([{"tokenizer": tokenizer}, *[options] * bool(options)]):
         with pytest.raises(tt.BadInput, match=message):
             tt.Trainer(tmp_path / str(number), config, corpus, recipe, **one).fit()
     work = tt.Preparation(tagged, tmp_path / "records")
@@ -221,12 +207,12 @@ def test_tags_that_a_tokenizer_lacks_are_refused(model, text, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tags_that_are_tokens_are_taken():
+def test_tags_that_are_tokens_are_accepted():
     """Of a vocabulary that has them as symbols, or as a word."""
     pair = MemorySource(["a dog"], ["b"])
     tokenizer = tt.Tokenizer.learn_from(["de a dog"] * 9, 272, symbols=["<2de>", "<2fr>"])
     for tags in (["<2de>", "<2fr>"], ["de"]):
-        source = tt.sources.TaggedSource(dict.fromkeys(tags, pair))
+        source = TaggedSource(dict.fromkeys(tags, pair))
         (ids,), _ = source.encoder(tokenizer)([b"de a"], [b"b"])
         assert ids == tokenizer.encode(["de a"])[0]
 
@@ -236,38 +222,36 @@ def test_a_corpus_and_records_of_tagged_sources(text, tmp_path):
     _, pairs, _ = text
     sides = [[*side, "Hallo"] for side in zip(*pairs, strict=True)]
     german, english = MemorySource(*sides), MemorySource(*sides[::-1])
-    source = tt.sources.TaggedSource({"<2de>": german, "<2en>": english})
+    source = TaggedSource({"<2de>": german, "<2en>": english})
     expected = dict(enumerate([f"<2de> {text}" for text in sides[0]] + [f"<2en> {text}" for text in sides[1]], 1))
-    for line in (*BAD, *(PAIRS + 1 + place for place in BAD)):
-        del expected[line + 1]
+    for index in (*BAD, *(PAIRS + 1 + index for index in BAD)):
+        del expected[index + 1]
 
     corpus = tt.Corpus(source, source.texts())
     tokenizer = corpus.learn_tokenizer(400, "bpe")
     assert tokenizer.ids(["<2de>", "<2en>"]).numpy().tolist() == [4, 5]
     batching = Batching(tokenizer, 512, 3, folder=tmp_path / "ids")
     ids = corpus.ids(batching)
-    found = tokenizer.detokenize(ids.batch(np.arange(len(ids))).source).numpy()
-    assert dict(zip(ids.lines.tolist(), map(bytes.decode, found), strict=True)) == expected
+    texts = tokenizer.detokenize(ids.batch(np.arange(len(ids))).source).numpy()
+    assert dict(zip(ids.lines.tolist(), map(bytes.decode, texts), strict=True)) == expected
     corpus.keep_ids(batching, corpus.batches(batching))
     assert batching.folder.exists()  # since all its sources have checksums
     others = [{"<2en>": english, "<2de>": german}, {"<2de>": german, "<2fr>": english}, {"<2de>": german}]
-    assert source.describe() not in [tt.sources.TaggedSource(other).describe() for other in others]
+    assert source.describe() not in [TaggedSource(other).describe() for other in others]
 
     work = tt.Preparation(source, tmp_path / "records", tt.Filters(identical=True))
     work.run(source.parts(150, work.folder), tokenizer)
     records = Records(work.folder)
-    assert records.filtered == {"identical": 2}  # tags are no part of a text
-    made = Batches(records.blocks(), 512, 3)
-    batches = map(made.__getitem__, range(len(made)))
-    found = {line: row for batch in batches for line, row in zip(batch.lines.tolist(), batch.source, strict=True)}
-    texts = [tokenizer.detokenize([row]).numpy()[0] for row in found.values()]
-    identical = (PAIRS + 1, 2 * PAIRS + 2)
-    assert {line: text for line, text in expected.items() if line not in identical} == dict(
-        zip(found, map(bytes.decode, texts), strict=True)
-    )
+    assert records.filtered == {"identical": 2}  # filters ignore tags
+    batches = Batches(records.blocks(), 512, 3)
+    rows = {}
+    for number in range(len(batches)):
+        rows |= zip(batches[number].lines.tolist(), batches[number].source, strict=True)
+    found = {line: tokenizer.detokenize([row]).numpy()[0].decode() for line, row in rows.items()}
+    assert found == {line: text for line, text in expected.items() if line not in (PAIRS + 1, 2 * PAIRS + 2)}
 
 
-def test_a_bad_pair_is_an_error_that_says_where(text):
+def test_a_bad_pair_is_an_error_that_names_it(text):
     folder, _, tokenizer = text
 
     def read(source):
@@ -277,46 +261,47 @@ def test_a_bad_pair_is_an_error_that_says_where(text):
         read(Lines(folder / "text.json", skip_bad_lines=False))
     with pytest.raises(json.JSONDecodeError):
         read(Lines(folder / "text.en"))
-
-
-def test_half_a_pair_of_surrogates_is_one_bad_line():
-    both = MemorySource(["a \ud83d b", "a"], ["b", "c"])
-    assert list(both.rows()) == [(1, b"", b""), (2, b"a", b"c")]
-    assert encoded("\ud83d") == b"\xed\xa0\xbd" and len(both.describe()["sha256"]) == 64
+    both = MemorySource(["a \ud83d b", "a"], ["b", "c"])  # a lone surrogate
+    assert list(both.rows()) == [(1, b"", b""), (2, b"a", b"c")] and len(both.describe()["sha256"]) == 64
 
 
 @pytest.mark.parametrize(
     ("tagged", "message"),
     [
-        ({}, "sources: expected sources of pairs by their tags, got {}"),
-        ({"<2de>": ["a"]}, "sources: expected sources of pairs by their tags, got .*"),
-        ({"to de": MemorySource(["a"], ["b"])}, "sources: expected printable text without white space, .* got 'to de'"),
-        ({"</s>": MemorySource(["a"], ["b"])}, "sources: expected none of the vocabulary's own pieces, got '</s>'"),
-        ([MemorySource(["a"], ["b"])], "sources: expected sources of pairs by their tags, got .*"),
-        ([("<2de>", MemorySource(["a"], ["b"]), 3)], "sources: expected sources of pairs by their tags, got .*"),
-        ({"<2de>": Trees()}, "sources: expected sources of translation, got one of parsing"),
+        ({}, "of pairs by their tags, got {}"),
+        ((), r"of pairs by their tags, got \(\)"),
+        ({"<2de>": ["a"]}, "of pairs by their tags, got .*"),
+        ([MemorySource(["a"], ["b"])], "of pairs by their tags, got .*"),
+        ([("<2de>", MemorySource(["a"], ["b"]), 3)], "of pairs by their tags, got .*"),
+        ({"<2de>": Trees()}, "of translation, got one of parsing"),
     ],
 )
-def test_what_is_no_tagged_source(tagged, message):
-    with pytest.raises(tt.BadInput, match=f"^{message}$"):
-        tt.sources.TaggedSource(tagged)
+def test_what_is_not_a_tagged_source(tagged, message):
+    """Tags are those of `check_symbols`."""
+    with pytest.raises(tt.BadInput, match=f"^sources: expected sources {message}$"):
+        TaggedSource(tagged)
+    with pytest.raises(tt.BadInput, match="^sources: expected printable text without white space, .* got 'to de'"):
+        TaggedSource({"to de": MemorySource(["a"], ["b"])})
 
 
-def test_a_source_in_memory_is_known_by_its_contents(monkeypatch):
-    """As where each text has its length."""
+def test_a_source_in_memory_is_identified_by_its_contents(monkeypatch):
+    """As if each text had its length; the contents are those at the beginning."""
     texts = ["a", "b", "a\tb", "b\tc", "a\nb", "c", ""]
     sources = [MemorySource([a], [b]) for a in texts for b in texts]
     sources += [MemorySource([a, b], [b, c]) for a in texts for b in texts for c in texts[:3]] + [MemorySource([], [])]
     lengths = [f"{[(len(a), a, len(b), b) for a, b in source.pairs()]}" for source in sources]
     assert len({source.describe()["sha256"] for source in sources}) == len(set(lengths)) == len(sources)
-    plain = MemorySource(["Two doors.", "One \ud83d"], ["Zwei Türen.", "Eins"])
-    known = plain.describe()
+    lists = ["Two doors.", "One \ud83d"], ["Zwei Türen.", "Eins"]
+    source = MemorySource(*lists)
+    description = source.describe()
+    lists[0][0] = "c"
+    assert next(source.pairs()) == ("Two doors.", "Zwei Türen.")
     monkeypatch.setattr(MemorySource, "pairs", lambda self: pytest.fail("read it again"))
-    assert known == plain.describe() == pickle.loads(pickle.dumps(plain)).describe()
+    assert description == source.describe() == pickle.loads(pickle.dumps(source)).describe()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("texts", "message"),
     [
         (("dev.en", "dev.de"), r"expected a list of 2 lists( or None)?, got \('dev.en', 'dev.de'\)"),
         ([], r"expected a list of 2 lists( or None)?, got \[\]"),
@@ -328,26 +313,26 @@ def test_a_source_in_memory_is_known_by_its_contents(monkeypatch):
         ((["a"], ["b", "c"]), "expected as many references as sources, 1, got 2"),
     ],
 )
-def test_what_is_no_dev_text(given, message):
+def test_what_is_not_a_dev_set(texts, message):
     train = MemorySource(["a"], ["b"])
     with pytest.raises(tt.BadInput, match=f"^dev: {message}$"):
-        tt.Corpus(train, given)
+        tt.Corpus(train, texts)
     with pytest.raises(tt.BadInput, match=f"^test: {message}$"):
-        tt.Corpus(train, (["a"], ["b"]), given)
+        tt.Corpus(train, (["a"], ["b"]), texts)
 
 
-def test_a_dev_text_is_lists_of_texts():
-    """Of whatever has an order; an iterator is read once, for the test text, too."""
+def test_a_dev_set_is_lists_of_texts():
+    """Of whatever has an order; an iterator is read once, also for the test set."""
     texts = ["Two doors.", "One"]
-    for given in (texts, tuple(texts), np.array(texts), iter(texts)):
-        corpus = tt.Corpus(MemorySource(["a"], ["b"]), (given, texts[::-1]))
+    for each in (texts, tuple(texts), np.array(texts), iter(texts)):
+        corpus = tt.Corpus(MemorySource(["a"], ["b"]), (each, texts[::-1]))
         assert corpus.dev == corpus.test == (texts, texts[::-1])
         assert {type(text) for text in corpus.dev[0]} == {str} and type(corpus.dev[0]) is list
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
-def test_a_text_file_that_is_not_there(name, tmp_path):
-    source = tt.sources.TextSource(tmp_path / name, tmp_path / name)
+def test_a_missing_text_file(name, tmp_path):
+    source = TextSource(tmp_path / name, tmp_path / name)
     for read in (source.describe, source.check, source.texts, lambda: source.learn_tokenizer(300, "bpe")):
         with pytest.raises(FileNotFoundError, match=f"^expected a text file, found none at {tmp_path / name}$"):
             read()
@@ -361,26 +346,17 @@ def test_a_corpus_that_tensorflow_datasets_lacks(name, tmp_path):
     assert len(str(error.value)) < 300
 
 
-def test_a_source_in_memory_does_not_change():
-    lists = ["a"], ["b"]
-    source = MemorySource(*lists)
-    known = source.describe()
-    lists[0][0] = "c"
-    assert list(source.pairs()) == [("a", "b")] and source.describe() == known
-
-
-def test_files_are_known_by_their_contents(text, tmp_path):
+def test_files_are_identified_by_their_contents(text, tmp_path):
     """Not by their sizes: plain or packed, read line by line, in ranges, or as a whole."""
     folder, pairs, _ = text
     plain, packed = list(sources(folder, pairs))[:2]
     whole = plain.describe()["sha256"]
     assert whole == packed.describe()["sha256"]
-    checked, in_parts = (type(plain)(plain.source, plain.target, True) for _ in range(2))
+    checked, in_parts = (TextSource(plain.source, plain.target, True) for _ in range(2))
     assert checked.check() == PAIRS and checked.describe()["sha256"] == whole
     assert in_parts.parts(17, tmp_path) and in_parts.describe()["sha256"] == whole
-    content = Path(plain.source).read_text()
-    (tmp_path / "text.en").write_text(content.swapcase())
-    edited = type(plain)(tmp_path / "text.en", plain.target, True).describe()["sha256"]
+    (tmp_path / "text.en").write_text(Path(plain.source).read_text().swapcase())
+    edited = TextSource(tmp_path / "text.en", plain.target, True).describe()["sha256"]
     assert edited[0] != whole[0] and edited[1] == whole[1]
 
 
@@ -388,17 +364,15 @@ def test_sides_that_do_not_belong_together(tmp_path):
     (tmp_path / "long").write_text("a\nb\nc\n")
     (tmp_path / "short").write_text("a\n")
     for sides, counts in ((("long", "short"), (3, 1)), (("short", "long"), (1, 3))):
-        source = tt.sources.TextSource(*(tmp_path / side for side in sides))
+        source = TextSource(*(tmp_path / side for side in sides))
         names = [f"{count} in {tmp_path / side}" for side, count in zip(sides, counts, strict=True)]
-        with pytest.raises(
-            tt.BadInput, match=f"^expected the same number of lines in both files, got {' and '.join(names)}$"
-        ):
+        with pytest.raises(tt.BadInput, match=f"the same number of lines in both files, got {' and '.join(names)}$"):
             list(source.rows())
-    with pytest.raises(tt.BadInput, match="^target: expected 1 texts, as many as of source, got 2$"):
-        MemorySource(["a"], ["b", "c"])
-    with pytest.raises(tt.BadInput, match="^target: expected texts, got bytes at place 1$"):
-        MemorySource(["a", "b"], ["c", b"d"])
-    with pytest.raises(tt.BadInput, match="^train: expected two files, source and target, got 1$"):
-        tt.TextCorpus(["train.en"], ["dev.en", "dev.de"])
-    with pytest.raises(tt.BadInput, match="^files: expected two files, source and target, got 3$"):
-        read_texts(["a", "b", "c"])
+    for make, message in (
+        (lambda: MemorySource(["a"], ["b", "c"]), "target: expected 1 texts, as many as of source, got 2"),
+        (lambda: MemorySource(["a", "b"], ["c", b"d"]), "target: expected texts, got bytes at place 1"),
+        (lambda: tt.TextCorpus(["train.en"], ["dev.en", "dev.de"]), "train: expected two files, .*, got 1"),
+        (lambda: read_texts(["a", "b", "c"]), "files: expected two files, source and target, got 3"),
+    ):
+        with pytest.raises(tt.BadInput, match=f"^{message}$"):
+            make()

@@ -1,8 +1,7 @@
-"""Paths as users give them, the lines of texts, and where files are written."""
+"""Paths as users give them, and where files are written."""
 
 import fcntl
 import gzip
-import io
 import os
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from tf_transformer.training.tasks import task_of
 from tf_transformer.utils import files, folders
 from tf_transformer.utils.files import (
     checksum,
-    lines_in,
     matching,
     new_file,
     new_folder,
@@ -123,7 +121,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
 
 
-def test_bytes_are_no_path():
+def test_bytes_are_not_a_path():
     takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load, tt.Records)
     takers += (treebank.read_trees, checksum, lambda path: tt.load([path]))
     takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
@@ -132,18 +130,14 @@ def test_bytes_are_no_path():
             take(b"a")
         assert len(str(error.value).splitlines()) == 1
     with pytest.raises(tt.BadInput, match="expected a path, got "):
-        user_path(type("Own", (os.PathLike,), {"__fspath__": lambda self: b"a"})())
+        user_path(type("Custom", (os.PathLike,), {"__fspath__": lambda self: b"a"})())
 
 
-def test_an_empty_path_is_none():
-    """As of a shell's variable without a value: it would be the current folder."""
+def test_empty_paths_and_paths_that_are_not_utf_8():
+    """From a shell's variable without a value, which would be the current folder; TensorFlow rejects the others."""
     for take in (user_path, tt.load, Run, tt.Tokenizer.load, tt.Records):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
-
-
-def test_a_path_that_is_not_utf_8():
-    """TensorFlow takes none."""
     for take in (user_path, Run, tt.Tokenizer.load):
         with pytest.raises(tt.BadInput, match=r"expected a path in UTF-8, got 'runs/caf\\udce9'"):
             take("runs/caf\udce9")
@@ -164,10 +158,7 @@ def test_brackets_in_names(tmp_path, monkeypatch):
     assert matching("nowhere/*") == matching("text[1]/no") == []
 
 
-def test_what_a_line_is():
-    """`test_data.py` has the same where a text is trained on."""
-    text = b"\xef\xbb\xbfa\rb\x0c\x85\xe2\x80\xa8c\r\n\xef\xbb\xbf\n\r\nd"
-    assert list(lines_in(io.BytesIO(text))) == [b"a\rb\x0c\x85\xe2\x80\xa8c", b"\xef\xbb\xbf", b"", b"d"]
+def test_one_line():
     assert one_line("a\r\nb\u2028c\n\x85") == "a b\u2028c \x85"
 
 
@@ -202,6 +193,7 @@ def test_what_a_link_points_to_is_replaced(tmp_path):
         with pytest.raises(KeyError), new_file(tmp_path / link) as temporary:
             temporary.write_text("half")
             raise KeyError
+        assert (tmp_path / "folder" / "file").read_text() == ("before" if link == "link" else "after")
         before = (tmp_path / "folder" / "file").stat().st_ino
         write_text(tmp_path / link, "after")
         assert (tmp_path / link).is_symlink() and (tmp_path / target).read_text() == "after"
