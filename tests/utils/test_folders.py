@@ -1,4 +1,4 @@
-"""What a folder of an exported model holds, whatever lies beside it."""
+"""Kinds of model folders, whatever else is in them."""
 
 import re
 
@@ -35,21 +35,20 @@ def test_a_models_folder_means_its_newest_version(file, tmp_path):
     name = tmp_path / "name"
     for version in ("9", "010", "10", "x", "10x", "-11", "1" * 19, ".12-tmp"):
         put(name / version, file)
-    for version in ("11", "²"):  # being written, and no number
+    for version in ("11", "²"):  # being written, and not a number
         put(name / version, "another")
     put(name / "10/99", file)
     (name / "13").touch()
     (name / "14" / file).mkdir(parents=True)
     assert newest(name, file) == model_folder(name) == name / "10"
-    assert model_folder(name / "10") == name / "10"
-    assert model_folder(name / "x") == name / "x"
-    assert model_folder(f"{name}/9/") == name / "9"
+    for folder in ("10", "x", "9/"):
+        assert model_folder(f"{name}/{folder}") == name / folder
     assert needs_no_tensorflow(name) == needs_no_tensorflow(name / "x") == (file != SAVED_MODEL)
     assert find_saved_model(name) == (name / "10" if file == SAVED_MODEL else None)
 
 
 def test_the_newest_of_both_kinds(tmp_path):
-    """A client of one kind takes the newest of its kind; a program that reads both, the newest."""
+    """A client of one kind opens the newest of its kind; a program that opens both, the newest."""
     for version, file in enumerate([LITERT, SAVED_MODEL, ONNX, LITERT], 1):
         put(tmp_path / str(version), file)
         assert model_folder(tmp_path) == tmp_path / str(version)
@@ -61,21 +60,21 @@ def test_the_newest_of_both_kinds(tmp_path):
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     pytest.importorskip("ai_edge_litert")
     put(tmp_path / "1")
-    for none, found in ((tmp_path, "no {} in"), (tmp_path / "nowhere", "nothing at")):
-        one, two = (found.format(files) for files in (SAVED_MODEL, " or ".join(EXPORTS)))
-        with pytest.raises(tt.BadInput, match=f"expected the folder of a SavedModel or of its versions, found {one} "):
-            saved_model_of(none)
-        with pytest.raises(tt.BadInput, match=f"or of its versions, found {two} "):
-            model_folder(none)
-        with pytest.raises(FileNotFoundError, match="of a LiteRT export or of its versions, found no model.tflite in"):
-            LiteRT(none)
-        with pytest.raises(FileNotFoundError, match="of an export or of its versions, found no model.tflite or mode"):
-            litert_client.opened(none)
-        assert not needs_no_tensorflow(none)
+    for folder, found in ((tmp_path, "found no {} in "), (tmp_path / "nowhere", "found nothing at ")):
+        for take, files in (
+            (saved_model_of, SAVED_MODEL),
+            (model_folder, " or ".join(EXPORTS)),
+            (LiteRT, "model.tflite"),
+            (litert_client.opened, "model.tflite or model.onnx"),
+        ):
+            is_client = take in (LiteRT, litert_client.opened)
+            kind, message = (FileNotFoundError, "found no {} in ") if is_client else (tt.BadInput, found)
+            with pytest.raises(kind, match=f"or of its versions, {message.format(files)}{folder}"):
+                take(folder)
+        assert not needs_no_tensorflow(folder)
 
 
-def test_what_is_there_instead_and_what_opens_it(tmp_path, capsys):
-    """A folder of another kind is told as what it is, wherever it goes in."""
+def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
     put(tmp_path / "saved/7", SAVED_MODEL)
     put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")
     put(tmp_path / "onnx/7", ONNX, "model.json", "tokenizer.model")
@@ -90,11 +89,7 @@ def test_what_is_there_instead_and_what_opens_it(tmp_path, capsys):
     of_run, of_checkpoint = "export --run .*/run --name", "a pretrained checkpoint, .* --pretrained .*/marian --name"
     expected = {
         tt.load: {"ctranslate2": engine, "records": "tt.Records", "file": "a file, no folder"},
-        tt.Translator.from_pretrained: {
-            "litert/7": lite,
-            "onnx/7": onnx,
-            "ctranslate2/7": engine,
-        },
+        tt.Translator.from_pretrained: {"litert/7": lite, "onnx/7": onnx, "ctranslate2/7": engine},
         saved_model_of: {"run": of_run, "litert": lite, "marian": of_checkpoint, "ctranslate2": engine},
         model_folder: {"run": of_run, "marian": of_checkpoint, "nowhere": "found nothing at", "records": "prepared"},
     }

@@ -1,4 +1,4 @@
-"""What a stranger's file may not do: hang, take all memory, end in a traceback, or read other files."""
+"""What an untrusted file must not do: hang, take all memory, end in a traceback, or read other files."""
 
 import io
 import os
@@ -27,7 +27,7 @@ from tf_transformer.utils import reading
 
 
 def refused(function, message):
-    """In one line, and before much memory is taken."""
+    """Checks that a call raises one line before it takes much memory."""
     tracemalloc.start()
     try:
         with pytest.raises((tt.BadInput, FileNotFoundError), match=message) as error:
@@ -43,15 +43,11 @@ def refused(function, message):
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff{}", b'"a\nb"', b"[" * 10**5, b'{"a": ' + b"9" * 5000 + b"}"])
 def test_json_of_another_kind(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    refused(
-        lambda: reading.read_json(tmp_path / "a.json"), "^[^ ]*a.json: expected a JSON object, got something else: "
-    )
-
-
-def test_a_file_that_is_read_as_a_whole_is_not_large(tmp_path):
-    os.truncate(os.open(tmp_path / "a.json", os.O_CREAT | os.O_RDWR), 2**40)
-    refused(lambda: reading.read_json(tmp_path / "a.json"), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
+    file = tmp_path / "a.json"
+    file.write_bytes(content)
+    refused(lambda: reading.read_json(file), "^[^ ]*a.json: expected a JSON object, got something else: ")
+    os.truncate(file, 2**40)
+    refused(lambda: reading.read_json(file), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
 
 
 def test_values_of_json_become_those_of_their_kinds():
@@ -68,17 +64,18 @@ def test_values_of_json_become_those_of_their_kinds():
     refused(lambda: reading.made_of(MarianConfig, {"vocab_size": [10**12]}), "^vocab_size: expected a positive")
 
 
-@pytest.mark.parametrize("config", [TransformerConfig(2, 14, 23, 2, d_k=5, d_v=3, vocab_size=29, positions="learned")])
-def test_matrix_weights_are_those_of_the_model(config):
-    for made in (
-        config,
+@pytest.mark.parametrize(
+    "config",
+    [
+        TransformerConfig(2, 14, 23, 2, d_k=5, d_v=3, vocab_size=29, positions="learned"),
         MarianConfig(3, 14, 23, 2, vocab_size=29, num_decoder_layers=1, num_decoder_heads=7, source_vocab_size=31),
-    ):
-        model = build_model(made)
-        matrices = [weight for weight in model.weights if len(weight.shape) == 2]
-        assert made.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
-        made.check_stored(made.matrix_weights)
-        refused(lambda made=made: made.check_stored(made.matrix_weights - 1), "expected sizes of a model that fit the ")
+    ],
+)
+def test_matrix_weights_are_those_of_the_model(config):
+    matrices = [weight for weight in build_model(config).weights if len(weight.shape) == 2]
+    assert config.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
+    config.check_stored(config.matrix_weights)
+    refused(lambda: config.check_stored(config.matrix_weights - 1), "expected sizes of a model that fit the ")
 
 
 # YAML
@@ -108,16 +105,14 @@ def test_yaml_of_aliases_or_too_deep():
 
 
 def test_archives_that_become_larger(tmp_path):
-    zeros = np.zeros(10**6, "uint8")
-    np.savez_compressed(tmp_path / "a.npz", zeros)
-    refused(
-        lambda: reading.read_npz(tmp_path / "a.npz"), "a.npz: expected arrays .*: expected an archive without compr"
-    )
-    np.savez(tmp_path / "b.npz", zeros, name=np.asfortranarray(np.arange(6).reshape(2, 3)))
-    found = reading.read_npz(tmp_path / "b.npz")
-    assert list(found) == ["name", "arr_0"] or list(found) == ["arr_0", "name"]
-    np.testing.assert_array_equal(found["name"], [[0, 1, 2], [3, 4, 5]])
-    np.testing.assert_array_equal(found["arr_0"], zeros)
+    zeros, path = np.zeros(10**6, "uint8"), tmp_path / "a.npz"
+    np.savez_compressed(path, zeros)
+    refused(lambda: reading.read_npz(path), "a.npz: expected arrays .*: expected an archive without compr")
+    np.savez(path, zeros, name=np.asfortranarray(np.arange(6).reshape(2, 3)))
+    arrays = reading.read_npz(path)
+    assert arrays.keys() == {"name", "arr_0"} and reading.read_npz(path, ["name"]).keys() == {"name"}
+    np.testing.assert_array_equal(arrays["name"], [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(arrays["arr_0"], zeros)
 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -150,8 +145,8 @@ def test_weights_in_hdf5_lie_in_their_file(tmp_path):
     with h5py.File(tmp_path / "linked.h5", "w") as file:
         file["a/b"] = h5py.ExternalLink(str(tmp_path / "whole.h5"), "/a/b")
     larger, elsewhere = r"expected arrays of at most [\d,]+ bytes", "expected arrays that lie in the file, got a/b"
-    for name, said in (("empty", larger), ("packed", larger), ("other", elsewhere), ("linked", elsewhere)):
-        message = f"{name}.h5: expected weights in HDF5, .*: {said}"
+    for name, problem in (("empty", larger), ("packed", larger), ("other", elsewhere), ("linked", elsewhere)):
+        message = f"{name}.h5: expected weights in HDF5, .*: {problem}"
         refused(lambda name=name: reading.check_h5(tmp_path / f"{name}.h5"), message)
     refused(lambda: reading.check_h5(tmp_path / "secret"), "secret: expected weights in HDF5")
 
@@ -163,14 +158,13 @@ CONTROLS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2
 
 
 def learned(text, **options):
-    """A SentencePiece model of somebody's own."""
-    file = io.BytesIO()
-    files = f"{text / 'train.en'},{text / 'train.de'}"
+    """A SentencePiece model from elsewhere."""
+    file, files = io.BytesIO(), f"{text / 'train.en'},{text / 'train.de'}"
     sentencepiece.SentencePieceTrainer.train(input=files, model_writer=file, **CONTROLS | options)
     return file.getvalue()
 
 
-def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
+def test_a_sentencepiece_model_without_bytes(text):
     tokenizer = tt.Tokenizer(learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
     assert (tokenizer.first_piece, tokenizer.controls) == (4, [])
     ids = tokenizer.tokenize(["Two doors.", "Two \u4e1c doors."])
@@ -183,24 +177,23 @@ def test_a_sentencepiece_model_of_ones_own_without_bytes(text):
     assert warmup_records(export)
 
 
-def test_control_symbols_of_ones_own_are_not_those_of_trees(text):
-    symbols = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
-    tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **symbols))
+def test_other_control_tokens_are_not_those_of_trees(text):
+    options = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
+    tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **options))
     assert (tokenizer.first_piece, tokenizer.controls) == (6 + 256, [])
     ours = tt.Tokenizer.learn(sorted(text.glob("train.*")), 350, controls=["(NP", ")NP"])
     assert (ours.first_piece, ours.controls) == (6 + 256, ["(NP", ")NP"])
 
 
-def test_a_model_of_controls_alone_or_of_pieces_that_are_no_text(text):
+def test_models_with_other_controls_or_pieces_that_are_not_utf_8(text):
     model = learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False)
     refused(lambda: tt.Tokenizer(model.replace("▁".encode(), b"\xff\xfe\xfd")), "expected a SentencePiece model, got")
-    refused(
-        lambda: tt.Tokenizer(learned(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)), "pad, bos, eos, unk"
-    )
+    other = learned(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)
+    refused(lambda: tt.Tokenizer(other), "pad, bos, eos, unk")
 
 
-def test_what_is_no_fault_of_a_file_passes(tmp_path, translator, saved, monkeypatch):
-    """What parsers raise is about the file; memory, mistakes of ours and a model's construction are not."""
+def test_faults_that_are_not_a_files_pass(tmp_path, translator, saved, monkeypatch):
+    """Parsers' errors are about the file; those of memory, of our code and of a model's construction are not."""
     passing = (MemoryError, TypeError, AttributeError, IndexError, NameError, AssertionError, KeyboardInterrupt)
     for kind in passing:
         with pytest.raises(kind), reading.reading("a", "b"):

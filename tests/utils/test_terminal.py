@@ -60,7 +60,7 @@ def test_dev_texts_end_no_training_on_a_terminal_without_umlauts(tmp_path, monke
 
 
 def program(main, command="", **environment):
-    """The status, the output and the standard error of a program, in front of a shell's `command`."""
+    """Returns the status, output and standard error of a program, followed by the rest of a shell's `command`."""
     code = f"from trainers.command import run_program\ndef main():\n    {main}\nrun_program(main)"
     shell = f'"$0" -c "$1" {command}; exit ${{PIPESTATUS[0]}}'
     environment = os.environ | {"PYTHONUTF8": "0", "PYTHONUNBUFFERED": ""} | environment
@@ -71,26 +71,23 @@ def program(main, command="", **environment):
 
 
 def test_a_program_ends_quietly_when_its_reader_goes_away():
-    many = "for _ in range(99999): print('Two doors.')"
-    assert program(many, "| head -n 1") == (141, b"Two doors.\n", "")
-    assert program("import time; time.sleep(0.3); print('late')", "| true") == (141, b"", "")
     buffered = "import sys; sys.stdout.buffer.writelines([b'Two doors.\\n'] * 99999)"
-    assert program(buffered, "| head -n 1") == (141, b"Two doors.\n", "")
-    full = (2, b"", "error: [Errno 28] No space left on device\n")
-    assert program("print('all')", "> /dev/full") == full
-    assert (
-        program("print('all')", ">&-")
-        == program("print(__import__('sys').stdin.read(), end='')", "<&-")
-        == (0, b"", "")
-    )
+    for main in ("for _ in range(99999): print('Two doors.')", buffered):
+        assert program(main, "| head -n 1") == (141, b"Two doors.\n", "")
+    assert program("import time; time.sleep(0.3); print('late')", "| true") == (141, b"", "")
+    assert program("print('all')", "> /dev/full") == (2, b"", "error: [Errno 28] No space left on device\n")
+    for main, closed in (("print('all')", ">&-"), ("print(__import__('sys').stdin.read(), end='')", "<&-")):
+        assert program(main, closed) == (0, b"", "")
     assert program("print('all')", "| cat") == (0, b"all\n", "")
+    umlauts = program("print(chr(252), chr(0x2192)); raise OSError(chr(252))", PYTHONIOENCODING="ascii")
+    assert umlauts == (2, b"\\xfc \\u2192\n", "error: \\xfc\n")
 
 
 def test_a_program_s_end_does_not_wait_for_tensorflow():
-    """An error that nobody expects shows its lines at once."""
+    """An unexpected error shows its traceback at once."""
     known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
-    status, said, errors = program(f"{known}raise KeyError('own')")
-    assert (status, said) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
+    status, output, errors = program(f"{known}raise KeyError('own')")
+    assert (status, output) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
     stopped = "from tf_transformer.utils.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
     line = "\nstopped after saving step 7; start it again with the same options to go on\n"
     assert program(known + stopped) == (143, b"False\n", line)
@@ -98,36 +95,30 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
 
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
 def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
-    """And without a traceback; `until` of a `fit` by hand is no signal."""
+    """And without a traceback; `until` of a custom `fit` is not a signal."""
     script = f"from tf_transformer.utils.terminal import Stopped\nraise Stopped('saved step 7', {number})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
 
 
-def test_a_program_prints_on_a_terminal_without_umlauts():
-    main = "print(chr(252), chr(0x2192)); raise OSError(chr(252))"
-    found = program(main, PYTHONIOENCODING="ascii")
-    assert found == (2, b"\\xfc \\u2192\n", "error: \\xfc\n")
-
-
 def test_answers_of_a_published_model_are_lines(monkeypatch):
-    """Whatever other separators there are in them."""
+    """Whatever other separators they contain."""
     texts, lines = ["a\nb", "\ud83d", "c"], "eins\u0085zwei\u2028drei\n\x0cvier\nf\rünf\n".encode()
-    given = []
+    inputs = []
 
     def run(command, input, **more):
-        given.append(input)
+        inputs.append(input)
         return subprocess.CompletedProcess(command, 0, lines, b"")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = publishing.answers(Path("savedmodels/demo/1"), texts)
-    assert found == ["eins\u0085zwei\u2028drei", "\x0cvier", "f\rünf"]
-    assert given == [b"a b\n\xed\xa0\xbd\nc\n"]
+    outputs = publishing.answers(Path("savedmodels/demo/1"), texts)
+    assert outputs == ["eins\u0085zwei\u2028drei", "\x0cvier", "f\rünf"]
+    assert inputs == [b"a b\n\xed\xa0\xbd\nc\n"]
 
 
 @pytest.mark.parametrize("closed", ["", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed, tmp_path):
-    """No file of somebody else gets it, either."""
+def test_output_of_a_library_is_dropped_with_and_without_a_standard_error(closed, tmp_path):
+    """Nor does another file get it."""
     lines = [
         "import os, sys",
         "file = open(sys.argv[1], 'w')",
@@ -143,23 +134,23 @@ def test_what_a_library_says_is_dropped_with_and_without_a_standard_error(closed
 
 
 def test_progress_is_one_line_that_changes_and_goes(monkeypatch):
-    """Where a person watches; elsewhere there is none, or a line every 30 seconds."""
+    """If the stream is interactive; otherwise there is none."""
     clock, stream = iter(range(0, 1_000, 2)), io.StringIO()
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr("sys.stderr", stream)
-    said = []
+    lines = []
     for watched in (True, False):
         monkeypatch.setattr(terminal, "is_watched", lambda stream, watched=watched: watched)
         with terminal.Progress(17, "texts") as progress:
             for count in (2, 2, 4, 4, 4, 1):
                 progress.add(count)
-        said.append([line.rstrip() for line in stream.getvalue().lstrip("\r").split("\r")])
+        lines.append([line.rstrip() for line in stream.getvalue().lstrip("\r").split("\r")])
         stream.seek(0)
         stream.truncate()
-    first, *more, last, empty = said[0]
+    first, *more, last, empty = lines[0]
     assert first == "4 of 17 texts, 1 a second, less than a minute to go"
     assert [line[:8] for line in (*more, last)] == ["8 of 17 ", "12 of 17", "16 of 17", ""] and not empty
-    assert said[1] == [""]
+    assert lines[1] == [""]
 
 
 @pytest.mark.parametrize(
