@@ -40,6 +40,7 @@ from tf_transformer.training.run import Run
 from tf_transformer.utils.files import checksum
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE / "extensions/interop"))  # where `checkpoints.py` finds the writer of native models
 SECONDS, MEMORY = 60, 2**31
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
 FORTH = {"source_language": "en", "target_language": "de"}

@@ -72,18 +72,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Ids:
-    """The pairs of a corpus that fit, as ids.
-
-    Attributes:
-        source, target: The two sides.
-        lines: int64 [n], numbers of the pairs in the corpus, from 1.
-        skipped: Number of pairs that are too long or empty.
-    """
+    """Ids of the pairs of a corpus that are neither too long nor empty."""
 
     source: Side
     target: Side
-    lines: np.ndarray
-    skipped: int = 0
+    lines: np.ndarray  # int64 [n], numbers of the pairs in the corpus, from 1
+    skipped: int = 0  # number of the other pairs
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -213,18 +207,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs that are in memory together: a whole corpus, or some shards of one.
+    """Pairs that are in memory together: a whole corpus, or some shards of one."""
 
-    Attributes:
-        lengths: int64 [max_length + 1], number of pairs by the length of their longer side, EOS included.
-        tokens: Number of source and of target tokens, EOS included.
-        skipped: Number of skipped pairs.
-        read: Returns the ids.
-    """
-
-    lengths: np.ndarray
-    tokens: tuple[int, int]
-    skipped: int
+    lengths: np.ndarray  # int64 [max_length + 1], number of pairs by the length of their longer side, EOS included
+    tokens: tuple[int, int]  # number of source and of target tokens, EOS included
+    skipped: int  # number of skipped pairs
     read: Callable[[], Ids]
 
     @classmethod
@@ -235,10 +222,10 @@ class Block:
 
 
 class Order:
-    """The pairs of batch number N of a block, a function of the pairs' lengths, a seed and N.
+    """Order of a block's pairs in batches: those of batch N are a function of the pairs' lengths, a seed and N.
 
-    Pairs of similar length share a bucket. An epoch has every pair once: first the full batches of each bucket, then
-    the remaining pairs together, longest first, in a random order of batches.
+    Pairs of similar length share a bucket. An epoch has every pair once: full batches of each bucket, and the remaining
+    pairs together, longest first, in a random order of batches.
 
     `lengths`, int [n], are the tokens of each pair's longer side, EOS included. Without a `seed`, pairs keep their
     order within a bucket, and batches of short pairs come first.
@@ -256,7 +243,6 @@ class Order:
         self._epoch = functools.lru_cache(2)(self._order)
 
     def __len__(self) -> int:
-        """Returns the number of batches in an epoch."""
         return len(self._batches)
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
@@ -277,20 +263,12 @@ class Order:
 
 
 class Batches:
-    """The batches of some blocks, by their numbers, from 0 without end.
+    """Batches of some blocks by their numbers, from 0 without end.
 
-    One block is in memory at a time. Every epoch has each block once, and orders the blocks, and the pairs in each,
-    anew. The lengths in a block determine how many batches it makes, so resuming at batch N reads only the block of N.
-
-    Args:
-        blocks: Blocks of the corpus.
-        batch_tokens: Maximum of source tokens, and of target tokens, in a batch, padding included.
-        seed: Shuffling seed. `None` keeps the order of blocks, and of pairs within a bucket.
-        fixed_shapes: Whether to fill each batch to its bucket's shape, so that a compiler sees few shapes. Can be set
-            at any time.
-
-    Raises:
-        BadInput: If a batch cannot hold the longest pair.
+    One block is in memory at a time. Every epoch has each block once, and shuffles the blocks, and the pairs in each,
+    unless `seed` is `None`. The lengths in a block determine how many batches it makes, so resuming at batch N reads
+    only the block of N. A batch has at most `batch_tokens` source tokens, and target tokens, padding included. With
+    `fixed_shapes`, which can be set at any time, it is filled to its bucket's shape, so that a compiler compiles few.
     """
 
     def __init__(

@@ -92,12 +92,7 @@ class Source(abc.ABC):
     def parts(self, pairs: PairsOfPart, folder: str | Path) -> list[Part]:
         """Splits the corpus into shards of `pairs` pairs; the last one may have fewer.
 
-        Args:
-            pairs: Pairs of a shard.
-            folder: Folder that all workers can read, for files that the source has to write.
-
-        Raises:
-            BadInput: If there are no pairs, or they are damaged.
+        A source may write files to `folder`, which all workers can read.
         """
         return even_parts(sum(1 for _ in self.pairs()), pairs)
 
@@ -129,11 +124,7 @@ class Source(abc.ABC):
         return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.symbols)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
-        """Returns a function from sources and targets to the ids to learn.
-
-        Raises:
-            BadInput: If one of `symbols` is not a token of `tokenizer`.
-        """
+        """Returns a function from sources and targets to the ids to learn. The tokenizer must have all `symbols`."""
         rows = [row[tokenizer.codes :] for row in tokenizer.encode(self.symbols)]
         tokens = [[token.strip("▁") for token in tokenizer.source_tokens(row)] for row in rows]
         if unknown := [symbol for symbol, row in zip(self.symbols, tokens, strict=True) if symbol not in row]:
@@ -146,28 +137,16 @@ class Source(abc.ABC):
         return list(references)
 
     def texts(self) -> Texts:
-        """Returns all sources and all targets, for a dev or test set: `Corpus(train, dev=dev.texts())`.
-
-        Raises:
-            BadInput: If a line is bad and bad lines are not to be skipped.
-        """
+        """Returns all sources and all targets, for a dev or test set: `Corpus(train, dev=dev.texts())`."""
         return lists_of(pair for _, *pair in self.rows() if all(pair))
 
     def rows(self) -> Iterator[Row]:
-        """Yields all pairs with their numbers, from 1. Both texts of a bad pair are empty.
-
-        Raises:
-            BadInput: If a line is bad and bad lines are not to be skipped.
-        """
+        """Yields all pairs with their numbers, from 1. Both texts of a bad pair are empty, or it raises `BadInput`."""
         for index, pair in enumerate(pairs_of_texts(self.pairs())):
             yield index + 1, *(self._checked(index, pair) or (b"", b""))
 
     def good_pairs(self, part: Part) -> Iterator[Row]:
-        """Yields the good pairs of a shard, each with its index in the shard.
-
-        Raises:
-            BadInput: If a line is bad and bad lines are not to be skipped.
-        """
+        """Yields the good pairs of a shard, each with its index in the shard. A bad pair may raise `BadInput`."""
         for index, pair in enumerate(pairs_of_texts(self.read(part), part.first)):
             if good := self._checked(part.first + index, pair):
                 yield index, *good
@@ -200,11 +179,7 @@ def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
 
 
 def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:
-    """Yields pairs, the first of which has the index `first`.
-
-    Raises:
-        BadInput: If one is something else, such as `None` or three texts.
-    """
+    """Yields pairs, from index `first`, or raises `BadInput` for what is not a pair, such as `None` or three texts."""
     for number, pair in enumerate(pairs, first + 1):
         is_list = isinstance(pair, Iterable) and not isinstance(pair, str | bytes | Mapping | Set)
         texts = tuple(pair) if is_list else ()

@@ -58,11 +58,7 @@ class Filters:
 
     @classmethod
     def parse(cls, names: Iterable[str]) -> "Filters":
-        """Returns filters from a command line, for example "duplicates", "identical".
-
-        Raises:
-            BadInput: If there is no such filter.
-        """
+        """Returns filters by their names on a command line, for example "duplicates", "identical"."""
         fields = [each.name for each in dataclasses.fields(cls)]
         for name in names:
             if name not in fields:
@@ -89,11 +85,9 @@ NO_FILTERS = Filters()
 class Preparation:
     """The records of a corpus, in a folder that all workers can read and write. It pickles.
 
-    A shard is a folder of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Shards are
-    independent. A shard.json has their checksums, and the number of pairs of each length and of skipped ones;
-    records.json has those of all shards.
-
-    Finished shards in the folder are kept; only their checksums are computed.
+    A shard is a folder of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json has
+    their checksums, and the number of pairs of each length and of skipped ones; records.json has those of all shards.
+    Shards are independent. Finished ones in the folder are kept; only their checksums are computed.
 
     Attributes:
         source: Source of the pairs.
@@ -116,11 +110,9 @@ class Preparation:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder against other processes and threads. If the block fails before its first shard, nothing is
-        left.
+        """Locks the folder against other processes and threads, or raises `BadInput` if it holds something else.
 
-        Raises:
-            BadInput: If another one prepares records in the folder, or the folder holds something else.
+        If the block fails before its first shard, nothing is left.
         """
         before = {*self.folder.iterdir()} if self.folder.exists() else set()
         # `begin` removes shards of an unfinished start, so a folder with files of others must not pass for one.
@@ -197,9 +189,8 @@ class Preparation:
         """Checks what is in the folder, and writes what the workers need.
 
         Raises:
-            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or other
-                filters; another process prepares records there; or the tokenizer lacks the languages of the texts, or
-                tokens for the tags of the source.
+            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or filters; or
+                if the tokenizer lacks the languages of the texts, or tokens for the tags of the source.
         """
         if not parts:
             raise BadInput("parts: expected those of the source, got none")

@@ -107,15 +107,7 @@ class TextSource(Source):
         return sums
 
     def check(self) -> int:
-        """Reads both files once, checks every line and takes the checksums.
-
-        Returns:
-            The number of pairs.
-
-        Raises:
-            FileNotFoundError: If a file is missing.
-            BadInput: If line counts differ, there are no lines, or a line is bad and bad lines are not to be skipped.
-        """
+        """Reads both files once, checks every line like `check_text_pairs`, and returns the number of pairs."""
         sums = [hashlib.sha256(), hashlib.sha256()]
         count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
         self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
@@ -434,8 +426,7 @@ class HeldOut(Source):
         return sorted(_hash(source) for _, source, target in self.source.rows() if source and target)
 
     @functools.cached_property
-    def _limit(self) -> int:
-        """Bound of the hashes of the dev set."""
+    def _limit(self) -> int:  # hashes below it are those of the dev set
         if self.share < 1:
             return int(self.share * 2**64)
         return self._hashes[min(int(self.share), len(self._hashes)) - 1] + 1 if self._hashes else 0
@@ -451,7 +442,6 @@ class HeldOut(Source):
         return (pair for pair in self.source.pairs() if _hash(pair[0]) >= self._limit)
 
     def rows(self) -> Iterator[Row]:
-        """Yields the rows of the source that remain, with their numbers."""
         return (row for row in self.source.rows() if _hash(row[1]) >= self._limit)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:

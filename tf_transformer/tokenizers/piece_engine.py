@@ -29,11 +29,7 @@ def threads_for(texts: Sequence[Any]) -> int:
 
 
 def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """Returns SentencePiece's tokenizer with a serialized model.
-
-    Raises:
-        BadInput: If the bytes are not a SentencePiece model, or a piece is not UTF-8.
-    """
+    """Returns SentencePiece's tokenizer with a serialized model whose pieces are UTF-8, or raises `BadInput`."""
     if hasattr(sentencepiece, "set_min_log_level"):
         sentencepiece.set_min_log_level(1)  # hides warnings about models without normalization
     try:
@@ -46,11 +42,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
-    """Returns a tensorflow-text tokenizer, which makes ids or `pieces`, of a serialized model.
-
-    Raises:
-        BadInput: If tensorflow-text cannot be imported.
-    """
+    """Returns a tensorflow-text tokenizer, which makes ids or `pieces`, of a serialized model."""
     check_tensorflow_text()
     import tensorflow_text
     from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
@@ -71,11 +63,7 @@ def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
 
 
 def check_tensorflow_text() -> None:
-    """Imports tensorflow-text, whose operations this package's SavedModels need.
-
-    Raises:
-        BadInput: If it is missing, or made for another TensorFlow.
-    """
+    """Imports tensorflow-text, whose operations this package's SavedModels need, or raises `BadInput`."""
     try:
         with quiet_import():
             import tensorflow_text  # noqa: F401

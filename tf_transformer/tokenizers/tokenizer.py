@@ -116,11 +116,7 @@ class Tokenizer:
         raise BadInput(f"language: expected none, since this model has one pair of languages, got {language!r}")
 
     def spoken(self) -> tuple[Any, ...]:
-        """Returns the languages of sources and targets, as set by `for_languages`; () if `languages` is empty.
-
-        Raises:
-            BadInput: If one is missing.
-        """
+        """Returns the languages of sources and targets, all of which must be set; () if `languages` is empty."""
         return ()
 
     def shares_vocabulary(self, other: "Tokenizer") -> bool:
@@ -246,8 +242,7 @@ class Tokenizer:
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        """Pieces by id for other engines: JSON lists by file name, with "" for ids that no text has. Empty if the ids
-        are SentencePiece's own."""
+        """Pieces by id for other engines: JSON lists by file name; empty if the ids are SentencePiece's."""
         return {}
 
     @property
@@ -280,10 +275,7 @@ class Tokenizer:
         return self.tokens(ids)
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
-        """Converts texts [B] to ids, ragged int32 [B, None], without BOS and EOS.
-
-        It never raises: invalid UTF-8 and control characters count as white space.
-        """
+        """Converts any texts [B] to ids, ragged int32 [B, None], without BOS and EOS. It never raises."""
         return self.op.tokenize(valid_text(texts))
 
     def tokenize_target(self, texts: Tensor) -> "tf.RaggedTensor":
@@ -329,12 +321,7 @@ def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
 
 
 def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
-    """Checks that each symbol can be one piece of a text, and occurs once.
-
-    Args:
-        symbols: Printable strings without white space and "▁", other than reserved pieces such as "<s>".
-        name: Name of the option, for `BadInput`.
-    """
+    """Checks that each symbol, which occurs once, can be one piece of a text, or raises `BadInput` with the option."""
     before = set[str]()
     for symbol in symbols:
         if not isinstance(symbol, str) or not symbol.isprintable() or not symbol or set(" ▁") & set(symbol):

@@ -37,10 +37,8 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def say_in_a_handler(text: str) -> None:
-    """Writes a line to standard error from a signal handler.
-
-    A handler may interrupt a write to the same stream, which then raises. A service has no standard error.
-    """
+    """Writes a line to standard error from a signal handler."""
+    # A handler may interrupt a write to the same stream, which then raises. A service has no standard error.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
@@ -141,8 +139,7 @@ def quiet_stderr() -> Iterator[None]:
 def quiet_import() -> Iterator[None]:
     """Applies `quiet_stderr` to imports of Keras and TensorFlow, unless the user set TensorFlow's log level.
 
-    Raises:
-        BadInput: If Keras cannot be imported with its backend.
+    If Keras cannot be imported with its backend, `BadInput` is raised.
     """
     is_loud = _HAS_LOG_LEVEL or {"keras", "tensorflow"} <= sys.modules.keys()
     try:

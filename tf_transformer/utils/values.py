@@ -41,15 +41,9 @@ class BadInput(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """Requirement for a number besides its type, as in `Annotated[int, Kind(...)]`.
+    """Requirement for a number besides its type, as in `Annotated[int, Kind(...)]`, and a conversion."""
 
-    Attributes:
-        words: Description, which follows "expected".
-        holds: Returns whether a number meets the requirement.
-        convert: Converts the number. Identity by default.
-    """
-
-    words: str
+    words: str  # follows "expected"
     holds: Callable[[Any], bool] = lambda number: True
     convert: Callable[[Any], Any] = lambda number: number
 
