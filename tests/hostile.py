@@ -1,9 +1,9 @@
-"""Ask an export for the translations of hostile strings, through TensorFlow's C++ loader, LiteRT or ONNX:
+"""Translates hostile strings with an export, through TensorFlow's C++ loader, LiteRT or ONNX:
 
     python tests/hostile.py savedmodels/demo/1 --count 10000
 
-No request may raise, every text that comes back is valid UTF-8, every number finite. Prints the peak of memory. With
---threads 64 that many threads then ask for all again at once; each answer has to be the one from before."""
+No request may raise, and outputs must be valid UTF-8 and finite. Prints the peak of memory. With --threads 64 that many
+threads then repeat all requests at once, which must return the same."""
 
 import argparse
 import collections
@@ -33,7 +33,7 @@ TEXTS = [
     "Two doors.",
 ]
 CONTROLS = ["<s>", "</s>", "<pad>", "<unk>", "<0x00>", "<0xFF>", "▁", "\u2047", "\ufffd"]
-# What normalisation makes longer, shorter, or of another script: ligatures, stacked marks, Hangul, width, direction.
+# What normalization makes longer, shorter, or of another script: ligatures, stacked marks, Hangul, width, direction.
 TRAPS = ["\ufdfa", "ﬃ", "Å", "K", "\u017f", "İ", "ß", "½", "㍿", "각", "\u1112\u1161\u11ab", "e" + "\u0301" * 40]
 TRAPS += ["\u200b", "\u202e", "\u200f", "\ufeff", "\u00ad", "\u2028", "\u0085", "\u3000", "👩\u200d👩\u200d👧", "🇩🇪"]
 TRAPS += ["\U000e0001", "\0", "\uff11\uff12"]
@@ -52,7 +52,7 @@ def surrogates(r: random.Random) -> bytes:
 
 
 def overlong(r: random.Random) -> bytes:
-    """UTF-8 that says in more bytes than it needs what may not be said, or stops on the way."""
+    """Overlong, invalid and truncated sequences."""
     parts = ["c080", "e080af", "f888808080", "f4908080", "eda080", "e697", "61"]
     return b"".join(bytes.fromhex(part) for part in r.choices(parts, k=r.randint(1, 12)))
 
@@ -75,11 +75,10 @@ def words(r: random.Random) -> bytes:
 
 
 def very_long(r: random.Random) -> bytes:
-    if r.random() < 0.8:  # most need not be long to be strange
+    if r.random() < 0.8:
         return words(r)
-    return r.choice([b"word ", b"x", "é".encode(), "😀 ".encode(), b"\xff", "e\u0301\u0302".encode()]) * r.choice(
-        [999, 30_000]
-    )
+    text = r.choice([b"word ", b"x", "é".encode(), "😀 ".encode(), b"\xff", "e\u0301\u0302".encode()])
+    return text * r.choice([999, 30_000])
 
 
 KINDS = [random_bytes, all_planes, surrogates, overlong, normalisation, control_symbols, white_space, words, very_long]
@@ -88,7 +87,7 @@ PORTS += [("detokenize", ["tokens"]), ("score", ["source", "target"]), ("model_i
 
 
 class Alone:
-    """A LiteRT or an ONNX export called like a SavedModel. It needs the engine, sentencepiece and NumPy alone."""
+    """A LiteRT or ONNX export with the interface of a SavedModel. It needs only its engine, sentencepiece and NumPy."""
 
     def __init__(self, path: Path) -> None:
         from litert_client import opened
@@ -112,24 +111,24 @@ def problems(answer: dict, rows: int):
                 try:
                     text.decode()
                 except UnicodeDecodeError:
-                    yield f"{name} is no UTF-8: {text[:40]!r}"
+                    yield f"{name} is not UTF-8: {text[:40]!r}"
 
 
 def options(r: random.Random, signature: str, rows: int) -> dict:
-    """Some options of a request, of one row or of each."""
+    """Returns some options of a request, for all rows or for each."""
     if not signature.startswith("translate"):
         return {}
     rows = r.choice([1, rows])
-    drawn = {
+    values = {
         "beam_size": np.array([r.randint(1, 6) for _ in range(rows)], np.int32),
         "length_penalty": np.array([r.choice([0.0, 0.6, 1.0, 2.5]) for _ in range(rows)], np.float32),
         "max_length": np.array([r.randint(1, 20) for _ in range(rows)], np.int32),
     }
-    return {name: value for name, value in drawn.items() if r.random() < 0.8}
+    return {name: value for name, value in values.items() if r.random() < 0.8}
 
 
 def same(found: dict, expected: dict) -> bool:
-    """Whether answers are the same, numbers but for rounding."""
+    """Returns whether outputs are the same, numbers up to rounding."""
     return all(
         np.allclose(found[name], value, atol=1e-4) if value.dtype.kind == "f" else np.array_equal(found[name], value)
         for name, value in expected.items()

@@ -78,7 +78,6 @@ def test_batches_are_of_about_batch_tokens_and_of_similar_length(corpus):
     st.lists(st.integers(2, 31), min_size=1, max_size=300), st.integers(31, 200), st.integers(0, 9), st.integers(1, 4)
 )
 def test_after_e_epochs_every_pair_came_e_times(lengths, batch_tokens, seed, epochs):
-    """Whatever the lengths; each batch holds what its bucket's shape allows."""
     order = Order(np.array(lengths), batch_tokens, 31, seed)
     assert len(order) <= len(lengths) // (batch_tokens // 31) + len(order.bounds)
     for epoch in range(epochs):
@@ -209,7 +208,6 @@ def test_strings_may_be_empty_or_have_lone_surrogates(corpus):
 
 
 def test_an_iterator_is_deleted_without_delay(corpus):
-    """The end of an iterator waits for the thread that tunes it, which sleeps for up to a minute."""
     _, pairs, tokenizer = corpus
     batches = Batches([Block.of(ids_of(pairs[:3], tokenizer), MAX_LENGTH)], 512, 1)
     for each in (token_batches(pairs[:1], tokenizer, 512), fed(batches, 1), fed(batches, 2)):

@@ -25,7 +25,6 @@ def texts(seed, count):
 
 @pytest.mark.parametrize("buckets", [1, 7])
 def test_repeated_pairs_are_those_of_a_set(buckets):
-    """In shards of other sizes, which come in any order; places need not follow one another."""
     sizes, pairs = [211, 1, 97, 0, 307], list(zip(texts(1, 616), texts(2, 616), strict=True))
     ends = list(itertools.accumulate(sizes, initial=0))
     seen, expected, hashes = set(), set(), []

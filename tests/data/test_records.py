@@ -173,7 +173,6 @@ def test_only_a_damaged_shard_is_made_again(corpus, written, tmp_path):
 
 
 def test_another_worker_may_write_the_same_shard(written):
-    """One that was thought dead: the shard is complete, whoever was first."""
     files = [written.folder.parent / f"text.{side}" for side in ("en", "de")]
     other = tt.Preparation(tt.sources.TextSource(*files, True), written.folder)
     part, facts = other.source.parts(50, written.folder)[3], written.shards[3]
@@ -215,7 +214,6 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, other, written,
 
 
 def test_other_peoples_folders_are_unchanged(corpus, tmp_path):
-    """Also one that is named like a shard; and what cannot be prepared leaves nothing."""
     (theirs := tmp_path / "records/shard-of-glass").mkdir(parents=True)
     with pytest.raises(tt.BadInput, match="expected records or an empty folder, found shard-of-glass in it$"):
         write(corpus, tmp_path)
@@ -232,7 +230,6 @@ def test_other_peoples_folders_are_unchanged(corpus, tmp_path):
 
 
 def test_hostile_lines(corpus, tmp_path):
-    """Bad ones are skipped and counted, or an error that names the line; strange ones are kept."""
     chance = random.Random(3)
     texts = [kind(chance).replace(b"\n", b" ") for kind in hostile.KINDS for _ in range(20)]
     texts += [b"", b"\xff\xfe broken \xc3", b"word " * 30_000, b"fine\r"]
@@ -254,7 +251,6 @@ def test_hostile_lines(corpus, tmp_path):
 
 
 def test_filters_count_and_drop_like_a_loop(corpus, tmp_path):
-    """Also duplicates in other shards; and the order of the filters."""
     chance = random.Random(5)
     words = [f"w{number}" for number in range(4)]
     texts = [" ".join(chance.choices(words, k=chance.randint(1, 5))) for _ in range(2 * 461)]
@@ -338,7 +334,6 @@ def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus, other):
 
 @pytest.mark.parametrize("family", ["marian", "m2m100"])
 def test_records_of_a_pretrained_tokenizer(family, tmp_path):
-    """Each side by its own vocabulary, with the ids of languages."""
     tokenizer = tt.Translator.from_pretrained(Path(__file__).parents[1] / family / "trained").tokenizer
     if tokenizer.languages:
         with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):

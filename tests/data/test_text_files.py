@@ -86,7 +86,6 @@ def test_text_that_cannot_be_trained_on(tmp_path, source, target, message):
 
 
 def test_a_pipe_is_read_once(tmp_path):
-    """So it can be scored, as by `--translations <(...)`, but not trained on."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("one\ntwo\n")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("eins\nzwei\n"), daemon=True)

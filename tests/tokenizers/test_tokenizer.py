@@ -144,7 +144,6 @@ def test_what_is_documented_becomes_of_texts(pair):
 
 
 def test_no_other_character_changes(pair):
-    """Over all of Unicode, as far as Python knows it: NFKC, and what the table names beside it."""
     spaces = [0x61C, 0x1680, 0x200B, 0x200C, 0x200E, 0x200F, 0x2028, 0x2029, 0xFEFF, 0xFFFD, 0x2581, *range(32)]
     others = dict.fromkeys(map(chr, spaces), " ") | dict.fromkeys("\x7f\x8f\x9f", "") | {"\uff5e": "\uff5e"}
     every = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
@@ -304,7 +303,6 @@ LONG = ["The old woman opens the red door. ", "東京 ", "½ ﬁ 각 😀", "doo
 
 @pytest.mark.parametrize("text", LONG)
 def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
-    """Those that a model reads, and whether it reads all; what is behind 64 bytes a token takes no memory."""
     tokenizer, most = translator.tokenizer, 64 * 42  # for 41 tokens
     for size in (1, most, most + 1, 17 * most):
         whole = (text.encode() * size)[:size]
@@ -320,7 +318,6 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
 
 
 def test_white_space_is_no_reason_to_cut_a_text(translator):
-    """Nor are control characters and invalid bytes; half a character is left out."""
     for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
         text = b"Two" + middle + b"doors." + middle
         (read,), (cut,) = beginnings([text], 41)

@@ -144,7 +144,6 @@ def test_empty_paths_and_paths_that_are_not_utf_8():
 
 
 def test_brackets_in_names(tmp_path, monkeypatch):
-    """What exists goes by its name; only what does not is a pattern."""
     monkeypatch.chdir(tmp_path)
     for name in ("text[1]/a.en", "text[1]/b.en", "text1/a.en", "c[d].en", "cd.en", "c*.en"):
         Path(name).parent.mkdir(exist_ok=True)
@@ -173,7 +172,6 @@ def test_a_damaged_gz_is_one_line(tmp_path, damage):
 
 
 def test_a_pipe_is_written_to(tmp_path):
-    """It stays a pipe; nothing else appears beside it."""
     os.mkfifo(tmp_path / "pipe")
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
@@ -185,7 +183,6 @@ def test_a_pipe_is_written_to(tmp_path):
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path):
-    """At once, as every file is; the link stays."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("before")
     for link, target in (("link", "folder/file"), ("dangling", "folder/new")):
@@ -218,7 +215,6 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path):
-    """The later one's file stays, whole."""
     path = tmp_path / ("ü" * 120)  # of 240 bytes, of at most 255
     with new_file(path) as first, new_file(path) as second:
         first.write_text("first " * 1_000)
@@ -228,7 +224,6 @@ def test_writers_of_one_file_do_not_meet(tmp_path):
 
 
 def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
-    """By an error, nor by a signal; what one that is killed at once leaves is in nobody's way."""
     with pytest.raises(ZeroDivisionError):
         write_text(tmp_path / "out", (str(1 // (2 - i)) for i in range(7)))
     with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/nowhere/out'"):
@@ -266,7 +261,6 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
 
 
 def test_standard_output_as_a_file_is_written_to(tmp_path):
-    """What it has already stays, and what is printed afterwards follows."""
     program = "from tf_transformer.utils.files import write_text; print(1); write_text('/dev/stdout', '2\\n'); print(3)"
     (tmp_path / "log").write_text("0\n")
     with open(tmp_path / "log", "a") as log:
@@ -309,7 +303,6 @@ def test_files_and_folders_are_flushed_on_windows(tmp_path, monkeypatch):
 
 
 def test_a_litert_export_opens_where_no_temporary_folder_is_writable(lite):
-    """As in a read-only container."""
     program = """
 import sys, tempfile
 

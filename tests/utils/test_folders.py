@@ -48,7 +48,6 @@ def test_a_models_folder_means_its_newest_version(file, tmp_path):
 
 
 def test_the_newest_of_both_kinds(tmp_path):
-    """A client of one kind opens the newest of its kind; a program that opens both, the newest."""
     for version, file in enumerate([LITERT, SAVED_MODEL, ONNX, LITERT], 1):
         put(tmp_path / str(version), file)
         assert model_folder(tmp_path) == tmp_path / str(version)

@@ -193,7 +193,6 @@ def test_models_with_other_controls_or_pieces_that_are_not_utf_8(text):
 
 
 def test_faults_that_are_not_a_files_pass(tmp_path, translator, saved, monkeypatch):
-    """Parsers' errors are about the file; those of memory, of our code and of a model's construction are not."""
     passing = (MemoryError, TypeError, AttributeError, IndexError, NameError, AssertionError, KeyboardInterrupt)
     for kind in passing:
         with pytest.raises(kind), reading.reading("a", "b"):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from programs import ROOT
 
-from tf_transformer.training.callbacks import DevScore, DevText
 from tf_transformer.utils import terminal
 from tf_transformer.utils.terminal import say
 from trainers import publishing
@@ -45,18 +44,6 @@ def test_the_package_prints_in_one_way():
         calls = (node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
         names = {name.id for name in calls if isinstance(name, ast.Name)}
         assert path.name in alone or "print" not in names, path
-
-
-def test_dev_texts_end_no_training_on_a_terminal_without_umlauts(tmp_path, monkeypatch):
-    dev = DevText("BLEU", lambda outputs, references: 7.0, ["Two \ud83d doors."], ["Zwei Türen."])
-    score = DevScore(lambda texts: ["Tür"] * len(texts), dev, logs=tmp_path)
-    score.set_model(SimpleNamespace(optimizer=SimpleNamespace(iterations=3)))
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "ascii"))
-    score.on_epoch_end(0, {})
-    shown = [rb"    Two \ud83d doors.", rb"      -> T\xfcr", rb"       = Zwei T\xfcren."]
-    assert written.getvalue().splitlines()[2:] == shown
-    assert list(tmp_path.rglob("events*"))
 
 
 def program(main, command="", **environment):
@@ -95,7 +82,6 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
 
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
 def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
-    """And without a traceback; `until` of a custom `fit` is not a signal."""
     script = f"from tf_transformer.utils.terminal import Stopped\nraise Stopped('saved step 7', {number})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
@@ -134,7 +120,6 @@ def test_output_of_a_library_is_dropped_with_and_without_a_standard_error(closed
 
 
 def test_progress_is_one_line_that_changes_and_goes(monkeypatch):
-    """If the stream is interactive; otherwise there is none."""
     clock, stream = iter(range(0, 1_000, 2)), io.StringIO()
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr("sys.stderr", stream)

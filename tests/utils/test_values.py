@@ -237,7 +237,6 @@ def test_ranges(kind):
 
 
 def test_every_option_of_a_function_is_checked():
-    """That of functions and constructors which are names of `tt`; others are checked if they are decorated."""
     public, checked_names = [getattr(tt, name) for name in tt.__all__], set()
     for name, each, function in functions():
         if not is_checked(function):
@@ -338,7 +337,6 @@ def test_a_fact_of_an_export_goes_into_json(translator):
 
 @pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])
 def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
-    """With the ends of its range; `checked` rejects what is beyond. A call that raises writes nothing."""
     monkeypatch.chdir(tmp_path)
     for call, arguments in calls(tmp_path, translator):
         for option, annotation in options_of(call).items():

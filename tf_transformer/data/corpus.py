@@ -14,7 +14,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, facts_of, tokenized
-from tf_transformer.data.pairs import Source, Texts, contents_of, rows_of, texts_of
+from tf_transformer.data.pairs import Source, Texts, rows_of, texts_of
 from tf_transformer.data.records import Records
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
 from tf_transformer.data.text_files import read_text_pairs
@@ -130,7 +130,7 @@ class Corpus:
 
     def ids(self, batching: Batching) -> Ids:
         """Returns the training set as ids, from the batching's folder if they are stored there."""
-        assert isinstance(self.train, Source), "records are read by block"
+        assert isinstance(self.train, Source)
         folder, tokenizer = batching.folder, batching.tokenizer
         if folder and (facts := self._stored(folder, tokenizer)):
             # Damaged ids are made again.
@@ -157,7 +157,8 @@ class Corpus:
 
     def _key(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Returns what the ids depend on."""
-        contents = contents_of(self.describe())
+        assert isinstance(self.train, Source)
+        contents = self.train.contents()
         return {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length, "corpus": contents}
 
 

@@ -81,8 +81,9 @@ class Source(abc.ABC):
         """
 
     def contents(self) -> dict[str, Any]:
-        """Returns the part of `describe` that depends only on the contents."""
-        return contents_of(self.describe())
+        """Returns the part of `describe` that depends only on the contents, without "train" if there is a checksum."""
+        description = self.describe()
+        return {name: value for name, value in description.items() if name != "train" or "sha256" not in description}
 
     @abc.abstractmethod
     def pairs(self) -> Iterator[Pair]:
@@ -165,11 +166,6 @@ class Source(abc.ABC):
 def encoder_of(tokenizer: Tokenizer) -> Encode:
     """Returns a function from sources and targets to the ids of each."""
     return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
-
-
-def contents_of(description: dict[str, Any]) -> dict[str, Any]:
-    """Drops "train" from what `Source.describe` returns, if there is a checksum of the contents."""
-    return {name: value for name, value in description.items() if name != "train" or "sha256" not in description}
 
 
 def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
