@@ -194,12 +194,12 @@ def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip
     """
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
-    test_texts = read_texts(test) if test else None
+    test_texts = read_texts(test, "test") if test else None
     if isinstance(dev, float):
         source.check()
         held_out = HeldOut(source, dev)
         return Corpus(held_out, held_out.dev(), test_texts, languages_of(files))
-    dev_texts = read_texts(dev)
+    dev_texts = read_texts(dev, "dev")
     source.check()
     return Corpus(source, dev_texts, test_texts, languages_of(files))
 
@@ -222,15 +222,15 @@ def TfdsCorpus(
     return Corpus(train, dev.texts(), test.texts(), languages)
 
 
-def read_texts(files: Files) -> Texts:
+def read_texts(files: Files, name: str = "files") -> Texts:
     """Reads sources and references from two files, or raises `BadInput` if they are not parallel text in UTF-8."""
-    source, target = two_files("files", files)
+    source, target = two_files(name, files)
     return read_text_pairs(source, target)
 
 
 def two_files(name: str, files: Files) -> list[str]:
     """Returns two files, source and target, or raises `BadInput` with the option's name."""
-    paths = [str(user_path(file)) for file in files]
+    paths = [str(user_path(file, name)) for file in files]
     if len(paths) != 2:
         raise BadInput(f"{name}: expected two files, source and target, got {len(paths)}")
     return paths

@@ -268,7 +268,7 @@ class Preparation:
 
 @functools.lru_cache(1)
 def _tokenizer(file: Path, modified: int) -> Tokenizer:
-    """Loads the tokenizer once for all shards of a process."""
+    """Loads the tokenizer once for all shards of a process, unless the file is `modified`."""
     return load_tokenizer(file)
 
 
