@@ -24,7 +24,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "litert": "extensions.interop.engines:LITERT",
         "onnx": "extensions.interop.engines:ONNX",
         "run": "training.opening:RUN",
-        "checkpoint": "extensions.interop.families.opening:CHECKPOINT",
+        "checkpoint": "extensions.interop.families.hub:CHECKPOINT",
     },
     "formats": {
         "savedmodel": "serving.formats:SAVED_MODEL",

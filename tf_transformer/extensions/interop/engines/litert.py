@@ -1,22 +1,21 @@
-"""A LiteRT export as an engine. It loads no TensorFlow."""
+"""LiteRT exports as an engine, without TensorFlow."""
 
 from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
 from tf_transformer.extensions.interop.engines.portable import PortableEngine
 
 
 class LiteRT(PortableEngine):
-    """Calls a LiteRT export, which translates one text after the other.
+    """Engine for a LiteRT export. It translates one text after the other.
 
     Args:
-        path: the folder of the export, or that of its versions, which means the newest.
-        threads: of the engine.
-        batch_size: of no effect: the engine takes one text.
-        options: defaults of the calls, for options that the file takes.
+        path: Directory of the export, or of its versions, which means the newest.
+        threads: Number of threads.
+        batch_size: Ignored, since LiteRT takes one text.
+        options: Defaults of calls, for options that the export takes.
 
     Raises:
-        BadInput: ai-edge-litert is not installed, the folder holds something else, or an option has another value than
-            it may have.
-        FileNotFoundError: the folder lacks a file.
+        BadInput: If ai-edge-litert is not installed, the directory holds something else, or an option is out of range.
+        FileNotFoundError: If a file is missing.
     """
 
     package = "ai_edge_litert", "litert"

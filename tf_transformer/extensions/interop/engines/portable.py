@@ -1,4 +1,4 @@
-"""What the engines of exports to LiteRT and ONNX share. They load no TensorFlow."""
+"""Base class of the engines for LiteRT and ONNX exports."""
 
 import functools
 import os
@@ -14,15 +14,16 @@ from tf_transformer.utils.folders import model_folder
 from tf_transformer.utils.terminal import STANDARD_ERROR
 from tf_transformer.utils.values import BadInput, Count, between, checked
 
-litert_client.STANDARD_ERROR = STANDARD_ERROR  # the lock of the package's other doors
+# Threads that silence standard error must wait for each other, here and in the rest of the package.
+litert_client.STANDARD_ERROR = STANDARD_ERROR
 
 
 class PortableEngine(Engine):
-    """Calls an export whose texts become ids outside of it.
+    """Engine for an export that takes and returns token ids.
 
     Attributes:
-        package: what runs it, and the name of the extra that brings it.
-        translator: the class of `litert_client` that calls it.
+        package: Package that runs the export, and the extra that installs it.
+        translator: Class of `litert_client`.
     """
 
     package: ClassVar[tuple[str, str]]
@@ -41,7 +42,7 @@ class PortableEngine(Engine):
             self._client = self.translator(user_path(path), threads, batch_size)
         except ValueError as error:
             raise BadInput(str(error)) from error
-        self._opened: dict[str, Any] = {"path": model_folder(path).absolute(), "threads": threads}
+        self._arguments: dict[str, Any] = {"path": model_folder(path).absolute(), "threads": threads}
         self.batch_size = self._client.batch_size
         self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
@@ -50,16 +51,15 @@ class PortableEngine(Engine):
         self._own = {**request.options, **request.languages}
 
     def __reduce__(self) -> Any:
-        """Pickles the arguments: another process opens the folder again."""
-        return functools.partial(type(self), **self._opened, batch_size=self.batch_size, **self._own), ()
+        # Another process opens the directory again: the runtime's objects cannot be pickled.
+        return functools.partial(type(self), **self._arguments, batch_size=self.batch_size, **self._own), ()
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The contents of model.json."""
+        """Contents of model.json."""
         return self._client.facts
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
-        found = self._client.replies(texts, request.n or 1, **request.options, **request.languages)
-        for text, (length, best) in zip(texts, found, strict=True):
-            answers = tuple(Answer(*one) for one in best)
-            yield Reply(text, answers, length, length > self.facts["max_source_length"])
+        results = self._client.replies(texts, request.n or 1, **request.options, **request.languages)
+        for text, (length, best) in zip(texts, results, strict=True):
+            yield Reply(text, tuple(Answer(*one) for one in best), length, length > self.facts["max_source_length"])

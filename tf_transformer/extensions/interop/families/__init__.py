@@ -1,1 +1,1 @@
-"""What is read: pretrained checkpoints, and the families of models that they belong to."""
+"""Pretrained checkpoints, and the families of models that they belong to."""

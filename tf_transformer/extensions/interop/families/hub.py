@@ -1,4 +1,4 @@
-"""Finds a pretrained checkpoint, in a folder or on the Hugging Face hub, and reads where it comes from."""
+"""Finds pretrained checkpoints, in a directory or on the Hugging Face Hub, reads their origin, and opens them."""
 
 import os
 import re
@@ -6,31 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.inference.openers import Opener
+from tf_transformer.inference.rebuild import Rebuilt
+from tf_transformer.inference.translator import Translator
+from tf_transformer.models.families import families, family_named, family_of_folder
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import HUB_NAME, found_in, is_hub_name, newest
+from tf_transformer.utils.folders import CTRANSLATE2, HUB_NAME, LITERT, ONNX, found_in, is_hub_name, newest
 from tf_transformer.utils.reading import parse_yaml, read_json
 
-INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
-WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # one of them is enough
-PARTS = {INDEX: ["model-*.safetensors"]}
-HEAD_BYTES = 2**16  # of a README.md, which may begin with YAML
-OTHERS = ("*.json", "*.spm", "*.bpe.model", "README.md")
+INDEX = "model.safetensors.index.json"  # names the files of sharded weights
+WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.
+PATTERNS = ("*.json", "*.spm", "*.bpe.model", "README.md")
+HEAD_BYTES = 2**16  # of README.md, which may start with YAML
 
 
 def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | None = None) -> Path:
-    """The folder of a checkpoint.
+    """Returns the directory of a checkpoint.
 
     Args:
-        name: a folder, or that of its versions, which means the newest; or, with the package huggingface_hub, a model's
-            name on the Hugging Face hub, for example "Helsinki-NLP/opus-mt-en-de". The needed files are downloaded
-            once, into that package's cache. HF_HUB_OFFLINE=1 reads the cache alone.
-        owner: of a model whose name has none.
-        revision: a branch, a tag or a commit of the model; `None` means its main branch. With it a name may begin as a
-            folder here does.
+        name: Directory of the checkpoint, or of its versions, which means the newest. With the package huggingface_hub
+            also a model's name on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de". Its files are downloaded
+            once, into that package's cache. HF_HUB_OFFLINE=1 only reads the cache.
+        owner: Owner of a model whose name has none.
+        revision: Branch, tag or commit of the model. `None` means its main branch. With it a name may start like a
+            local directory.
 
     Raises:
-        BadInput: there is neither such a folder nor such a model on the hub, or the hub cannot be reached.
+        BadInput: If there is no such directory and no such model, or the hub cannot be reached.
     """
     path, name = user_path(name), os.fspath(name)
     if path.is_dir():
@@ -41,35 +44,36 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
     model = f"{owner}/{name}" if owner and "/" not in name else name
     try:
+        # One at a time, since a model may have its weights in several formats.
         for weights in WEIGHTS:
-            patterns = [*OTHERS, weights, *PARTS.get(weights, [])]
+            patterns = [*PATTERNS, weights, *(["model-*.safetensors"] if weights == INDEX else [])]
             folder = Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
             if (folder / weights).is_file():
                 return folder
-    except Exception as error:  # the package raises its own errors and those of its dependencies
+    # The package raises its own errors and those of its dependencies, with a hundred lines about sockets.
+    except Exception as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         reason = re.sub(r"^.*\b\w*(?:Connect|Timeout)\w*: ", "no connection to the hub: ", reason)
         raise BadInput(
             f"expected a model's folder, found none at {name}; or a model's name on the Hugging Face hub, got no model "
             f"{model}{f' at revision {revision}' if revision else ''}: {reason}"
-        ) from None  # not from a hundred lines about sockets
+        ) from None
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 
 
 def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
-    """The origin of a checkpoint, for `model_info` and tf_transformer.json.
+    """Returns the origin of a checkpoint, for `model_info` and tf_transformer.json.
 
-    "origin" is its name, and "commit" the hub's, which names one state of its files. "license", "languages",
-    "source_language" and "target_language" come from its tokenizer_config.json and the head of its README.md, as far
-    as these have them.
+    "origin" is its name, and "commit" the hub's, which identifies a state of its files. "license", "languages",
+    "source_language" and "target_language" come from its tokenizer_config.json and README.md, if these have them.
 
     Args:
-        name: the name that the user gave.
-        folder: the checkpoint's folder.
+        name: Name that the user gave.
+        folder: Directory of the checkpoint.
     """
     path = user_path(name)
     facts = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
-    if folder.parent.name == "snapshots":  # of the hub's cache
+    if folder.parent.name == "snapshots":  # in the hub's cache
         facts["commit"] = folder.name
     head = _front_matter(folder)
     languages = head.get("language") or []
@@ -86,7 +90,7 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
 
 
 def readme_of(folder: Path) -> bytes:
-    """The beginning of a checkpoint's README.md; nothing if there is none."""
+    """Returns the first bytes of a checkpoint's README.md, if it exists."""
     file = folder / "README.md"
     if not file.is_file():
         return b""
@@ -95,16 +99,46 @@ def readme_of(folder: Path) -> bytes:
 
 
 def _front_matter(folder: Path) -> dict[str, Any]:
-    """The YAML between the first two lines "---" of a README.md; {} if there is none."""
+    """Returns the YAML between the first two lines "---" of README.md, or {}."""
     head = re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE)
     if not head:
         return {}
+    yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
     try:
-        yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
-        text = head[1].decode(errors="replace").encode()
-        settings = parse_yaml(yaml, text)  # strings alone: "no" is Norwegian, not False
-    except BadInput:
-        raise
+        # As strings: "no" is Norwegian, not False.
+        settings = parse_yaml(yaml, head[1].decode(errors="replace").encode())
     except ValueError:
-        return {}  # a person wrote it; a mistake there must not keep the model from loading
+        # It is written by hand. A mistake there must not keep the model from loading.
+        return {}
     return settings if isinstance(settings, dict) else {}
+
+
+def _is_checkpoint(path: str) -> bool:
+    folder = user_path(path)
+    if not folder.is_dir():
+        return is_hub_name(path)
+    return family_of_folder(newest(folder, *WEIGHTS) or folder) is not None
+
+
+def from_checkpoint(name: Any, family: str | None = None, revision: str | None = None) -> Rebuilt:
+    """Loads a pretrained model; the arguments are those of `Translator.from_pretrained`."""
+    kinds, name = [family_named(family)] if family else families(), os.fspath(name)
+    owner = next((one.owner for one in kinds if one.owner), "")
+    folder = folder_of(name, owner, revision)
+    if newest(folder, LITERT, ONNX, CTRANSLATE2) and not any((folder / file).is_file() for file in WEIGHTS):
+        raise BadInput(f"expected a checkpoint, {found_in(folder)}")
+    kind = kinds[0] if family else family_of_folder(folder)
+    if kind is None or kind.load is None:
+        raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")
+    model, tokenizer, options, max_length = kind.load(folder)
+    return Rebuilt(model, tokenizer, options, origin_of(name, folder), max_length)
+
+
+CHECKPOINT = Opener(
+    "a checkpoint",
+    _is_checkpoint,
+    lambda path, **options: Translator.from_pretrained(path, **options),
+    from_checkpoint,
+    frozenset({"family", "revision"}),
+    trains=True,
+)

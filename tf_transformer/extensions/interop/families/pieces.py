@@ -1,4 +1,4 @@
-"""Tokenizers where SentencePiece's models make pieces and tables of their own number them."""
+"""Tokenizers of checkpoints: SentencePiece splits texts into tokens, and a table of their own numbers these."""
 
 import io
 import itertools
@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tf_transformer.extensions.interop.engines.litert_client import spelling
 from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
 from tf_transformer.tokenizers.strings import text_tensor, utf8
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
@@ -22,26 +23,27 @@ else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
 VOCABULARY, ADDED = "vocabulary.json", "tokens.json"
-# White space at the end of a text, as `str.rstrip` has it; SentencePiece itself leaves out spaces alone.
+# White space at the end of a text, as in `str.rstrip`. SentencePiece itself only ignores spaces.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
 
 class PieceTable:
-    """Texts to ids: a SentencePiece model makes pieces, and a table numbers them. Bytes that are not UTF-8 count as
-    spaces, and white space at the end of a text is nothing.
+    """Encodes texts: a SentencePiece model splits them, and a table has the ids.
+
+    Bytes that are not UTF-8 count as spaces, and trailing white space is ignored.
 
     Args:
-        model: a serialized SentencePiece model.
-        pieces: by id.
-        added: those that are matched in a text first, the longest at each position; SentencePiece reads what is
-            between them.
+        model: Serialized SentencePiece model.
+        pieces: Tokens by id.
+        added: Tokens that are matched first, the longest at each position. SentencePiece splits what is between them.
     """
 
     def __init__(self, model: bytes, pieces: list[str], added: Sequence[str] = ()) -> None:
         self.model, self.pieces, self.processor = model, pieces, engine_of(model)
         self.added = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
-        "".join(pieces).encode()  # raises for what is no text of UTF-8
-        # A text has no controls.
+        # Raises here for tokens that are not strings, or not UTF-8.
+        "".join(pieces).encode()
+        # No text contains control tokens.
         self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
         self._op = Once(self._resources)
 
@@ -56,20 +58,20 @@ class PieceTable:
 
     @property
     def op(self) -> "tf.Module":
-        """What a SavedModel must keep of it."""
+        """Resources that a SavedModel must keep."""
         return self._op()
 
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """The ids of each text."""
+        """Returns the ids of each text."""
         strings = [utf8(text).rstrip() for text in texts]
         # Every second part is an added token.
         parts = [re.split(f"({self.added})", text) if self.added else [text] for text in strings]
         between = iter(self.split([part for row in parts for part in row[::2]]))
-        rows = ([[part] if place % 2 else next(between) for place, part in enumerate(row)] for row in parts)
+        rows = ([[part] if i % 2 else next(between) for i, part in enumerate(row)] for row in parts)
         return [[self.ids.get(piece, UNKNOWN_ID) for piece in itertools.chain(*row)] for row in rows]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
-        """As `encode`, texts [B] to ids, ragged int32 [B, None]."""
+        """Does what `encode` does in TensorFlow: texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         texts = tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False)
@@ -83,34 +85,33 @@ class PieceTable:
         pieces = tf.concat([own, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
-    # A variant overrides these two methods to read more than SentencePiece does.
+    # Subclasses override these two methods to split off more than SentencePiece does.
 
     def split(self, texts: list[str]) -> list[list[str]]:
-        """The pieces of each text."""
+        """Splits each text into tokens."""
         return encoded_by(self.processor, texts, str)
 
     def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
-        """As `split`, texts [B], in UTF-8, to pieces, ragged string [B, None]."""
+        """Splits texts [B], which are UTF-8, into tokens, ragged string [B, None]."""
         return self.op.engine.tokenize(texts)
 
 
 class PieceTokenizer(Tokenizer):
     """A `Tokenizer` of a pretrained checkpoint.
 
-    Pieces, ids (in our order: `Vocabulary`) and texts equal those of the tokenizer of `transformers` with
-    `split_special_tokens=True`: a control symbol written in a text is plain text. An added token is matched first, as
-    there; a space comes before it in a decoded text. Bytes that are not UTF-8 count as
-    spaces. White space of any kind at the end of a text is nothing, so a text of white space alone is empty.
+    Tokens, ids (in our order, see `Vocabulary`) and texts equal those of the tokenizer in `transformers` with
+    `split_special_tokens=True`: control tokens in a text are plain text. Added tokens are matched first, and decoded
+    with a space before. Bytes that are not UTF-8 count as spaces. Trailing white space of any kind is ignored.
 
     Args:
-        model: a zip archive of SentencePiece's models, vocabulary.json (the pieces in the order of their ids),
-            tokens.json (the added tokens, if there are any) and what else a kind of tokenizer has; see `archive_of`.
+        model: Zip archive of SentencePiece models, vocabulary.json (tokens by id), tokens.json (added tokens, if any)
+            and other files of a subclass, as from `archive_of`.
     """
 
     kind = ""  # of checkpoint, for messages
     source: PieceTable
     target: PieceTable
-    texts: list[bytes]  # of each id
+    texts: list[bytes]  # by id
 
     def __init__(self, model: bytes) -> None:
         with reading("vocabulary", f"a tokenizer of {self.kind}"):
@@ -122,17 +123,15 @@ class PieceTokenizer(Tokenizer):
             self.added = [str(token) for token in json.loads(self.contents.get(ADDED, b"[]"))]
             self.read(pieces)
             for id in (self.target.ids[token] for token in self.added):
-                known = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
-                self.texts[id] = self.texts[id] if known or not self.texts[id] else b" " + self.texts[id]
+                # SentencePiece's own tokens have their spaces.
+                is_own = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
+                if self.texts[id] and not is_own:
+                    self.texts[id] = b" " + self.texts[id]
         self.model, self.vocab_size, self.controls = model, len(pieces), []
         self._op = Once(self._resources)
 
     def read(self, pieces: list[str]) -> None:
-        """Make `source`, `target` and `texts` of the archive's contents.
-
-        Args:
-            pieces: of targets, by id.
-        """
+        """Sets `source`, `target` and `texts` from the archive's contents and the target's tokens by id."""
         raise NotImplementedError
 
     def _resources(self) -> "tf.Module":
@@ -175,9 +174,9 @@ class PieceTokenizer(Tokenizer):
         return self.target.tokenize(texts)
 
     def detokenize(self, ids: Tensor) -> "tf.Tensor":
-        """Ids, ragged or dense [B, N], to texts [B]; control symbols, languages and the unknown symbol are dropped."""
-        found = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
-        return tf.strings.strip(tf.strings.unicode_transcode(found, "UTF-8", "UTF-8", errors="replace"))
+        """Decodes ids, ragged or dense [B, N], to texts [B], without control tokens, languages and unknown tokens."""
+        spelled = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
+        return tf.strings.strip(tf.strings.unicode_transcode(spelled, "UTF-8", "UTF-8", errors="replace"))
 
     def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         return tf.gather(self.target.op.pieces, ids)
@@ -190,32 +189,17 @@ class PieceTokenizer(Tokenizer):
 
 
 def archive_of(contents: Mapping[str, Any]) -> bytes:
-    """The attribute `model` of a `PieceTokenizer`.
-
-    Args:
-        contents: by name, of .json the values, and of other files the bytes.
-    """
+    """Returns the attribute `model` of a `PieceTokenizer`, from values of .json files and bytes of others, by name."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
         for name, content in sorted(contents.items()):
             if not isinstance(content, bytes):
                 content = json.dumps(content, ensure_ascii=False).encode()
-            archive.writestr(zipfile.ZipInfo(name), content)  # without the time, for the fingerprint
+            # `ZipInfo` has a fixed time, so that equal contents have one fingerprint.
+            archive.writestr(zipfile.ZipInfo(name), content)
     return written.getvalue()
 
 
 def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
-    """The text of each piece: empty for a control symbol, and one byte for a byte piece.
-
-    Args:
-        pieces: by id, our control symbols first.
-        processor: SentencePiece's, which knows the kinds of pieces.
-    """
-    return [b""] * FIRST_ID + [_text(piece, processor) for piece in pieces[FIRST_ID:]]
-
-
-def _text(piece: str, processor: Any) -> bytes:
-    id = processor.piece_to_id(piece)
-    if processor.is_byte(id):
-        return bytes([int(piece[1:-1], 16)])
-    return b"" if processor.is_control(id) else piece.replace("▁", " ").encode()
+    """Returns the text of each token by id, by the `spelling` of SentencePiece's processor."""
+    return [b""] * FIRST_ID + [spelling(piece, processor) for piece in pieces[FIRST_ID:]]

@@ -1,5 +1,4 @@
-"""The weights of a pretrained checkpoint, by the names that `transformers` gives those of BART and its kin: read from a
-file and assigned to a model's variables, or collected from them."""
+"""The weights of checkpoints, by the names that `transformers` uses for BART and similar models."""
 
 import functools
 import re
@@ -17,54 +16,45 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.reading import check_archive, check_file, check_h5, read_json, reading
 
-# Tensors by name, each read when it is asked for: a large model is in memory once, not twice.
+# Each tensor is read when it is used, so that a large model is in memory once, not twice.
 Readers = dict[str, Callable[[], np.ndarray]]
-ROWS_AT_ONCE = 4_096  # of a table
-NO_SHARE = -30.0  # a bias: e^-30 is no share in float32, and -30 is a small term in label smoothing
+ROWS_AT_ONCE = 4_096  # of an embedding table
+NO_SHARE = -30.0  # A bias: e^-30 is 0 in float32, and -30 is a small term in label smoothing.
 SINUSOIDS = {
     f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")
 }
 
 
 def read_weights(file: Path, kind: str) -> Readers:
-    """The tensors in one of the files of `hub.WEIGHTS`.
-
-    Args:
-        file: its path.
-        kind: of checkpoint, for messages.
-
-    Raises:
-        BadInput: it holds something else.
-    """
+    """Returns the tensors of one of the files in `WEIGHTS`; `kind` of checkpoint is for messages."""
     with reading(check_file(file), f"the weights of {kind}"):
         return READERS[file.name](file)
 
 
 def _read_safetensors(path: Path) -> Readers:
-    opened = import_extra("safetensors.numpy", "hub", f"{path}: reading it").safe_open(path, framework="numpy")
-    return {name: functools.partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
+    file = import_extra("safetensors.numpy", "hub", f"{path}: reading it").safe_open(path, framework="numpy")
+    return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
 
 
-def _read_several_safetensors(index: Path) -> Readers:
-    places = read_json(index)["weight_map"]
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+def _read_index(index: Path) -> Readers:
+    files = read_json(index)["weight_map"]
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ValueError("expected files by the names of tensors as weight_map")
     readers = Readers()
-    for name in sorted(set(places.values())):
+    for name in sorted(set(files.values())):
         if Path(name).name != name:
             raise ValueError(f"expected names of files beside it, got {name}")
         file = check_file(index.with_name(name))
         with reading(file, "weights"):
             readers |= _read_safetensors(file)
-    if missing := places.keys() - readers:
-        raise ValueError(
-            f"expected files with all tensors that it names, found none with {', '.join(sorted(missing)[:3])}"
-        )
-    return {name: readers[name] for name in places}
+    if missing := files.keys() - readers:
+        names = ", ".join(sorted(missing)[:3])
+        raise ValueError(f"expected files with all tensors that it names, found none with {names}")
+    return {name: readers[name] for name in files}
 
 
 def _read_h5(path: Path) -> Readers:
-    """Weights that a model of TensorFlow saved: "model/.../encoder/layers.0/fc1/kernel:0" [in, out] and so on."""
+    """Reads weights that TensorFlow saved as "model/.../encoder/layers.0/fc1/kernel:0", of shape [in, out]."""
     import h5py
 
     leaves = {"kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight"}
@@ -72,10 +62,10 @@ def _read_h5(path: Path) -> Readers:
     check_h5(path)
 
     def take(name: str, item: Any) -> None:
-        found = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
-        if found and isinstance(item, h5py.Dataset):
-            *place, leaf = found[1].replace("model.shared", "shared").split("/")
-            name = ".".join([*["model"][: len(place)], *place, leaves.get(leaf, leaf)])
+        match = re.search(r"(?:^|/)((encoder|decoder)/.*|model\.shared/[^/]*|final_logits_bias):0$", name)
+        if match and isinstance(item, h5py.Dataset):
+            *parents, leaf = match[1].replace("model.shared", "shared").split("/")
+            name = ".".join([*["model"][: len(parents)], *parents, leaves.get(leaf, leaf)])
             value = item[()]
             tensors[name] = functools.partial(np.transpose if leaf == "kernel" else np.asarray, value)
 
@@ -87,92 +77,63 @@ def _read_h5(path: Path) -> Readers:
 def _read_torch(path: Path) -> Readers:
     without = "without a model.safetensors beside it, which `save_pretrained` writes"
     torch = import_extra("torch", "torch", f"{path}: reading it {without},")
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # before, a file could run code (CVE-2025-32434)
+    # Before 2.6 a file could run code, in spite of `weights_only` (CVE-2025-32434).
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise BadInput(f"{path}: expected PyTorch 2.6 or later to read it safely, got {torch.__version__}")
     is_archive = zipfile.is_zipfile(path)
     if is_archive:
         check_archive(path)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-    except (AttributeError, IndexError, TypeError) as error:  # of its unpickler, which damaged bytes lead astray
+    # Damaged bytes raise these in its unpickler.
+    except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ValueError("expected tensors by their names, got something else")
-    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):  # one number may stand for many
+    # With a stride of 0, a stored number can stand for many.
+    if any(tensor.numel() > path.stat().st_size for tensor in tensors.values()):
         raise ValueError("expected tensors that lie in the file, got one that is larger")
-
-    def read(name: str) -> np.ndarray:
-        return tensors[name].float().numpy()
-
-    return {name: functools.partial(read, name) for name in tensors}
+    return {name: functools.partial(lambda tensor: tensor.float().numpy(), tensor) for name, tensor in tensors.items()}
 
 
 READERS: dict[str, Callable[[Path], Readers]] = dict(
-    zip(WEIGHTS, (_read_safetensors, _read_several_safetensors, _read_h5, _read_torch), strict=True)
+    zip(WEIGHTS, (_read_safetensors, _read_index, _read_h5, _read_torch), strict=True)
 )
 
 
 def check_rows(x: np.ndarray, rows: list[int]) -> None:
-    """Check that x has these rows, and no others.
-
-    Raises:
-        BadInput: it has more or fewer.
-    """
+    """Checks that `x` has as many rows as the checkpoint's vocabulary, for `rows` by our ids."""
     size = max(rows) + 1
     if len(x) != size:
         raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
 
 
-def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:
-    """Write blocks of rows over a variable, so that a table needs no further copies. Whether this backend can."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    if isinstance(variable.value, tf.distribute.DistributedValues):
-        return False
-    start = 0
-    for block in blocks:
-        stop = start + len(block)
-        # As `variable.value[start:stop].assign(block)`, which reads the variable before, and so has it copied.
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=variable.value.handle, begin=[start], end=[stop], strides=[1], value=block
-        )
-        start = stop
-    return True
-
-
 class Layout:
-    """A walk through a model, which says what name `transformers` gives each variable in BART and its kin.
-
-    Each kin of it does something with a variable and its name, in `assign`.
-    """
+    """A walk through a model that calls `assign` with each variable and its name in `transformers`."""
 
     def assign(
         self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
     ) -> None:  # pragma: no cover
-        """Take a variable, which becomes the tensor of this name by a change, and the tensor the variable by it."""
+        """Handles a variable; `change` converts its value to the named tensor and back."""
         raise NotImplementedError
 
     def linear(self, layer: keras.layers.Layer, name: str) -> None:
-        """A dense layer, whose kernel [in, out] PyTorch has as [out, in]."""
+        # Keras's kernels are [in, out], PyTorch's [out, in].
         self.assign(layer.kernel, f"{name}.weight", np.transpose)
         self.assign(layer.bias, f"{name}.bias")
 
     def norm(self, layer: keras.layers.Layer, name: str) -> None:
-        """A layer normalization."""
         self.assign(layer.gamma, f"{name}.weight")
         self.assign(layer.beta, f"{name}.bias")
 
     def attention(self, layer: keras.layers.Layer, name: str) -> None:
-        """The four projections of an attention."""
         self.linear(layer.query_projection, f"{name}.q_proj")
         self.linear(layer.key_projection, f"{name}.k_proj")
         self.linear(layer.value_projection, f"{name}.v_proj")
         self.linear(layer.output_projection, f"{name}.out_proj")
 
     def stacks(self, model: Transformer) -> None:
-        """The layers of encoder and decoder, and the norms after both, if there are."""
+        """Walks through the layers of encoder and decoder, and the norms after both, if any."""
         sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
         for side, layers in sides.items():
             for i, layer in enumerate(layers):
@@ -191,42 +152,25 @@ class Layout:
 
 
 class Assignment(Layout):
-    """Tensors on their way into a model's variables, by the names of BART and its kin.
-
-    Args:
-        tensors: what reads each, by name.
-    """
+    """Assigns a checkpoint's tensors to a model's variables, each once."""
 
     def __init__(self, tensors: Readers) -> None:
         self.left = dict(tensors)
 
     def take(self, name: str) -> np.ndarray:
-        """A tensor, once.
-
-        Raises:
-            BadInput: there is none.
-        """
+        """Reads a tensor, which must exist."""
         if name not in self.left:
             raise BadInput(f"expected a tensor {name}, found none")
         return self.left.pop(name)()
 
     def assign(self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
-        """Assign a tensor, changed, to a variable.
-
-        Raises:
-            BadInput: there is no such tensor, or it has another shape.
-        """
         value = change(self.take(name))
         if value.shape != variable.shape:
             raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
         variable.assign(np.asarray(value, "float32"))
 
     def table(self, variable: keras.Variable, names: list[str], rows: list[int]) -> None:
-        """Assign these rows of a table that the file has under one of these names, or under several.
-
-        Raises:
-            BadInput: there is none, it has other rows than these or another width, or several differ.
-        """
+        """Assigns rows of an embedding table that the file has under one or several of these names."""
         first, *others = [name for name in names if name in self.left] or names[:1]
         table = self.take(first)
         check_rows(table, rows)
@@ -235,26 +179,41 @@ class Assignment(Layout):
         for name in others:
             if not np.array_equal(self.take(name), table):
                 raise BadInput(f"{name}: expected the values of {first}, got others")
-        places = range(0, len(rows), ROWS_AT_ONCE)
-        blocks = (np.asarray(table[rows[place : place + ROWS_AT_ONCE]], "float32") for place in places)
+        starts = range(0, len(rows), ROWS_AT_ONCE)
+        blocks = (np.asarray(table[rows[start : start + ROWS_AT_ONCE]], "float32") for start in starts)
         if not _assign_in_place(variable, blocks):
             variable.assign(np.concatenate(list(blocks)))
 
     def check_none_left(self, kind: str) -> None:
-        """Check that each tensor has become a variable; sinusoids, with nothing learned, are left.
-
-        Raises:
-            BadInput: one has not.
-        """
+        """Checks that all tensors were used, except for sinusoids."""
         if left := self.left.keys() - SINUSOIDS:
             raise BadInput(f"expected the tensors of {kind}, found also {', '.join(sorted(left)[:3])}")
 
 
-class Collection(Layout):
-    """A model's variables on their way into a file: tensors in float32, by the names of BART and its kin.
+def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:
+    """Assigns blocks of rows without another copy of the table. Returns False if the backend cannot."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
 
-    Biases that the model lacks are zeros. Heads that are narrower than d_model / num_heads have zeros beside them, and
-    queries the factor that makes up for the other divisor of the products.
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        return False
+    start = 0
+    for block in blocks:
+        stop = start + len(block)
+        # `variable.value[start:stop].assign(block)` would read the variable first, and so copy it.
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.value.handle, begin=[start], end=[stop], strides=[1], value=block
+        )
+        start = stop
+    return True
+
+
+class Collection(Layout):
+    """Collects a model's variables as tensors in float32.
+
+    Missing biases become zeros. Heads that are narrower than d_model / num_heads are padded with zeros, and queries
+    multiplied to compensate for the other divisor of the scores.
     """
 
     def __init__(self) -> None:
@@ -271,23 +230,23 @@ class Collection(Layout):
         super().attention(layer, name)
         heads, tensors = layer.num_heads, self.tensors
         width, rest = divmod(layer.output_projection.units, heads)
-        d_k, d_v = (part.units // heads for part in (layer.query_projection, layer.value_projection))
+        d_k, d_v = layer.query_projection.units // heads, layer.value_projection.units // heads
         if rest or max(d_k, d_v) > width:
             raise BadInput(
                 f"{layer.path}: expected heads of at most d_model / num_heads={width} numbers for `transformers`, got "
                 f"num_heads={heads}, d_k={d_k}, d_v={d_v}"
             )
-        for part in ("q_proj", "k_proj", "v_proj"):
+        for projection in ("q_proj", "k_proj", "v_proj"):
             for leaf in ("weight", "bias"):
-                tensors[f"{name}.{part}.{leaf}"] = widen(tensors[f"{name}.{part}.{leaf}"], heads, width)
+                tensor = f"{name}.{projection}.{leaf}"
+                tensors[tensor] = widen(tensors[tensor], heads, width)
+                if projection == "q_proj" and d_k < width:
+                    tensors[tensor] *= (width / d_k) ** 0.5
         tensors[f"{name}.out_proj.weight"] = widen(tensors[f"{name}.out_proj.weight"].T, heads, width).T
-        if d_k < width:
-            for leaf in ("weight", "bias"):
-                tensors[f"{name}.q_proj.{leaf}"] *= (width / d_k) ** 0.5
 
 
 def widen(weight: np.ndarray, num_heads: int, width: int) -> np.ndarray:
-    """Weights [h * d_k, ...] as [h * width, ...]: after each head zeros, which change neither logits nor output."""
+    """Pads weights [h * d_k, ...] to [h * width, ...], with zeros that change neither logits nor outputs."""
     heads = weight.reshape(num_heads, -1, *weight.shape[1:])
-    lacking = [(0, 0), (0, width - heads.shape[1]), *[(0, 0)] * (weight.ndim - 1)]
-    return np.pad(heads, lacking).reshape(num_heads * width, *weight.shape[1:])
+    padding = [(0, 0), (0, width - heads.shape[1]), *[(0, 0)] * (weight.ndim - 1)]
+    return np.pad(heads, padding).reshape(num_heads * width, *weight.shape[1:])

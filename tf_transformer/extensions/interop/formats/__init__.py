@@ -1,9 +1,10 @@
 """Exports to LiteRT, ONNX, CTranslate2 and transformers."""
 
+import functools
 import os
 from typing import Any, Literal
 
-from tf_transformer.serving.formats import Format, Save
+from tf_transformer.serving.formats import Format
 from tf_transformer.utils import values
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
@@ -26,22 +27,19 @@ def _save_ctranslate2(
     _ctranslate2.save(model, path, quantization, **options)
 
 
-def _saving(module: Any) -> Save:
-    """The `Save` of a module with a `Portable`."""
-
-    def save(
-        model: Any, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **options: Any
-    ) -> None:
-        own = getattr(model, "export_options", {})
-        kept = {"max_length": own["max_length"]} if "max_length" in own else {}  # as Translator.export keeps them all
-        module.save(model, path, dtype, checked=checked, **(kept | options))
-
-    return save
+def _save_portable(
+    module: Any, model: Any, path: Any, dtype: str | None = None, checked: bool = False, **options: Any
+) -> None:
+    # A model that was loaded keeps the limit of its export, as in `Translator.export`.
+    limits = {name: value for name, value in getattr(model, "export_options", {}).items() if name == "max_length"}
+    module.save(model, path, dtype, checked=checked, **(limits | options))
 
 
-PORTABLE = frozenset({"facts", "check", "max_length"})
-LITERT = Format("litert", "a folder for LiteRT", "litert", ("float32", "int8"), PORTABLE, _saving(_litert))
-ONNX = Format("onnx", "a folder for ONNX", "onnx", ("float32", "int8"), PORTABLE, _saving(_onnx))
+_ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"facts", "check", "max_length"})
+LITERT = Format(
+    "litert", "a folder for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)
+)
+ONNX = Format("onnx", "a folder for ONNX", "onnx", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _onnx))
 CTRANSLATE2 = Format(
     "ctranslate2",
     "a folder for CTranslate2",
@@ -57,5 +55,6 @@ TRANSFORMERS = Format(
     ("float32", "bfloat16", "float16"),
     frozenset({"facts", "scores", "check"}),
     lambda *args, **options: _hugging_face.save(*args, **options),
-    scored_in="float32",  # its user chooses the dtype to compute in, and float16 is slow on some CPUs
+    # Users choose the dtype to compute in, and float16 is slow on some CPUs.
+    scored_in="float32",
 )

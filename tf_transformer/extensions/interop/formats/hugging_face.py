@@ -1,9 +1,11 @@
-"""Export as a checkpoint that Hugging Face's `transformers` loads. Needs `pip install "tf-transformer[hub]"`.
+"""Export to a checkpoint for Hugging Face's `transformers`. Needs `pip install "tf-transformer[hub]"`.
 
-A model of the paper becomes one of the family nearest to it; a fine-tuned model of a family stays one. Weights are the
-same, and so are ids of texts. The search there is another: docs/guides/transformers.md says what differs.
+A model of the paper becomes one of the nearest family. A fine-tuned model of a family stays one. Weights and token ids
+are the same. Its search differs, as docs/guides/transformers.md describes.
 """
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +16,8 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
-from tf_transformer.extensions.interop.formats.model_card import card
-from tf_transformer.extensions.interop.formats.parts import attentions, check_parts, norms, only
-from tf_transformer.layers.int8 import is_int8
-from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
 from tf_transformer.models.families import family_of_config, family_of_folder
-from tf_transformer.models.transformer import check_finite
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import valid
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID
@@ -28,11 +26,13 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import new_folder, user_path, write_json, write_text
 from tf_transformer.utils.folders import is_version
 from tf_transformer.utils.terminal import say
+from tf_transformer.utils.version import __version__
 
 DTYPES = ("float32", "bfloat16", "float16")
-EPSILON = 1e-5  # of layer normalization there
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of logits, beside the greatest
-AT_ONCE = 64  # ids of a text that a check makes
+EPSILON = 1e-5  # of layer normalization in `transformers`
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of logits, relative to the largest
+AT_ONCE = 64  # ids per text of a check
+IN_CARD_ELSEWHERE = {"license", "languages", "n_best", "max_beam_size", "max_length", *LANGUAGES}
 
 
 @values.checked
@@ -43,40 +43,36 @@ def save(
     checked: bool = False,
     **facts: Any,
 ) -> None:
-    """Write the folder of a checkpoint, whole or not at all.
+    """Writes the directory of a checkpoint atomically.
 
-    It holds config.json, generation_config.json, model.safetensors, the files of the tokenizer, and README.md, the
-    model's card. `tt.load` opens it, too.
+    It holds config.json, generation_config.json, model.safetensors, the tokenizer's files, and README.md, the model
+    card. `tt.load` also opens it.
 
     Args:
-        translator: a `Translator` of one model.
-        path: must not exist.
-        dtype: of the weights; `None` means the model's.
-        checked: read the folder again, and compare ids and logits.
-        facts: what the card says beside the translator's `export_options`, such as license, source_language, bleu and
-            bleu_signature.
+        translator: A `Translator` of one model.
+        path: New directory.
+        dtype: Dtype of the weights. `None` means the model's.
+        checked: Whether to read the directory again and compare ids and logits.
+        facts: Metadata of the model card in addition to the translator's `export_options`, such as license,
+            source_language, bleu and bleu_signature.
 
     Raises:
-        BadInput: the translator is an `Ensemble`, has weights in int8 or weights that are not finite, or computes what
-            no model of `transformers` does; a fact is neither text nor a number; or safetensors is not installed.
-        FileExistsError: path exists.
+        BadInput: If the translator is an `Ensemble`, has int8 or non-finite weights, or computes what no model of
+            `transformers` does, if a fact is neither text nor a number, or if safetensors is not installed.
+        FileExistsError: If `path` exists.
     """
     model: Any = translator.model
-    if isinstance(model, Ensemble):
-        raise BadInput(
-            f"translator: expected one model, as a checkpoint has it, got an ensemble of {len(model.models)}"
-        )
-    if is_int8(model):
-        raise BadInput("translator: expected weights of 16 or 32 bits, which `transformers` reads, got int8")
+    check_convertible(translator, ", as a checkpoint has it", added=True)
     safetensors = import_extra("safetensors.numpy", "hub", "this format")
-    check_finite(model.weights)
-    _check_layers(model)
+    _check_settings(model)
     stored_in = model.dtype_policy.variable_dtype
     dtype = dtype or (stored_in if stored_in in DTYPES else "float32")
-    known = translator.export_options | {name: values.convert(name, fact, values.Fact) for name, fact in facts.items()}
-    given = {name: known[name] for name in LANGUAGES if name in known and translator.tokenizer.languages}
-    tokenizer = translator.tokenizer.for_languages(**given)
-    translator = translator.replace(model=model.merged(), tokenizer=tokenizer, export_options=known)
+    metadata = translator.export_options | {
+        name: values.convert(name, fact, values.Fact) for name, fact in facts.items()
+    }
+    languages = {name: metadata[name] for name in LANGUAGES if name in metadata and translator.tokenizer.languages}
+    tokenizer = translator.tokenizer.for_languages(**languages)
+    translator = translator.replace(model=model.merged(), tokenizer=tokenizer, export_options=metadata)
     family: Any = family_of_config(model.config)
     tensors, files = family.write(translator)
     files["config.json"]["dtype"] = dtype
@@ -90,7 +86,7 @@ def save(
                 (folder / file).write_bytes(content)
             else:
                 write_json(folder / file, content)
-        write_text(folder / "README.md", card(translator, title))
+        write_text(folder / "README.md", _card(translator, title))
         if checked:
             say("checking that it can be read ...")
             _check(folder, translator, TOLERANCE[dtype])
@@ -104,19 +100,15 @@ def _as(tensor: np.ndarray, dtype: str) -> np.ndarray:
     return tensor.astype(dtype)
 
 
-def _check_layers(model: Any) -> None:
-    """Check that one setting can say what all layers do, and that `transformers` has it.
-
-    Raises:
-        BadInput: it is not so.
-    """
-    check_parts(model)
+def _check_settings(model: Any) -> None:
+    """Checks that one setting describes all layers, and that `transformers` has it."""
+    check_layers(model)
     layers = [*model.encoder_layers, *model.decoder_layers]
     activations = [layer.feed_forward.hidden.activation for layer in layers]
     only("activation", [keras.activations.get(model.config.activation), *activations])
     only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
     for stack in (model.encoder_layers, model.decoder_layers):
-        only("num_heads", [part.num_heads for layer in stack for part in attentions(layer)])
+        only("num_heads", [attention.num_heads for layer in stack for attention in attentions(layer)])
         only("d_ff", [layer.feed_forward.d_ff for layer in stack])
     epsilon = only("epsilon", [norm.norm.epsilon for layer in layers for norm in norms(layer)])
     if epsilon > EPSILON:
@@ -124,32 +116,84 @@ def _check_layers(model: Any) -> None:
 
 
 def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
-    """Read a folder, and compare ids and logits of texts that have every piece.
-
-    Raises:
-        BadInput: they differ.
-    """
+    """Reads a checkpoint, and compares ids of texts that contain every token, and logits."""
     family: Any = family_of_folder(folder)
-    read, own = family.load(folder), translator.tokenizer
-    ids = range(FIRST_ID, own.vocab_size)
-    decoded = own.decode([[*ids[first : first + AT_ONCE]] for first in range(0, len(ids), AT_ONCE)])
-    texts = [valid(text) for text in decoded]  # what it does to control characters is SentencePiece's there
-    tokenizers = [own, read.tokenizer]
-    if languages := own.languages:
-        tokenizers = [tokenizer.for_languages(languages[0], languages[-1]) for tokenizer in tokenizers]
+    read, tokenizer = family.load(folder), translator.tokenizer
+    ids = range(FIRST_ID, tokenizer.vocab_size)
+    decoded = tokenizer.decode([[*ids[first : first + AT_ONCE]] for first in range(0, len(ids), AT_ONCE)])
+    # Without control characters, which SentencePiece treats differently there.
+    texts = [valid(text) for text in decoded]
+    tokenizers = [tokenizer, read.tokenizer]
+    if languages := tokenizer.languages:
+        tokenizers = [each.for_languages(languages[0], languages[-1]) for each in tokenizers]
     sources, targets = ([getattr(each, way)(texts) for each in tokenizers] for way in ("encode", "encode_target"))
     for ours, theirs in (sources, targets):
         for text, row, other in zip(texts, ours, theirs, strict=True):
             if row != other:
-                raise BadInput(
-                    f"{text[:50]!r}: expected the ids {row[:9]} ..., got a checkpoint that gives {other[:9]} ..."
-                )
+                wanted = f"expected the ids {row[:9]} ..., got a checkpoint that gives {other[:9]} ..."
+                raise BadInput(f"{text[:50]!r}: {wanted}")
     some = slice(len(texts) // 2, len(texts) // 2 + 2)
     source = padded([[*row, EOS_ID] for row in sources[0][some]])
     target = padded([[BOS_ID, *row] for row in targets[0][some]])
-    expected, found = (
+    expected, logits = (
         keras.ops.convert_to_numpy(model((source, target)))[target > 0][:, EOS_ID:]
         for model in (translator.model, read.model)
     )
-    if (worst := np.abs(found - expected).max() / np.abs(expected).max()) > tolerance:
+    if (worst := np.abs(logits - expected).max() / np.abs(expected).max()) > tolerance:
         raise BadInput(f"logits: expected those of the model, got a checkpoint whose logits differ by {worst:.1%}")
+
+
+def _card(translator: TextModel, name: str) -> str:
+    """Returns the text of README.md: the fields that the hub reads, how to use the model, and its metadata."""
+    facts, known, config = translator.export_options, translator.tokenizer.languages, translator.model.config
+    pair = [str(facts[side]) for side in LANGUAGES if facts.get(side)]
+    listed = [code.strip() for code in str(facts.get("languages", "")).split(",") if code.strip()]
+    origin = str(facts.get("origin", ""))
+    head = {
+        "language": sorted({code.partition("_")[0] for code in known or pair or listed}),  # "eng" of "eng_Latn"
+        "license": facts.get("license"),
+        "base_model": origin if "/" in origin else None,
+        "library_name": "transformers",
+        "pipeline_tag": "translation",
+    }
+    what = f"{config.num_layers} + {config.decoder_layers} layers, d_model={config.d_model}"
+    between = f" between {len(known)} languages" if known else f" from {pair[0]} to {pair[1]}" if len(pair) == 2 else ""
+    options = target = ""
+    if known:
+        languages: tuple[Any, ...] = (known[0], known[-1])
+        # The translator may have no languages of its own.
+        with contextlib.suppress(BadInput):
+            languages = translator.tokenizer.spoken()
+        tokenizer = translator.tokenizer.for_languages(*languages)
+        (token,) = tokenizer.tokens(tokenizer.start_ids()[1:])
+        options = f", src_lang={json.dumps(languages[0])}"
+        target = f", forced_bos_token_id=tokenizer.convert_tokens_to_ids({json.dumps(token)})"
+    table = {"made by": f"tf_transformer {__version__}"}
+    table |= {key: value for key, value in facts.items() if key not in IN_CARD_ELSEWHERE}
+    cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in table.items()}
+    lines = [
+        "---",
+        *(f"{field}: {json.dumps(value)}" for field, value in head.items() if value),
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"A Transformer that translates{between}: {what}, vocab_size={config.vocab_size}.",
+        "",
+        "```python",
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+        "",
+        f"name = {json.dumps(name)}  # the folder, or the model's name on the hub",
+        f"tokenizer = AutoTokenizer.from_pretrained(name{options})",
+        "model = AutoModelForSeq2SeqLM.from_pretrained(name)",
+        'batch = tokenizer(["Two doors."], padding=True, return_tensors="pt")',
+        f"tokenizer.batch_decode(model.generate(**batch{target}), skip_special_tokens=True)",
+        "```",
+        "",
+        "`tt.load` of tf_transformer opens it, too.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {cell} |" for key, cell in cells.items()),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,11 +1,11 @@
 """Export to ONNX (https://onnx.ai), which onnxruntime runs on servers, in browsers, and from C#, Java and JavaScript.
 
-The file holds `portable.graph_of_ids`, the encoder and the search of `decoding.search`. Sources may have any length and
-be any number, and the cache of the search grows with the outputs.
+The file holds `portable.graph_of_ids`: the encoder and the search of `decoding.search`. It takes any number of sources
+of any lengths, and the search's cache grows with the outputs.
 
-tf2onnx, which converts the graph, makes every weight of the decoder a part of the loop's state, and onnxruntime then
-packs it for its products at every step. `take_from_state` takes out what does not change. A step of a small model takes
-about as long as its nodes are many, so `infer_sizes`, `fuse_norms` and `share_constants` make them fewer.
+tf2onnx converts the graph. It makes every weight of the decoder a part of the loop's state, and onnxruntime then packs
+it for its matmuls at every step. `take_from_state` moves out what does not change. The time of a step of a small model
+depends on the number of nodes, so `infer_sizes`, `take_from_steps`, `fuse_norms` and `share_constants` reduce it.
 """
 
 import logging
@@ -22,20 +22,22 @@ from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
 from tf_transformer.utils.extras import import_extra
 
-_CENTRED = ("Sub", "x", ("ReduceMean", "x"))
-_VARIANCE = ("ReduceMean", ("Mul", _CENTRED, _CENTRED))
+_CENTERED = ("Sub", "x", ("ReduceMean", "x"))
+_VARIANCE = ("ReduceMean", ("Mul", _CENTERED, _CENTERED))
 _INVERSE = ("Reciprocal", ("Sqrt", ("Add", _VARIANCE, "epsilon")))
-NORMS: tuple[Any, ...] = (  # as `LayerNormalization` computes them, and as TensorFlow then orders the products
-    ("Add", ("Mul", ("Mul", _CENTRED, _INVERSE), "gamma"), "beta"),
-    ("Add", ("Mul", _CENTRED, ("Mul", _INVERSE, "gamma")), "beta"),
+# `LayerNormalization`, in the two orders of multiplication that TensorFlow chooses. Strings stand for any values.
+NORMS: tuple[Any, ...] = (
+    ("Add", ("Mul", ("Mul", _CENTERED, _INVERSE), "gamma"), "beta"),
+    ("Add", ("Mul", _CENTERED, ("Mul", _INVERSE, "gamma")), "beta"),
 )
-OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")  # of tf2onnx
-OPSET = 17  # of ONNX's operations: onnxruntime from 1.12 on
-MOST = 2**31  # bytes of a graph on the way, which has the weights in float32: protobuf writes no more
+# Of tf2onnx's optimizers, those that the passes here need. onnxruntime has its own, and all took seven times as long.
+OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")
+OPSET = 17  # onnxruntime 1.12 or later
+MOST = 2**31  # protobuf's maximum size in bytes, for a graph with weights in float32
 
 
 class ONNXFolder(Portable):
-    """The graph of model.onnx has the inputs and outputs of docs/guides/onnx.md."""
+    """Format of ONNX. docs/guides/onnx.md describes inputs and outputs of model.onnx."""
 
     engine, package, file = "ONNX", "onnxruntime", "model.onnx"
 
@@ -48,12 +50,9 @@ class ONNXFolder(Portable):
             raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
     def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
-        model = _model_of(graph_of_ids(translator, max_length))
-        take_from_state(model.graph)
-        infer_sizes(model.graph)
-        take_from_steps(model.graph)
-        fuse_norms(model.graph)
-        share_constants(model.graph)
+        model = _converted(graph_of_ids(translator, max_length))
+        for simplify in (take_from_state, infer_sizes, take_from_steps, fuse_norms, share_constants):
+            simplify(model.graph)
         tables = _tables(model.graph)
         if dtype == "int8":
             model = _quantized(model)
@@ -67,48 +66,47 @@ class ONNXFolder(Portable):
 save = ONNXFolder().save
 
 
-def _model_of(function: Any) -> Any:
-    """The ONNX model of a traced function, by tf2onnx. Of its optimizers it takes those that the passes here need:
-    onnxruntime has its own, and all of them took seven times as long."""
+def _converted(function: Any) -> Any:
+    """Converts a traced function to an ONNX model by tf2onnx."""
     import tensorflow as tf
     from tf2onnx import optimizer, tf_loader, tfonnx
 
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)  # it warns of shapes that it does not know
+    # It warns about unknown shapes.
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     traced = function.get_concrete_function()
     inputs, outputs = (
         [tensor.name for tensor in ports if tensor.dtype != tf.resource] for ports in (traced.inputs, traced.outputs)
     )
-    names = sorted(traced.structured_outputs)
-    signature = [spec.name for spec in function.input_signature]
+    names = [spec.name for spec in function.input_signature] + sorted(traced.structured_outputs)
     frozen = tf_loader.from_function(traced, inputs, outputs)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen, name="")
-        made = tfonnx.process_tf_graph(
+        converted = tfonnx.process_tf_graph(
             graph,
             opset=OPSET,
             custom_op_handlers={"SelectV2": (_where, []), "Einsum": (_transposed, []), "Erfc": (_erfc, [])},
             input_names=inputs,
             output_names=outputs,
-            tensors_to_rename=dict(zip([*inputs, *outputs], [*signature, *names], strict=True)),
+            tensors_to_rename=dict(zip([*inputs, *outputs], names, strict=True)),
         )
-    kept = {name: getattr(optimizer, name) for name in OPTIMIZERS}
-    return optimizer.optimize_graph(made, catch_errors=False, optimizers=kept).make_model("translate")
+    optimizers = {name: getattr(optimizer, name) for name in OPTIMIZERS}
+    return optimizer.optimize_graph(converted, catch_errors=False, optimizers=optimizers).make_model("translate")
 
 
 def _where(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
-    """Convert a choice by one node. tf2onnx makes six, a sum of products, which a NaN that is not chosen spoils."""
+    # tf2onnx itself makes a sum of products, of six nodes. A NaN that is not selected would spoil it.
     node.type = "Where"
 
 
 def _transposed(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
-    """Convert an `einsum` of one tensor, whose axes it moves; tf2onnx makes two nodes of it, and takes long."""
+    # Each einsum here has one operand and moves its axes. tf2onnx itself makes two nodes, and takes long.
     (before, after) = node.get_attr_value("equation").decode().split("->")
     node.type = "Transpose"
     node.set_attr("perm", [before.index(axis) for axis in after])
 
 
 def _erfc(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
-    """Convert 1 - erf(x), a part of gelu, which ONNX lacks."""
+    # ONNX has no 1 - erf(x), a part of gelu.
     one = context.make_const(f"{name}_one", np.array(1, np.float32))
     erf = context.make_node("Erf", [node.input[0]])
     node.type = "Sub"
@@ -116,7 +114,7 @@ def _erfc(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
 
 
 def graphs_in(graph: Any) -> Iterator[Any]:
-    """A graph and those of its loops and branches."""
+    """Yields a graph and, recursively, the graphs of its loops and branches."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -124,26 +122,31 @@ def graphs_in(graph: Any) -> Iterator[Any]:
                 yield from graphs_in(attribute.g)
 
 
+def _loops(graph: Any) -> list[tuple[Any, Any]]:
+    """Returns each loop of a graph with its body."""
+    bodies = ((node, {one.name: one.g for one in node.attribute}) for node in graph.node if node.op_type == "Loop")
+    return [(node, attributes["body"]) for node, attributes in bodies]
+
+
 def take_from_state(graph: Any) -> None:
-    """Take what no step changes out of the state of a graph's loops: their bodies use it where it comes from."""
-    for loop in [node for node in graph.node if node.op_type == "Loop"]:
-        (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
-        inside, outside = _copies(body), _copies(graph)
+    """Takes what no step changes out of the state of a graph's loops. Their bodies then use the original."""
+    for loop, body in _loops(graph):
+        inside, outside = _originals(body), _originals(graph)
         used = {name for node in graph.node if node is not loop for name in node.input}
         used |= {output.name for output in graph.output}
         kept, origins = [], {}
         for k, name in enumerate(loop.input[2:]):
-            own, after = body.input[2 + k].name, body.output[1 + k].name
-            if inside.get(after, after) == own and loop.output[k] not in used:
-                origins[own] = outside.get(name, name)
+            before, after = body.input[2 + k].name, body.output[1 + k].name
+            if inside.get(after, after) == before and loop.output[k] not in used:
+                origins[before] = outside.get(name, name)
             else:
                 kept.append(k)
-        for port in body.input[:2]:  # count and condition are scalars, of which onnxruntime wants to know
+        # onnxruntime requires the shapes of count and condition, which are scalars.
+        for port in body.input[:2]:
             port.type.tensor_type.shape.SetInParent()
         states = len(loop.input) - 2
         for ports, fixed in ((loop.input, 2), (body.input, 2), (body.output, 1), (loop.output, 0)):
-            own = [*ports[:fixed], *(ports[fixed + k] for k in kept), *ports[fixed + states :]]
-            _replace(ports, own)
+            _replace(ports, [*ports[:fixed], *(ports[fixed + k] for k in kept), *ports[fixed + states :]])
         for part in graphs_in(body):
             for node in part.node:
                 _replace(node.input, [origins.get(name, name) for name in node.input])
@@ -151,7 +154,7 @@ def take_from_state(graph: Any) -> None:
 
 
 def infer_sizes(graph: Any) -> None:
-    """Write -1 for the one size of a reshape that is computed, as the number of rows is, by eight nodes."""
+    """Replaces the one computed size of a reshape, such as the number of rows, by -1. Eight nodes compute it."""
     from onnx import numpy_helper
 
     constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
@@ -163,8 +166,9 @@ def infer_sizes(graph: Any) -> None:
                 shape = made.get(shape.input[0])
             if shape is None or shape.op_type != "Concat":
                 continue
+            # Only an Unsqueeze is certain to be one number.
             computed = [made.get(name) for name in shape.input if name not in constants]
-            if any(one is None or one.op_type != "Unsqueeze" for one in computed):  # else it is one number
+            if any(one is None or one.op_type != "Unsqueeze" for one in computed):
                 continue
             sizes = [numpy_helper.to_array(constants[name]) if name in constants else [-1] for name in shape.input]
             contents = np.concatenate(sizes).astype(np.int64)
@@ -175,63 +179,60 @@ def infer_sizes(graph: Any) -> None:
 
 
 def take_from_steps(graph: Any) -> None:
-    """Compute before a graph's loops what their steps would all compute alike."""
-    for loop in [node for node in graph.node if node.op_type == "Loop"]:
-        (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
+    """Moves computations that are the same in all steps of a loop before it."""
+    for loop, body in _loops(graph):
         changing, ends = {port.name for port in body.input}, {port.name for port in body.output}
-        kept, taken = [], []
+        kept, moved = [], []
         for node in body.node:
-            is_whole = any(attribute.HasField("g") for attribute in node.attribute)  # a branch, not always computed
-            if is_whole or not changing.isdisjoint(node.input) or not ends.isdisjoint(node.output):
+            # A branch is not always computed.
+            is_branch = any(attribute.HasField("g") for attribute in node.attribute)
+            if is_branch or not changing.isdisjoint(node.input) or not ends.isdisjoint(node.output):
                 changing.update(node.output)
                 kept.append(node)
             else:
-                taken.append(node)
-        place = [*graph.node].index(loop)
-        for node in reversed(taken):
-            graph.node.insert(place, node)
+                moved.append(node)
+        index = [*graph.node].index(loop)
+        for node in reversed(moved):
+            graph.node.insert(index, node)
         graph.initializer.extend(body.initializer)
         _replace(body.node, kept)
         del body.initializer[:]
 
 
 def fuse_norms(graph: Any) -> None:
-    """Make one node of each layer normalization, which is ten."""
+    """Replaces the ten nodes of each layer normalization by one."""
     from onnx import helper, numpy_helper
+
+    def matches(pattern: Any, name: str, made: dict[str, Any], values: dict[str, str]) -> bool:
+        """Returns whether a value is computed as in a pattern, whose strings it binds in `values`."""
+        if isinstance(pattern, str):
+            return values.setdefault(pattern, name) == name
+        operation, *inputs = pattern
+        node = made.get(name)
+        if node is None or node.op_type != operation or len(node.input) != len(inputs):
+            return False
+        return all(matches(*pair, made, values) for pair in zip(inputs, node.input, strict=True))
 
     constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
     for part in graphs_in(graph):
         made, nodes = {name: node for node in part.node for name in node.output}, []
         for node in part.node:
-            matches: list[dict[str, str]] = [{}, {}]
-            pairs = zip(NORMS, matches, strict=True)
-            found = next((found for norm, found in pairs if _matches(norm, node.output[0], made, found)), {})
-            if found.get("epsilon") in constants:
-                epsilon = float(numpy_helper.to_array(constants[found["epsilon"]]).item())
-                inputs = [found[name] for name in ("x", "gamma", "beta")]
-                node = helper.make_node("LayerNormalization", inputs, node.output, axis=-1, epsilon=epsilon)
+            for norm in NORMS:
+                values = dict[str, str]()
+                if matches(norm, node.output[0], made, values) and values["epsilon"] in constants:
+                    epsilon = float(numpy_helper.to_array(constants[values["epsilon"]]).item())
+                    inputs = [values[name] for name in ("x", "gamma", "beta")]
+                    node = helper.make_node("LayerNormalization", inputs, node.output, axis=-1, epsilon=epsilon)
+                    break
             nodes.append(node)
         _replace(part.node, nodes)
     _remove_unused(graph)
 
 
-def _matches(pattern: Any, name: str, made: dict[str, Any], found: dict[str, str]) -> bool:
-    """Whether a value is computed as a pattern says: operations with their inputs, or names for any values, which are
-    put into `found`."""
-    if isinstance(pattern, str):
-        return found.setdefault(pattern, name) == name
-    operation, *inputs = pattern
-    node = made.get(name)
-    if node is None or node.op_type != operation or len(node.input) != len(inputs):
-        return False
-    return all(_matches(*pair, made, found) for pair in zip(inputs, node.input, strict=True))
-
-
 def share_constants(graph: Any) -> None:
-    """Keep one of equal constants, so that onnxruntime sees which nodes compute the same."""
+    """Keeps one of equal constants, so that onnxruntime recognizes nodes that compute the same."""
     for part in graphs_in(graph):
-        first: dict[bytes, str] = {}
-        same = {}
+        first, same = dict[bytes, str](), dict[str, str]()
         for one in part.initializer:
             unnamed = type(one).FromString(one.SerializeToString())
             unnamed.ClearField("name")
@@ -242,24 +243,24 @@ def share_constants(graph: Any) -> None:
     _remove_unused(graph)
 
 
-def _copies(graph: Any) -> dict[str, str]:
-    """The names of a graph that mean the same as another one, with the first of these."""
-    found: dict[str, str] = {}
+def _originals(graph: Any) -> dict[str, str]:
+    """Returns by name the original of each copy in a graph."""
+    originals: dict[str, str] = {}
     for node in graph.node:
         if node.op_type == "Identity":
-            found[node.output[0]] = found.get(node.input[0], node.input[0])
-    return found
+            originals[node.output[0]] = originals.get(node.input[0], node.input[0])
+    return originals
 
 
 def _replace(ports: Any, new: list[Any]) -> None:
-    """Replace the contents of a repeated field by others, which may be among them."""
+    """Replaces the contents of a repeated field. Deleting them invalidates the old ones, so they are copied first."""
     copies = [port if isinstance(port, str) else type(port).FromString(port.SerializeToString()) for port in new]
     del ports[:]
     ports.extend(copies)
 
 
 def _remove_unused(graph: Any) -> None:
-    """Remove the nodes and the constants of a graph, and of those in it, that no output needs."""
+    """Removes nodes and constants that no output needs."""
     while True:
         parts = list(graphs_in(graph))
         needed = {name for part in parts for node in part.node for name in node.input}
@@ -274,27 +275,22 @@ def _remove_unused(graph: Any) -> None:
 
 
 def _tables(graph: Any) -> list[tuple[str, str]]:
-    """The names of the tables of embeddings, each with that of its copy for the softmax, or "" if it has none."""
+    """Returns the names of the embedding tables, each with that of its copy for the softmax, or ""."""
     from onnx import numpy_helper
 
     matrices = {one.name: numpy_helper.to_array(one) for one in graph.initializer if len(one.dims) == 2}
     looked_up = {node.input[0] for part in graphs_in(graph) for node in part.node if node.op_type == "Gather"}
-    found = []
+    tables = []
     for name in sorted(looked_up & matrices.keys()):
         table = matrices[name]
         if table.dtype == np.float32:
             same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
-            found.append((name, next(same, "")))
-    return found
+            tables.append((name, next(same, "")))
+    return tables
 
 
 def store_once(graph: Any, table: str, weights: str) -> None:
-    """Keep a table of embeddings [V, d] alone, and not its copy for the softmax [d, V], which onnxruntime makes.
-
-    Args:
-        graph: the model's.
-        table, weights: names of constants; without a copy, `weights` is "".
-    """
+    """Stores an embedding table [V, d] only once: onnxruntime transposes it to the softmax weights [d, V], if any."""
     from onnx import helper
 
     if weights:
@@ -303,13 +299,7 @@ def store_once(graph: Any, table: str, weights: str) -> None:
 
 
 def store_integers(graph: Any, table: str, weights: str) -> None:
-    """Look up the 8-bit integers of the softmax's weights instead of a table, which then is not needed; or integers of
-    its own, if it has no copy there.
-
-    Args:
-        graph: the model's, whose products have integers.
-        table, weights: as of `store_once`.
-    """
+    """Looks up embeddings in the 8-bit softmax weights of a quantized graph; without them ("") in an 8-bit table."""
     from onnx import TensorProto, helper, numpy_helper
 
     integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))
@@ -320,7 +310,7 @@ def store_integers(graph: Any, table: str, weights: str) -> None:
         graph.initializer.extend(numpy_helper.from_array(content, name) for name, content in contents.items())
 
     def looked_up(ids: str, output: str) -> Iterator[Any]:
-        """The nodes that look up ids; where the integers are [d, V], ids are [B, T]."""
+        # Softmax weights are [d, V], so their rows for ids [B, T] are [d, B, T].
         number, scale, row = (f"{output}_{part}" for part in ("integers", "scales", "row"))
         yield helper.make_node("Gather", [integers, ids], [number], axis=int(bool(weights)))
         yield helper.make_node("Cast", [number], [f"{number}_cast"], to=TensorProto.FLOAT)
@@ -330,22 +320,20 @@ def store_integers(graph: Any, table: str, weights: str) -> None:
             yield helper.make_node("Transpose", [row], [output], perm=[1, 2, 0])
 
     for part in graphs_in(graph):
-        nodes = [
-            list(looked_up(node.input[1], node.output[0]))
-            if node.op_type == "Gather" and node.input[0] == table
-            else [node]
-            for node in part.node
-        ]
-        _replace(part.node, [node for each in nodes for node in each])
+        nodes: list[Any] = []
+        for node in part.node:
+            is_lookup = node.op_type == "Gather" and node.input[0] == table
+            nodes += looked_up(node.input[1], node.output[0]) if is_lookup else [node]
+        _replace(part.node, nodes)
 
 
 def _quantized(model: Any) -> Any:
-    """The model with products of 8-bit integers: weights have a scale by channel, inputs one as they come."""
+    """Makes matmuls of 8-bit integers: weights have a scale per channel, inputs get one when they are computed."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})  # else it advises that
-
+    # Without this mark it logs advice.
+    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         quantize_dynamic(

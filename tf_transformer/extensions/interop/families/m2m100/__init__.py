@@ -1,1 +1,1 @@
-"""M2M100 and NLLB-200: one model for a hundred languages and more."""
+"""M2M100 and NLLB-200: multilingual models for a hundred languages and more."""

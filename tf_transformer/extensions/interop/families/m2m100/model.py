@@ -1,13 +1,13 @@
 """M2M100 models, and NLLB-200 models, which differ in sizes and vocabulary, in our layers. Needs
 `pip install "tf-transformer[hub]"`.
 
-They differ from Marian's in three points. Normalization comes before each sub-layer,
-x + Sublayer(LayerNorm(x)), and once more at the end of each stack. Positions begin with a number above 0. The longest
-wave of the sinusoids is 2 pi * 10000 itself, to which the paper's comes near.
+They differ from Marian's in three points. Normalization comes before each sub-layer, x + Sublayer(LayerNorm(x)), and
+once more after each stack. Positions start with a number above 0. The longest wavelength of the sinusoids is
+2 pi * 10000, which the paper's approaches.
 
-The first symbol of a source is that of its language, and so is a target's, after the start symbol. A checkpoint starts
-targets with its end symbol. Our start symbol is a symbol of its own with the same row of embeddings, as for Marian; so
-is our padding. The checkpoint's own padding stays a symbol that has its share of the probability.
+The first token of a source is its language, and so is a target's, after BOS. A checkpoint starts targets with EOS. Our
+BOS is a separate token with the same row of the embedding table, as for Marian, and so is our padding. The checkpoint's
+own padding remains a token with a probability.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tf_transformer.utils.values import Natural
 
 @dataclass(frozen=True)
 class M2M100Config(MarianConfig):
-    """The configuration of an M2M100 model; the sizes of `TransformerConfig` are the encoder's.
+    """Configuration of an M2M100 model. The sizes of `TransformerConfig` are the encoder's.
 
     Attributes:
         first_position: the number of a sequence's first position, one more than the checkpoint's padding id.
@@ -45,7 +45,7 @@ class M2M100Transformer(MarianTransformer):
     """A `Transformer` of M2M100's sizes: logits = model((source, target)).
 
     Args:
-        config: an `M2M100Config`.
+        config: An `M2M100Config`.
     """
 
     config: M2M100Config
@@ -53,7 +53,8 @@ class M2M100Transformer(MarianTransformer):
 
     def build(self, input_shape: Shape = None) -> None:
         super().build(input_shape)
-        self.embedding.logits_bias.trainable = False  # of our own symbols alone: the family's logits have none
+        # The family's logits have no bias. It only excludes our own tokens.
+        self.embedding.logits_bias.trainable = False
 
     def embedding_options(self) -> dict[str, Any]:
         return super().embedding_options() | {"positions": "fairseq", "first_position": self.config.first_position}

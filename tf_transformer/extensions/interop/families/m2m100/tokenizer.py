@@ -1,5 +1,4 @@
-"""The tokenizer of an M2M100 or NLLB-200 checkpoint: one SentencePiece model, a table of its
-pieces, and symbols for languages."""
+"""The tokenizer of an M2M100 or NLLB-200 checkpoint: a SentencePiece model, a table of its tokens, and languages."""
 
 import functools
 import json
@@ -29,14 +28,14 @@ IDS, PIECES = "languages.json", "sentencepiece.bpe.model"
 
 
 class M2M100Tokenizer(PieceTokenizer):
-    """A `Tokenizer` of many languages: the first id of a text is that of its language.
+    """A multilingual `Tokenizer`: the first id of a text is its language.
 
-    Ids and texts are those of `transformers.M2M100Tokenizer`, and those of NLLB's in its form of today, with the
-    language first, as `PieceTokenizer` says; of white space alone, at the end of a text and before an added token,
-    `transformers.NllbTokenizer` makes a piece.
+    Ids and texts are those of `transformers.M2M100Tokenizer`, and those of NLLB's current version, with the language
+    first, as `PieceTokenizer` describes. But `transformers.NllbTokenizer` makes a token of white space at the end of a
+    text, before an added token and in a text of nothing else.
 
     Args:
-        model: the attribute `model` of another one, a zip archive of languages.json (their ids, the ids without a text,
+        model: Attribute `model` of another one: a zip archive of languages.json (ids of languages, ids without a text,
             and the languages of texts), sentencepiece.bpe.model and vocabulary.json.
     """
 
@@ -44,9 +43,9 @@ class M2M100Tokenizer(PieceTokenizer):
     codes = 1
 
     def read(self, pieces: list[str]) -> None:
-        said = json.loads(self.contents[IDS])
-        self._ids: dict[str, int] = {str(code): int(id) for code, id in said["ids"].items()}
-        self._silent = [int(id) for id in said["silent"]]
+        description = json.loads(self.contents[IDS])
+        self._ids: dict[str, int] = {str(code): int(id) for code, id in description["ids"].items()}
+        self._silent = [int(id) for id in description["silent"]]
         if not {*self._ids.values(), *self._silent} <= {*range(len(pieces))}:
             raise ValueError(f"expected ids below {len(pieces)}")
         self.first_piece = min({*range(FIRST_ID, len(pieces))}.difference(self._silent))
@@ -54,7 +53,7 @@ class M2M100Tokenizer(PieceTokenizer):
         self.texts = texts_of(pieces, self.source.processor)
         for id in self._silent:
             self.texts[id] = b""
-        self._spoken = {name: said[name] and self._known(name, said[name]) for name in LANGUAGES}
+        self._spoken = {name: description[name] and self._checked(name, description[name]) for name in LANGUAGES}
 
     def _resources(self) -> "tf.Module":
         op = super()._resources()
@@ -64,12 +63,13 @@ class M2M100Tokenizer(PieceTokenizer):
         return op
 
     @functools.cached_property
-    def model(self) -> bytes:  # type: ignore[override]  # of a tokenizer that `for_languages` made
-        return archive_of(self.contents | {IDS: self.said})
+    def model(self) -> bytes:  # type: ignore[override]
+        # Made here for tokenizers that `for_languages` returned.
+        return archive_of(self.contents | {IDS: self.description})
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What languages.json says: ids by language, the ids without a text, and the languages of texts or `None`."""
+    def description(self) -> dict[str, Any]:
+        """Contents of languages.json: ids by language, ids without a text, and the languages of texts or `None`."""
         return {"ids": self._ids, "silent": self._silent, **self._spoken}
 
     @staticmethod
@@ -92,18 +92,19 @@ class M2M100Tokenizer(PieceTokenizer):
         return {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
 
     def for_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
-        given = dict(zip(LANGUAGES, (source_language, target_language), strict=True))
-        given = {name: language for name, language in given.items() if language is not None}
+        languages = zip(LANGUAGES, (source_language, target_language), strict=True)
+        chosen = {name: self._checked(name, language) for name, language in languages if language is not None}
+        # The copy shares the resources. Its `model` includes the languages, so it is made again.
         other = object.__new__(type(self))
-        vars(other).update(vars(self))  # the resources, too
-        other._spoken = self._spoken | {name: self._known(name, language) for name, language in given.items()}
-        other.__dict__.pop("model", None)  # it has the languages
+        vars(other).update(vars(self))
+        other._spoken = self._spoken | chosen
+        other.__dict__.pop("model", None)
         return other
 
     def spoken(self) -> tuple[Any, ...]:
         for name, language in self._spoken.items():
             if language is None:
-                self._known(name, "")
+                self._checked(name, "")
         return tuple(self._spoken.values())
 
     def shares_vocabulary(self, other: Tokenizer) -> bool:
@@ -112,37 +113,36 @@ class M2M100Tokenizer(PieceTokenizer):
     def _vocabulary(self) -> tuple[Any, ...]:
         return self.files, self.contents[VOCABULARY], self._ids, self._silent, self.added
 
-    def _known(self, name: str, language: Any) -> Any:
+    def _checked(self, name: str, language: Any) -> Any:
+        # A tensor has a language per text, and an unknown one makes its row empty.
         if isinstance(language, str | None) or not tf.is_tensor(language):
             check_language(name, language, list(self._ids))
         return language
 
     def _codes(self, rows: Tensor) -> "tuple[tf.Tensor, tf.Tensor]":
-        """The ids of the languages of sources and targets, each int32 [rows]; 0 where one of the two is unknown."""
+        """Returns ids of source and target languages, each int32 [rows], or 0 where one of both is unknown."""
         languages = [tf.reshape(language, [-1]) for language in self.spoken()]
         source, target = (tf.broadcast_to(self.op.languages.lookup(language), [rows]) for language in languages)
         known = (source > 0) & (target > 0)
         return tf.where(known, source, 0), tf.where(known, target, 0)
 
-    def _with_code(self, place: int, texts: Tensor) -> "tf.RaggedTensor":
+    def _with_code(self, side: int, texts: Tensor) -> "tf.RaggedTensor":
         texts = tf.convert_to_tensor(text_tensor(texts))
-        code = self._codes(tf.shape(texts)[0])[place]
+        code = self._codes(tf.shape(texts)[0])[side]
         pieces, known = self.target.tokenize(texts), code > 0
         codes = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(code, known), tf.cast(known, tf.int64))
         of_known = pieces.with_values(tf.gather(known, pieces.value_rowids()))
         return tf.concat([codes, tf.ragged.boolean_mask(pieces, of_known)], axis=1)
 
-    def _encoded(self, place: int, texts: Sequence[str | bytes]) -> list[list[int]]:
-        code = self._ids[self.spoken()[place]]
+    @checked
+    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        code = self._ids[self.spoken()[0]]
         return [[code, *row] for row in self.source.encode(texts)]
 
     @checked
-    def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        return self._encoded(0, texts)
-
-    @checked
     def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        return self._encoded(1, texts)
+        code = self._ids[self.spoken()[1]]
+        return [[code, *row] for row in self.source.encode(texts)]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         return self._with_code(0, texts)

@@ -1,1 +1,1 @@
-"""MarianMT models, such as OPUS-MT's."""
+"""MarianMT models, such as those of OPUS-MT."""

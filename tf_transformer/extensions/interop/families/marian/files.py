@@ -1,4 +1,4 @@
-"""A MarianMT checkpoint as Hugging Face's `transformers` writes it."""
+"""MarianMT checkpoints as Hugging Face's `transformers` writes them."""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +8,8 @@ from typing import Any
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
 from tf_transformer.extensions.interop.families.checkpoint import SYMBOLS, Checkpoint, Vocabulary, unused
 from tf_transformer.extensions.interop.families.hub import readme_of
+from tf_transformer.extensions.interop.families.marian import tokenizer
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.extensions.interop.families.marian.tokenizer import (
-    SOURCE,
-    SOURCE_VOCABULARY,
-    TARGET,
-    MarianTokenizer,
-)
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY
 
 DEFAULTS = {
@@ -34,27 +29,25 @@ ALLOWED = {
     "static_position_embeddings": (True,),
     "tie_word_embeddings": (True,),
 }
-
-ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # of OPUS-MT's README.md
+ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # in OPUS-MT's README.md
 
 
 class MarianCheckpoint(Checkpoint):
-    """A folder with config.json, vocab.json, source.spm, target.spm and one of the files of `hub.WEIGHTS`."""
+    """A directory with config.json, vocab.json, source.spm, target.spm and one of the files of `hub.WEIGHTS`."""
 
-    config_kind, model_kind, tokenizer_kind = MarianConfig, MarianTransformer, MarianTokenizer
+    config_kind, model_kind, tokenizer_kind = MarianConfig, MarianTransformer, tokenizer.MarianTokenizer
     defaults, allowed = DEFAULTS, ALLOWED
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        """Whether source and target share one matrix of embeddings, and so one vocabulary."""
         return self.settings["share_encoder_decoder_embeddings"]
 
     @property
     def target_size(self) -> str:
-        """The setting of how many symbols targets have."""
+        """Setting of the number of target tokens."""
         return "decoder_vocab_size" if not self.shared and self.settings.get("decoder_vocab_size") else "vocab_size"
 
-    def config(self, **more: Any) -> TransformerConfig:
+    def config(self, **fields: Any) -> TransformerConfig:
         source_size = None if self.shared else self.settings["vocab_size"]
         sizes = {"vocab_size": self.settings[self.target_size], "source_vocab_size": source_size}
         return super().config(**sizes, alignment_heads=1 if ALIGNED.search(readme_of(self.folder)) else None)
@@ -64,7 +57,8 @@ class MarianCheckpoint(Checkpoint):
         size, more = self.size("vocab_size" if side == "source" else self.target_size), self.symbols(file, ids)
         symbols = ids | more
         first = {name: symbols.get(name) for name in SYMBOLS}
-        if side == "source":  # the settings are the target's
+        # Only a target starts with BOS, so the settings are the target's.
+        if side == "source":
             first["<s>"] = first["<pad>"]
         else:
             pad, end = settings["pad_token_id"], first["</s>"]
@@ -74,7 +68,7 @@ class MarianCheckpoint(Checkpoint):
                 "eos_token_id" if "eos_token_id" in settings else "</s>": settings.get("eos_token_id", end),
                 "<unk>": first["<unk>"],
             }
-        rows = self._rows(file, ids, more, first, size, own=0)
+        rows = self._rows(file, ids, more, first, size, extra=0)
         names = {id: piece for piece, id in symbols.items()}
         pieces = [names.get(id, "") for id in rows]
         pieces[1] = unused("<s>", symbols)
@@ -83,7 +77,7 @@ class MarianCheckpoint(Checkpoint):
         return Vocabulary(pieces, rows, added=added)
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
-        """The file of a side's vocabulary, and its ids by piece."""
+        """Returns the file of a side's vocabulary, and its ids by token."""
         name = "vocab.json"
         if side == "target" and not self.shared:
             settings = self.said("tokenizer_config.json")
@@ -92,28 +86,20 @@ class MarianCheckpoint(Checkpoint):
         return self.folder / name, self.read(name)
 
     def symbols(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
-        """The ids of symbols that were added to a vocabulary.
-
-        Args:
-            file: of the vocabulary.
-            ids: its contents.
-
-        Raises:
-            BadInput: an id differs from the vocabulary's; or source and target have two, and a symbol is in neither.
-        """
-        found = dict[str, int]()
+        """Returns the ids of tokens that were added to the vocabulary in `file`, whose contents are `ids`."""
+        symbols = dict[str, int]()
         for symbol, token in self.added.items():
             if symbol in ids:
                 if self.shared and ids[symbol] != token.id:
-                    one = f"expected the id {ids[symbol]} of {file.name}"
-                    raise BadInput(f"{self.folder}: {symbol}: {one}, got {token.id}")
+                    wanted = f"expected the id {ids[symbol]} of {file.name}"
+                    raise BadInput(f"{self.folder}: {symbol}: {wanted}, got {token.id}")
             elif self.shared:
-                found[symbol] = token.id
+                symbols[symbol] = token.id
             else:
                 raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {symbol!r}")
-        return found
+        return symbols
 
     def archive(self) -> dict[str, Any]:
-        contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (SOURCE, TARGET)}
-        vocabularies = {VOCABULARY: self.target.pieces}
-        return contents | vocabularies | ({} if self.shared else {SOURCE_VOCABULARY: self.source.pieces})
+        contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (tokenizer.SOURCE, tokenizer.TARGET)}
+        contents[VOCABULARY] = self.target.pieces
+        return contents if self.shared else contents | {tokenizer.SOURCE_VOCABULARY: self.source.pieces}

@@ -1,12 +1,12 @@
 """MarianMT models, such as OPUS-MT's, in our layers. Needs `pip install "tf-transformer[marian]"`.
 
 They differ from the paper: attention's projections and the logits have biases, the activation is swish, all sines come
-before all cosines, and layer normalization's epsilon is 1e-5. Encoder and decoder may differ in depth, and
-source and target may have their own embeddings.
+before all cosines, and layer normalization's epsilon is 1e-5. Encoder and decoder may differ in depth, and source and
+target may have separate embeddings.
 
-In Marian the padding is the last id and also starts a target, and the end symbol is 0. Loading reorders the vocabulary
-to our ids, so no other file need know of Marian. The padding's row of the embeddings is stored twice, since our start
-symbol is a symbol of its own.
+In Marian padding is the last id and also starts a target, and EOS is 0. Loading reorders the vocabulary to our ids, so
+that no other file depends on Marian. Padding's row of the embedding table is stored twice, since our BOS is a separate
+token.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count
 
-CONTROLS = 2  # the first ids, padding and start symbol, are never an output
+CONTROLS = 2  # The first ids, padding and BOS, are never an output.
 
 
 @dataclass(frozen=True)
 class MarianConfig(TransformerConfig):
-    """The configuration of a MarianMT model; the sizes of `TransformerConfig` are the encoder's.
+    """Configuration of a MarianMT model. The sizes of `TransformerConfig` are the encoder's.
 
     Attributes:
         num_decoder_heads: its attention heads.
         decoder_d_ff: width of its feed-forward hidden layers.
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_vocab_size: size of the source vocabulary, which then has its own embeddings; `None` if it is shared.
+        source_vocab_size: size of the source vocabulary, which then has separate embeddings; `None` if it is shared.
         alignment_heads: the heads of the last layer, the first ones, that were trained to align; `None` means none.
     """
 
@@ -63,11 +63,11 @@ class MarianConfig(TransformerConfig):
 class MarianTransformer(Transformer):
     """A `Transformer` of Marian's sizes: logits = model((source, target)).
 
-    As in Marian, padding and start symbol have no share of the probability. In `transformers` this holds in a search if
-    generation_config.json has "renormalize_logits", as OPUS-MT's has.
+    As in Marian, padding and BOS have a probability of 0. In `transformers` this holds in a search if
+    generation_config.json sets "renormalize_logits", as OPUS-MT's does.
 
     Args:
-        config: a `MarianConfig`.
+        config: A `MarianConfig`.
     """
 
     config: MarianConfig
@@ -104,6 +104,6 @@ class MarianTransformer(Transformer):
         return self.source_embedding.embed(source, training=training)
 
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Transformer.decode_step`, but a search cannot choose padding or the start symbol."""
+        # A search must not choose padding or BOS.
         logits, *others = super().decode_step(*args, **kwargs)
         return ops.where(ops.arange(self.config.vocab_size, dtype="int32") < CONTROLS, -1e9, logits), *others

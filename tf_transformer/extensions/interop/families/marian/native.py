@@ -1,10 +1,10 @@
-"""Reads models as Marian itself (https://marian-nmt.github.io) writes them. Needs PyYAML.
+"""Models as Marian itself (https://marian-nmt.github.io) writes them. Needs PyYAML.
 
-OPUS-MT and the Tatoeba Challenge publish this format: decoder.yml, which names the other files; the weights, which
-include the model's options; vocabularies; source.spm and target.spm.
+OPUS-MT and the Tatoeba Challenge publish this format: decoder.yml, which names the other files, weights, which include
+the model's options, vocabularies, source.spm and target.spm.
 
-As in `transformers` and CTranslate2, positions are the paper's. Marian's own frequencies are
-10000^(-2i / (d_model - 2)), not 10000^(-2i / d_model), and its layer normalization has another epsilon.
+As in `transformers` and CTranslate2, positions are the paper's. Marian's frequencies are 10000^(-2i / (d_model - 2)),
+not 10000^(-2i / d_model), and the epsilon of its layer normalization differs.
 """
 
 import functools
@@ -23,9 +23,9 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.reading import parse_yaml, read_bytes, read_npz, reading
 
 DECODER = "decoder.yml"
-OPTIONS = "special:model.yml"  # the array of the weights' file that holds the options, as bytes of YAML
-# The values that each option may have; the first is the default, but for the type. Options that are not listed, such
-# as those of recurrent or average attention, have no effect in these models.
+OPTIONS = "special:model.yml"  # array in the file of weights that holds the options, as bytes of YAML
+# The allowed values of each option. The first is the default, except for the type. Options that are not listed, such as
+# those of recurrent or average attention, have no effect in these models.
 EXPECTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
@@ -55,55 +55,51 @@ EMBEDDINGS = {
     "decoder_Wemb": "model.decoder.embed_tokens.weight",
 }
 NUMBER = re.compile("[0-9]{1,18}")
-KINDS = (("W", "weight"), ("b", "bias"))
-ATTENTIONS = (("self", "self_attn"), ("context", "encoder_attn"))
-# The names inside a layer, and the names that `transformers` has for them.
-LAYER = {f"ffn_{kind}{number}": f"fc{number}.{theirs}" for kind, theirs in KINDS for number in "12"}
+# Names inside a layer, and those of `transformers`.
+_LEAVES = (("W", "weight"), ("b", "bias"))
+LAYER = {f"ffn_{kind}{number}": f"fc{number}.{leaf}" for kind, leaf in _LEAVES for number in "12"}
 LAYER |= {
-    f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{theirs}"
-    for part, attention in ATTENTIONS
+    f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{leaf}"
+    for part, attention in (("self", "self_attn"), ("context", "encoder_attn"))
     for letter, projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out"))
-    for kind, theirs in KINDS
+    for kind, leaf in _LEAVES
 }
 LAYER |= {
-    f"{part}_ln_{kind}": f"{norm}_layer_norm.{theirs}"
+    f"{part}_ln_{kind}": f"{norm}_layer_norm.{leaf}"
     for part, norm in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
-    for kind, theirs in (("scale", "weight"), ("bias", "bias"))
+    for kind, leaf in (("scale", "weight"), ("bias", "bias"))
 }
 
 
 class NativeCheckpoint(MarianCheckpoint):
-    """What Marian wrote, as the files of Hugging Face would have it."""
+    """A release of Marian, read as the files of Hugging Face would be."""
 
     @property
     def decoder(self) -> dict[str, Any]:
-        """The contents of decoder.yml."""
+        """Contents of decoder.yml."""
         return self.read(DECODER, _read_yaml)
 
     def named(self, key: str) -> list[str]:
-        """The names of files in decoder.yml, without the folders of the training machine."""
+        """Returns names of files in decoder.yml, without the directories of the training machine."""
         names = self.decoder.get(key)
         return [str(name).rsplit("/", 1)[-1] for name in (names if isinstance(names, list) else [names])]
 
     @functools.cached_property
     def settings_file(self) -> Path:
-        """The file of the weights, which has the options, too."""
+        """File of the weights, which includes the options."""
         names = self.named("models")
         if len(names) != 1 or not names[0].endswith(".npz"):
-            raise BadInput(
-                f"{self.folder / DECODER}: models: expected one file .npz, since neither ensembles nor quantised "
-                f"weights (.bin) are read, got {', '.join(names)}"
-            )
+            wanted = "expected one file .npz, since neither ensembles nor quantised weights (.bin) are read"
+            raise BadInput(f"{self.folder / DECODER}: models: {wanted}, got {', '.join(names)}")
         return self.folder / names[0]
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The contents of that file."""
+        """Contents of that file."""
         return self.read(self.settings_file.name, read_npz, named_by=DECODER)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """The options, by the names of Hugging Face's settings."""
         arrays = self.arrays
         with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
             settings = DEFAULTS | self.defaults | _settings_of(_parsed(arrays[OPTIONS].tobytes().rstrip(b"\0")))
@@ -112,54 +108,48 @@ class NativeCheckpoint(MarianCheckpoint):
         return settings
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
-        """As there, with an id for padding, which Marian lacks."""
         names, where = self.named("vocabs"), f"{self.folder / DECODER}: vocabs"
         if len(names) != 2:
             raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
         if self.shared and names[0] != names[1]:
-            raise BadInput(
-                f"{where}: expected one for source and target, since their embeddings are one, got {', '.join(names)}"
-            )
+            wanted = "expected one for source and target, since their embeddings are one"
+            raise BadInput(f"{where}: {wanted}, got {', '.join(names)}")
         name, size = (names[0], "vocab_size") if side == "source" else (names[1], "decoder_vocab_size")
+        # Marian has no padding. Its vocabularies may have more tokens than the model.
         padding = self.settings[size] - 1
         ids = self.read(name, _read_vocabulary, named_by=DECODER).items()
-        known = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
-        return self.folder / name, known | {unused("<pad>", known): padding}
+        used = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
+        return self.folder / name, used | {unused("<pad>", used): padding}
 
     def symbols(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
         return {}
 
     def weights(self) -> tuple[Path, Readers]:
-        """As there; padding has zeros."""
         tensors = Readers()
         for name, array in self.arrays.items():
             if name == OPTIONS:
                 continue
             if array.dtype.kind != "f":
-                raise BadInput(
-                    f"{self.settings_file}: {name}: expected floating-point weights, since others are not read, got "
-                    f"{array.dtype}"
-                )
+                wanted = "expected floating-point weights, since others are not read"
+                raise BadInput(f"{self.settings_file}: {name}: {wanted}, got {array.dtype}")
+            layer = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
+            # Padding gets zeros.
             if name in EMBEDDINGS:
                 tensors[EMBEDDINGS[name]] = functools.partial(np.pad, np.atleast_2d(array), [(0, 1), (0, 0)])
             elif name == "decoder_ff_logit_out_b":
                 tensors["final_logits_bias"] = functools.partial(np.pad, array.ravel(), (0, 1))
             else:  # [in, out], or a vector [1, d]
-                is_matrix = re.search(r"_W[qkvo12]$", name)
-                tensors[_name_of(name)] = functools.partial(np.transpose if is_matrix else np.ravel, array)
+                read = functools.partial(np.transpose if re.search(r"_W[qkvo12]$", name) else np.ravel, array)
+                if layer and layer[3] in LAYER:
+                    name = f"model.{layer[1]}.layers.{int(layer[2]) - 1}.{LAYER[layer[3]]}"
+                tensors[name] = read
         return self.settings_file, tensors
 
 
-def _name_of(name: str) -> str:
-    """ "encoder_l1_self_Wq" as "model.encoder.layers.0.self_attn.q_proj.weight"; names outside layers stay."""
-    found = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
-    if not found or found[3] not in LAYER:
-        return name
-    return f"model.{found[1]}.layers.{int(found[2]) - 1}.{LAYER[found[3]]}"
-
-
 def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    def number(name: str, got: Any = None) -> Any:
+    """Converts Marian's options to the settings of Hugging Face."""
+
+    def number(name: str, got: Any = None) -> int:
         got = options.get(name) if got is None else got
         if not NUMBER.fullmatch(str(got)):
             raise BadInput(f"{name}: expected a number, got {got!r}")
@@ -181,7 +171,7 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": shared,
         "vocab_size": source_size + 1,
         "decoder_vocab_size": size + 1,
-        "pad_token_id": size,  # a row that Marian lacks: it starts a target with zeros
+        "pad_token_id": size,  # Marian starts a target with zeros instead.
         "d_model": number("dim-emb"),
         "encoder_layers": number("enc-depth"),
         "decoder_layers": number("dec-depth"),
@@ -195,7 +185,7 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:
-    """Ids by piece. In a file without YAML's suffix each line is a piece, and the first has id 0."""
+    """Reads ids by token: YAML by its suffix, or else a token per line, the first with id 0."""
     if file.suffix == ".spm":
         raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
     if file.suffix in (".yml", ".yaml", ".json"):
@@ -211,7 +201,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    said = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
-    if not isinstance(said, dict):
-        raise ValueError(type(said).__name__)
-    return said
+    mapping = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
+    if not isinstance(mapping, dict):
+        raise ValueError(type(mapping).__name__)
+    return mapping

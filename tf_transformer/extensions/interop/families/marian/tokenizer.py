@@ -15,20 +15,20 @@ else:
 
 SOURCE, TARGET = "source.spm", "target.spm"
 SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
-# The code at the start of a text for a model of several target languages, as in ">>fra<< Good morning."; it ends at the
+# Code at the start of a text for a model of several target languages, as in ">>fra<< Good morning." It ends at the
 # first "<<".
 CODE = "(?s:>>.*?<<)"
 
 
 class MarianTokenizer(PieceTokenizer):
-    """A `Tokenizer` with two SentencePiece models, for sources and for targets, and one vocabulary for both.
+    """A `Tokenizer` with SentencePiece models for sources and for targets, and one vocabulary for both.
 
-    A checkpoint with two vocabularies has two tables; `pieces`, `ids` and `detokenize` then use the target's. Ids and
-    texts are those of `transformers.MarianTokenizer`, as `PieceTokenizer` says.
+    A checkpoint with two vocabularies has two tables. `pieces`, `ids` and `detokenize` then use the target's. Ids and
+    texts are those of `transformers.MarianTokenizer`, as `PieceTokenizer` describes.
 
     Args:
-        model: the attribute `model` of another one, a zip archive of source.spm, target.spm, vocabulary.json and, with
-            two vocabularies, source_vocabulary.json.
+        model: Attribute `model` of another one: a zip archive of source.spm, target.spm, vocabulary.json and, with two
+            vocabularies, source_vocabulary.json.
     """
 
     kind = "MarianMT"
@@ -47,21 +47,21 @@ class MarianTokenizer(PieceTokenizer):
 
     @staticmethod
     def recognizes(model: bytes) -> bool:
-        return model.startswith(b"PK")  # as a zip archive does
+        return model.startswith(b"PK")  # a zip archive
 
 
 class _Side(PieceTable):
-    """The tokenizer of one side, sources or targets, which reads a code, too."""
+    """The table of sources or targets, which may start with a code."""
 
     def split(self, texts: list[str]) -> list[list[str]]:
-        found = [re.match(CODE, text) for text in texts]
-        rows = super().split([text[code.end() if code else 0 :] for text, code in zip(texts, found, strict=True)])
-        return [[code[0], *row] if code else row for row, code in zip(rows, found, strict=True)]
+        codes = [re.match(CODE, text) for text in texts]
+        rows = super().split([text[code.end() if code else 0 :] for text, code in zip(texts, codes, strict=True)])
+        return [[code[0], *row] if code else row for row, code in zip(rows, codes, strict=True)]
 
     def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
         has_code = tf.strings.regex_full_match(texts, f"{CODE}(?s:.*)")
         code = tf.boolean_mask(texts, has_code)
         code = tf.strings.regex_replace(code, f"({CODE})(?s:.*)", r"\1", replace_global=False)
         text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
-        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none a row
+        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none per row
         return tf.concat([codes, super().split_in_graph(text)], axis=1)

@@ -1,0 +1,205 @@
+"""Exports to LiteRT and ONNX: the model and its search in engines that we did not write, and the client of both."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import TEXTS, random_model
+from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from programs import ROOT, without_the_package
+
+import tf_transformer as tt
+from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator, ONNXTranslator, opened
+from tf_transformer.extensions.interop.formats.portable import Portable
+
+pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
+FORMATS = {"litert": LiteRTTranslator, "onnx": ONNXTranslator}
+NEEDED = {"litert": ["ai_edge_litert"], "onnx": ["onnxruntime", "tf2onnx"]}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def format(request):
+    for package in NEEDED[request.param]:
+        pytest.importorskip(package)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(format, translator, request, tmp_path_factory):
+    if format == "litert":
+        return request.getfixturevalue("lite")
+    path = tmp_path_factory.mktemp("onnx") / "name" / "1"
+    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0"}
+    translator.save(path, format="onnx", max_length=97, **facts)
+    return path
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """A copy of the export, to be damaged."""
+    return shutil.copytree(folder, tmp_path / "1")
+
+
+def test_the_search_is_ours(translator, format, folder):
+    more = {"litert": [], "onnx": LONG}[format]
+    agree(translator, folder, [*sentences(11), *more], 3, fresh=5 * (format == "litert"), length_penalty=2.0)
+
+
+def test_a_folder_has_what_a_client_needs(format, folder):
+    file = FORMATS[format].MODEL
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", file, "tokenizer.model"]
+    facts = json.loads((folder / "model.json").read_text())
+    assert facts["ids"] == {"padding": 0, "start": 1, "end": 2, "unknown": 3}
+    sizes = ("beam_size", "extra_length", "max_source_length", "max_length")
+    assert [facts[name] for name in sizes] == [3, 7, 41, 48]
+    assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
+
+
+def test_outputs_keep_their_limits(folder):
+    client = opened(folder)
+    assert [len(ids) for ids in client.ids("Two doors.", 3, max_length=5)] == [5, 5, 5]
+    assert max(len(ids) for ids in client.ids("door " * 3000, 3)) <= 41 + 7
+    with pytest.warns(UserWarning, match=r"more tokens than the model reads; .*: 'door door"):
+        client("door " * 3000)
+    for value in (math.nan, math.inf, 2**40, 10**400):
+        assert client.ids("Two doors.", 3, max_length=value) == client.ids("Two doors.", 3)
+    assert client("Two doors.", max_length=-(2**40)) == client("Two doors.", max_length=1)
+    assert client("Two doors.", length_penalty=10**400) == client("Two doors.", length_penalty=5)
+    assert client("Two doors.", length_penalty=math.nan) == client("Two doors.")
+    assert client.n_best("Two doors.", -1) == client.n_best("Two doors.", 0) == client.n_best("Two doors.", 1)
+    assert client.n_best("Two doors.", 2**40) == client.n_best("Two doors.", 3)
+    with pytest.raises(TypeError, match="expected length_penalty, .*, as the export fixes others; got beam_size"):
+        client("Two doors.", beam_size=2)
+    with pytest.raises(TypeError, match="^max_length: expected a number, got '9'$"):
+        client("Two doors.", max_length="9")
+    with pytest.raises(TypeError, match="^texts: expected strings, got None$"):
+        client(["Two doors.", None])
+
+
+def test_the_file_takes_its_default_for_what_is_not_a_number(folder):
+    """Whatever calls it: the client itself asks for the default."""
+    client = opened(folder)
+    source, options = [*client.source_ids("Two doors."), client.facts["ids"]["end"]], client.options | {"n_best": 3}
+    scores = [
+        client._signatures[0]([source], options | more)[0]["scores"] for more in ({}, {"length_penalty": math.nan})
+    ]
+    assert scores[0].tolist() == scores[1].tolist() and scores[0][0] > -1e8
+
+
+def test_no_text_raises_an_error(folder):
+    client = opened(folder)
+    for text in [*TEXTS, *hostile_texts(5)]:
+        client(text).encode()
+    assert client([b"\xff", "\ud800", ""]) == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", ["model.json", "the model", "a weight", "nothing in the model", "tokenizer.model"])
+def test_a_damaged_folder_is_one_line(name, format, copy):
+    """Also a changed weight, with which the file would load and translate otherwise."""
+    model, facts = copy / FORMATS[format].MODEL, json.loads((copy / "model.json").read_text())
+    if name == "a weight":
+        contents = bytearray(model.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        model.write_bytes(contents)
+    elif name == "nothing in the model":  # its checksum is right
+        model.write_bytes(b"")
+        empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+        (copy / "model.json").write_text(json.dumps(facts | {"sha256": empty}))
+    else:
+        (model if name == "the model" else copy / name).write_bytes(b"[1]")
+    message = f"1: expected {FORMATS[format].KIND}, got something else: ."
+    message += "*with SHA-256 .*, where model.json says" * (name == "a weight")
+    for load, kind in ((opened, ValueError), (tt.load, tt.BadInput)):
+        with pytest.raises(kind, match=message) as error:
+            load(copy)
+        assert "\n" not in str(error.value)
+
+
+def test_what_it_cannot_write(format, translator, tmp_path, monkeypatch):
+    with pytest.raises(tt.BadInput, match="dtype: expected one of float32, int8 for .*, got 'int4'"):
+        translator.save(tmp_path / "1", format=format, dtype="int4")
+    with pytest.raises(tt.BadInput, match="max_length: expected a positive whole number below 2..31, got 0"):
+        translator.save(tmp_path / "1", format=format, max_length=0)
+    with pytest.raises(FileNotFoundError, match="export or of its versions, found no model"):
+        FORMATS[format](tmp_path)
+    for package in NEEDED[format]:
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(tt.BadInput, match=rf'takes {package}: pip install "tf-transformer\[{format}\]"'):
+            translator.save(tmp_path / "1", format=format, checked=True)
+    assert not list(tmp_path.iterdir())
+
+
+class Unnamed(tt.Transformer):
+    """Of encoder layers without names, which Keras numbers."""
+
+    def make_encoder_layers(self):
+        return [tt.layers.EncoderLayer(**self.layer_options()) for _ in range(self.config.num_layers)]
+
+
+@pytest.mark.program
+def test_another_model(format, translator, tmp_path):
+    """Not the paper's order, activation and depths; layers without names, or learned positions; greedy, or rules."""
+    sizes = {"num_decoder_layers": 1, "norm_first": True, "activation": "gelu"}
+    options, kind, beams = {"max_source_length": 16}, Unnamed, 1
+    if format == "onnx":
+        sizes, kind, beams = sizes | {"positions": "learned"}, tt.Transformer, 2
+        options = {"min_length": 5, "no_repeat_ngram_size": 2}
+    other = translator.replace(model=random_model(350, 2, 0.0, sizes, kind), beam_size=beams, **options)
+    other.save(tmp_path / "1", format=format)
+    agree(other, tmp_path / "1", sentences(11), beams)
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("vocabularies", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_marian_against_transformers(vocabularies, format, tmp_path):
+    """What `transformers` answers is stored beside the checkpoints. Hostile texts give what the translator gives."""
+    sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
+    stored = {1: sources, 2: json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))}[vocabularies]
+    options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf, "max_source_length": 61}
+    translator = tt.Translator.from_pretrained(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
+    translator.save(tmp_path / "1", format=format, max_length=128)
+    client = opened(tmp_path / "1")
+    best = [client.n_best(text, 1)[0] for text in sources["sentences"]]
+    assert [one.text for one in best] == stored["beam"]
+    np.testing.assert_allclose([one.log_prob for one in best], stored["log_probs"], atol=1e-4)
+    texts = [*sources["texts"], *hostile_texts(5)]
+    agree(translator, tmp_path / "1", [text for text in texts if len(text) < 99], 2)
+
+
+@pytest.mark.program
+def test_eight_bits(format, tmp_path):
+    """The embedding table is in the file once, and few translations differ from those in float32."""
+    translator = trained(max_source_length=16)
+    for dtype in ("float32", "int8"):
+        translator.save(tmp_path / dtype, format=format, dtype=dtype)
+    contents = (tmp_path / "int8" / FORMATS[format].MODEL).read_bytes()
+    assert len(contents) < 1.1 * translator.model.count_params() + 400_000
+    texts = sentences(97)
+    pairs = zip(*(opened(tmp_path / dtype)(texts) for dtype in ("float32", "int8")), strict=True)
+    assert np.mean([one == other for one, other in pairs]) > 0.7
+    table = translator.model.embedding
+    table.quantize("int8")  # Keras's own, whose integers are LiteRT's
+    if format == "litert":
+        assert contents.count(np.asarray(table.embeddings).tobytes()) == 1
+    with pytest.raises(tt.BadInput, match="expected a model in another dtype than int8 to convert to float32"):
+        translator.save(tmp_path / "1", format=format)
+
+
+@pytest.mark.program
+def test_hostile_texts_where_neither_tensorflow_nor_this_package_is(folder, tmp_path):
+    """test_matrix.py has the checks of an export, and what the client gives there."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/hostile.py"), str(folder), "--count", "300"]
+    assert subprocess.run(command, env=without_the_package(tmp_path)).returncode == 0
+
+
+@pytest.mark.program
+def test_a_check_that_fails_publishes_nothing(format, translator, tmp_path, monkeypatch):
+    for kind in Portable.__subclasses__():
+        monkeypatch.setattr(kind, "_converted", lambda *_: bytes(9_000))
+    with pytest.raises(tt.BadInput, match="expected an export that passes the checks, so nothing was published"):
+        translator.save(tmp_path / "1", format=format, checked=True)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,82 @@
+"""What formats check before they write: that another project computes what the model does."""
+
+from typing import Any
+
+import keras
+
+from tf_transformer.config import BadInput
+from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.layers import (
+    AddAndNorm,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    PositionalEmbedding,
+)
+from tf_transformer.layers.int8 import is_int8
+from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.models.families import families
+from tf_transformer.models.transformer import Transformer, check_finite
+
+
+def check_convertible(translator: TextModel, wanted: str, added: bool = False) -> None:
+    """Checks that a translator is one model with finite weights of 16 or 32 bits.
+
+    Without `added`, its tokenizer must not match added tokens first, since clients only have SentencePiece. `wanted`
+    completes the message "expected one model".
+    """
+    if isinstance(translator.model, Ensemble):
+        count = len(translator.model.models)
+        raise BadInput(f"translator: expected one model{wanted}, got an ensemble of {count}")
+    if is_int8(translator.model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
+    if translator.tokenizer.added and not added:
+        got = f"which this format's clients do not match, got {', '.join(translator.tokenizer.added)[:99]}"
+        raise BadInput(f"tokenizer: expected one without added tokens, {got}. Export a SavedModel.")
+    check_finite(translator.model.weights)
+
+
+def attentions(layer: keras.layers.Layer) -> list[Any]:
+    """Returns the attentions of an encoder or decoder layer."""
+    return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
+
+
+def norms(layer: keras.layers.Layer) -> list[Any]:
+    """Returns the normalizations of an encoder or decoder layer."""
+    names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
+    return [getattr(layer, name) for name in names if hasattr(layer, name)]
+
+
+def check_layers(model: Transformer) -> None:
+    """Checks that every layer computes what the paper's or a family's does; options may differ."""
+
+    def check(layer: keras.layers.Layer, kind: type, *methods: str) -> None:
+        kinds = (kind, *(family.model for family in families()))
+        for method in methods:
+            if getattr(type(layer), method, None) not in [getattr(known, method, None) for known in kinds]:
+                raise BadInput(
+                    f"{layer.path}: expected a layer that computes what {kind.__name__} does, since this format "
+                    f"has no other, got {type(layer).__name__}, whose {method} is its own"
+                )
+
+    check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")
+    check(model.embedding, PositionalEmbedding, "embed", "rows", "logits")
+    if getattr(model, "source_embedding", None) is not None:
+        check(model.source_embedding, PositionalEmbedding, "embed", "rows")
+    for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
+        for layer in layers:
+            check(layer, kind, "call", "attend_to_itself")
+            for attention in attentions(layer):
+                check(attention, MultiHeadAttention, "project", "attend")
+            check(layer.feed_forward, FeedForward, "call")
+            for norm in norms(layer):
+                check(norm, AddAndNorm, "sublayer_input", "call")
+
+
+def only(name: str, values: list[Any]) -> Any:
+    """Returns the value that all layers share, or raises `BadInput`."""
+    if len(set(values)) > 1:
+        got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
+        raise BadInput(f"{name}: expected the same value in all layers, since this format has one, got {got}")
+    return values[0]
