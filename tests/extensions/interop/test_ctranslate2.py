@@ -92,33 +92,37 @@ def activations(layers, *names):
         layer.feed_forward.hidden.activation = keras.activations.get(name)
 
 
-REFUSED = {  # what is done to a model
-    "activation: expected one of relu, gelu, silu, .*, got tanh": lambda m: activations(
-        m.decoder_layers, "tanh", "tanh"
+def of_class(part, kind):
+    part.__class__ = kind
+
+
+REFUSED = {  # what is done to a model, by the message
+    "activation: expected one of relu, gelu, silu, .*, got tanh": (
+        lambda model: activations(model.decoder_layers, "tanh", "tanh")
     ),
-    "activation: expected the same value in all layers, .* got gelu and relu": lambda m: activations(
-        m.encoder_layers, "relu", "gelu"
+    "activation: expected the same value in all layers, .* got gelu and relu": (
+        lambda model: activations(model.encoder_layers, "relu", "gelu")
     ),
-    "num_heads: expected the same value in all layers, .* got 2 and 7": lambda m: setattr(
-        m.decoder_layers[1].cross_attention, "num_heads", 7
+    "num_heads: expected the same value in all layers, .* got 2 and 7": (
+        lambda model: setattr(model.decoder_layers[1].cross_attention, "num_heads", 7)
     ),
-    "epsilon: expected the same value in all layers, .* got 0.001 and 1e-06": lambda m: setattr(
-        m.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3
+    "epsilon: expected the same value in all layers, .* got 0.001 and 1e-06": (
+        lambda model: setattr(model.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3)
     ),
-    "encoder_1: expected .* what EncoderLayer does, .* got PreNorm, whose call": lambda m: setattr(
-        m.encoder_layers[1], "__class__", PreNorm
+    "norm_first: expected the same value in all layers, .* got False and True": (
+        lambda model: setattr(model.decoder_layers[1], "norm_first", True)
     ),
-    "decoder_0/feed_forward: expected .* what FeedForward does, .* got Doubling": lambda m: setattr(
-        m.decoder_layers[0].feed_forward, "__class__", Doubling
+    "encoder_1: expected .* what EncoderLayer does, .* got PreNorm, whose call": (
+        lambda model: of_class(model.encoder_layers[1], PreNorm)
     ),
-    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose attend_to_itself": lambda m: setattr(
-        m.encoder_layers[0], "__class__", layers.RestrictedEncoderLayer
+    "decoder_0/feed_forward: expected .* what FeedForward does, .* got Doubling": (
+        lambda model: of_class(model.decoder_layers[0].feed_forward, Doubling)
     ),
-    "norm_first: expected the same value in all layers, .* got False and True": lambda m: setattr(
-        m.decoder_layers[1], "norm_first", True
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose attend_to_itself": (
+        lambda model: of_class(model.encoder_layers[0], layers.RestrictedEncoderLayer)
     ),
-    "embedding: expected .* what PositionalEmbedding does, .* got Raising, whose logits": lambda m: setattr(
-        m.embedding, "__class__", Raising
+    "embedding: expected .* what PositionalEmbedding does, .* got Raising, whose logits": (
+        lambda model: of_class(model.embedding, Raising)
     ),
 }
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import subprocess
 from pathlib import Path
 
@@ -91,26 +90,21 @@ def answers_in(file):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("kind, quantization", [("marian", None), ("marian", "float16"), ("separate", None)])
-def test_ctranslate2_translates_alike(kind, quantization, tmp_path):
+@pytest.mark.parametrize("kind", ["separate", "m2m100"])
+def test_ctranslate2_translates_alike(kind, tmp_path):
+    """Two vocabularies, and several languages. test_ctranslate2.py has the paper's models, for which it has more."""
     MAKERS[kind](folder := tmp_path / "checkpoint")
-    expected = answers = answers_in(MARIAN / "answers.json")
+    sources, expected = (answers_in(file) for file in (MARIAN / "answers.json", MARIAN.parent / "separate.json"))
+    languages = {"target_language": "de"} if kind == "m2m100" else {}
+    tt.Translator.from_pretrained(folder, **languages).save(tmp_path / "model", format="ctranslate2")
     if kind == "separate":
-        expected = answers_in(MARIAN.parent / "separate.json")
-    tt.Translator.from_pretrained(folder).save(tmp_path / "model", format="ctranslate2", dtype=quantization)
-    texts, log_probs = by_ctranslate2(tmp_path / "model", tmp_path / "model", answers["sentences"], 4)
-    agree = [text == other for text, other in zip(texts, expected["beam"], strict=True)]
-    assert np.mean(agree) > (0.9 if quantization else 0.999)
-    if not quantization:
+        texts, log_probs = by_ctranslate2(tmp_path / "model", tmp_path / "model", sources["sentences"], 4)
+        assert texts == expected["beam"]
         np.testing.assert_allclose(log_probs, expected["log_probs"], atol=1e-4)
-
-
-def test_ctranslate2_translates_alike_between_languages(tmp_path):
-    translator = tt.Translator.from_pretrained(M2M100, target_language="de", patience=math.inf)
-    translator.save(tmp_path / "model", format="ctranslate2")
+        return
     for name, answers in answers_in(M2M100 / "answers.json").items():
-        found, _ = by_ctranslate2(tmp_path / "model", M2M100, answers["sentences"], 1, name.split("-"))
-        assert found == answers["greedy"]
+        texts, _ = by_ctranslate2(tmp_path / "model", M2M100, answers["sentences"], 1, name.split("-"))
+        assert texts == answers["greedy"]
 
 
 def test_nothing_but_its_folder_names_a_family():

@@ -266,14 +266,6 @@ def test_nllb_s_vocabulary(nllb):
     assert tokenizer.detokenize([list(range(len(pieces) - 205, len(pieces)))]).numpy() == [b""]
 
 
-def test_nllb_s_languages_may_be_listed(nllb, tmp_path):
-    shutil.copytree(nllb, tmp_path / "listed")
-    listed = {"additional_special_tokens": ["fra_Latn", {"content": "eng_Latn"}, "<mask>"]}
-    (tmp_path / "listed/special_tokens_map.json").write_text(json.dumps(listed))
-    tokenizer = M2M100Checkpoint(tmp_path / "listed").tokenizer()
-    assert list(tokenizer.languages) == ["fra_Latn", "eng_Latn"]
-
-
 def added(ids, special=True):
     """added_tokens_decoder, as `transformers` writes it into tokenizer_config.json."""
     return {str(id): {"content": symbol, "special": special, "lstrip": False} for symbol, id in ids.items()}
@@ -334,42 +326,42 @@ def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
 
     folder, first = extended(-198, files)
     vocabulary = M2M100Checkpoint(folder).target
-    found = {code: vocabulary.rows[id] - first for code, id in vocabulary.languages.items()}
-    assert found == {code: place for code, place in own.items() if code[0] != "<"}
+    rows = {code: vocabulary.rows[id] - first for code, id in vocabulary.languages.items()}
+    assert rows == {code: i for code, i in own.items() if code[0] != "<"}
 
 
-@pytest.mark.parametrize(
-    "rows, files, message",
-    [
-        (0, lambda first: {ADDED: {"tyv_Cyrl": first + 203}}, "tyv_Cyrl: expected an id below vocab_size=.*, got "),
-        (1, lambda first: {ADDED: {"tyv_Cyrl": first + 202}}, "an id for each symbol, got .* for <mask> and tyv_Cyrl"),
-        (1, lambda first: {ADDED: {"tyv_Cyrl": 5}}, "an id for each symbol, got 5 for .* and tyv_Cyrl"),
-        (1, lambda first: {ADDED: {"tyv_Cyrl": "5"}}, "added_tokens.json: expected the added tokens .* and '5'"),
-        (
-            1,
-            lambda first: {JSON: {"added_tokens": [{"content": "dog", "id": first + 203, "single_word": True}]}},
-            "expected added tokens that are matched anywhere in a text, got one with single_word: 'dog'",
-        ),
-        (1, lambda first: {CONFIG: {"extra_special_tokens": ["tyv_Cyrl"]}}, "has the id of the language tyv_Cyrl, f"),
-        (1, lambda first: {CONFIG: {"extra_special_tokens": ["<new>"]}}, "has the id of the token '<new>', found none"),
-        (
-            1,
-            lambda first: {CONFIG: {"added_tokens_decoder": added({"ab_Cyrl": 1})}, ADDED: {"ab_Cyrl": 2}},
-            "ab_Cyrl: expected one id in all files of a tokenizer, got 1 and 2",
-        ),
-        (0, lambda first: {CONFIG: {"added_tokens_decoder": added({"<s>": 4})}}, "<s>: expected the id 0 of .*, got 4"),
-        (
-            0,
-            lambda first: {CONFIG: {"added_tokens_decoder": [1]}},
-            "expected the added tokens of a tokenizer, got some",
-        ),
-        (0, lambda first: {CONFIG: {"legacy_behaviour": True}}, "legacy_behaviour: expected false, .* got True$"),
-        (0, lambda first: {CONFIG: {"tokenizer_class": "SMALL100Tokenizer"}}, "tokenizer_class: .* got 'SMALL100"),
-    ],
-)
-def test_tokens_that_leave_an_id_open(extended, rows, files, message):
+def test_nllb_s_languages_may_be_listed(extended):
+    listed = {"additional_special_tokens": ["fra_Latn", {"content": "eng_Latn"}, "<mask>"]}
+    folder, _ = extended(0, lambda first: {"special_tokens_map.json": listed})
+    assert list(M2M100Checkpoint(folder).tokenizer().languages) == ["fra_Latn", "eng_Latn"]
+
+
+WRONG = {  # rows, and files by the first language's id
+    "tyv_Cyrl: expected an id below vocab_size=.*, got ": (0, lambda first: {ADDED: {"tyv_Cyrl": first + 203}}),
+    "an id for each symbol, got .* for <mask> and tyv_": (1, lambda first: {ADDED: {"tyv_Cyrl": first + 202}}),
+    "an id for each symbol, got 5 for .* and tyv_Cyrl": (1, lambda first: {ADDED: {"tyv_Cyrl": 5}}),
+    "added_tokens.json: expected the added tokens .* and '5'": (1, lambda first: {ADDED: {"tyv_Cyrl": "5"}}),
+    "expected added tokens that are matched anywhere in a text, got one with single_word: 'dog'": (
+        1,
+        lambda first: {JSON: {"added_tokens": [{"content": "dog", "id": first + 203, "single_word": True}]}},
+    ),
+    "has the id of the language tyv_Cyrl, f": (1, lambda first: {CONFIG: {"extra_special_tokens": ["tyv_Cyrl"]}}),
+    "has the id of the token '<new>', found none": (1, lambda first: {CONFIG: {"extra_special_tokens": ["<new>"]}}),
+    "ab_Cyrl: expected one id in all files of a tokenizer, got 1 and 2": (
+        1,
+        lambda first: {CONFIG: {"added_tokens_decoder": added({"ab_Cyrl": 1})}, ADDED: {"ab_Cyrl": 2}},
+    ),
+    "<s>: expected the id 0 of .*, got 4": (0, lambda first: {CONFIG: {"added_tokens_decoder": added({"<s>": 4})}}),
+    "added tokens of a tokenizer, got some": (0, lambda first: {CONFIG: {"added_tokens_decoder": [1]}}),
+    "legacy_behaviour: expected false, .* got True$": (0, lambda first: {CONFIG: {"legacy_behaviour": True}}),
+    "tokenizer_class: .* got 'SMALL100": (0, lambda first: {CONFIG: {"tokenizer_class": "SMALL100Tokenizer"}}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_tokens_that_leave_an_id_open(extended, message):
     with pytest.raises(tt.BadInput, match=message) as error:
-        M2M100Checkpoint(extended(rows, files)[0]).tokenizer()
+        M2M100Checkpoint(extended(*WRONG[message])[0]).tokenizer()
     assert "\n" not in str(error.value)
 
 

@@ -13,7 +13,7 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
-from tf_transformer.extensions.interop.families.marian.native import OPTIONS, NativeCheckpoint
+from tf_transformer.extensions.interop.families.marian.native import EXPECTED, OPTIONS, NativeCheckpoint
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")
@@ -33,35 +33,21 @@ dim-vocabs:
   - 385
   - 385
 enc-depth: 2
-factors-dim-emb: 0
 input-types:
   []
-lemma-dim-emb: 0
-output-omit-bias: false
-right-left: false
 tied-embeddings: false
 tied-embeddings-all: true
 tied-embeddings-src: false
 transformer-aan-activation: swish
-transformer-decoder-autoreg: self-attention
 transformer-decoder-dim-ffn: 108
-transformer-decoder-ffn-depth: 0
 transformer-dim-ffn: 72
 transformer-ffn-activation: swish
-transformer-ffn-depth: 2
-transformer-guided-alignment-layer: last
 transformer-heads: 2
-transformer-no-projection: false
-transformer-pool: false
 transformer-postprocess: dan
-transformer-postprocess-emb: d
 transformer-postprocess-top: ""
-transformer-preprocess: ""
 transformer-tied-layers:
   []
-transformer-train-position-embeddings: false
 type: transformer
-ulr: false
 version: v1.9.0 bogus+1
 """
 DECODER = f"""relative-paths: true
@@ -193,20 +179,13 @@ def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_
     np.testing.assert_allclose([best.log_prob for best in found], log_probs, atol=1e-4)
 
 
-def test_embeddings_that_are_tied_by_two_options(release, tmp_path):
+def test_options_that_mean_the_same(release, tmp_path):
+    """Embeddings that are tied by two options, no beam size, and files of Hugging Face, which are the ones read."""
     options = MODEL_OPTIONS.replace("all: true", "all: false").replace("src: false", "src: true")
-    folder = write_release(tmp_path / "tied", options.replace("\ntied-embeddings: false", "\ntied-embeddings: true"))
+    options = options.replace("\ntied-embeddings: false", "\ntied-embeddings: true")
+    folder = write_release(tmp_path / "release", options, DECODER.replace("beam-size: 6", "beam-size:"))
     assert checkpoint_in(folder).config() == checkpoint_in(release).config()
-
-
-def test_a_release_without_a_beam_size(tmp_path):
-    silent = write_release(tmp_path / "silent", decoder=DECODER.replace("beam-size: 6", "beam-size:"))
-    assert checkpoint_in(silent).options() == {}
-
-
-def test_of_hugging_face_s_files_in_the_same_folder_are_those_read(release, tmp_path):
-    folder = tmp_path / "both"
-    shutil.copytree(release, folder)
+    assert checkpoint_in(folder).options() == {}
     shutil.copytree(TRAINED, folder, dirs_exist_ok=True)
     assert checkpoint_in(folder).config().num_heads == 4
 
@@ -278,25 +257,17 @@ def fails(folder, message):
     return str(raised.value)
 
 
+@pytest.mark.parametrize("name", EXPECTED)
+def test_options_that_are_not_supported(name, tmp_path):
+    folder = write_release(tmp_path / "release", options=f"{MODEL_OPTIONS}{name}: odd\n")
+    assert WEIGHTS in fails(folder, f"{name}: expected .*, got 'odd'")
+
+
 @pytest.mark.parametrize(
     "message, old, new",
     [
-        ("type: expected 'transformer', got 'amun'", "type: transformer\n", "type: amun\n"),
-        ("transformer-postprocess: expected 'dan', got 'da'", "process: dan", "process: da"),
-        ("transformer-preprocess: expected '', got 'n'", 'preprocess: ""', "preprocess: n"),
-        ("transformer-postprocess-emb: expected 'd' or '', got 'nd'", "emb: d", "emb: nd"),
-        ("transformer-postprocess-top: expected '', got 'n'", 'top: ""', "top: n"),
-        ("autoreg: expected 'self-attention', got 'average-attention'", "self-attention", "average-attention"),
-        ("transformer-ffn-depth: expected '2', got '3'", "transformer-ffn-depth: 2", "transformer-ffn-depth: 3"),
-        ("decoder-ffn-depth: expected '0' or '2', got '1'", "decoder-ffn-depth: 0", "decoder-ffn-depth: 1"),
-        ("activation: expected 'swish' or 'relu', got 'gelu'", "ffn-activation: swish", "ffn-activation: gelu"),
-        (
-            "position-embeddings: expected 'false', got 'true'",
-            "position-embeddings: false",
-            "position-embeddings: true",
-        ),
+        ("type: expected 'transformer', got None", "type: transformer\n", ""),
         ("transformer-tied-layers: expected .., got .'1', '1'.", "tied-layers:\n  []", "tied-layers: [1, 1]"),
-        ("lemma-dim-emb: expected '0', got '64'", "lemma-dim-emb: 0", "lemma-dim-emb: 64"),
         ("tied-embeddings: expected 'true', got 'false'", "tied-embeddings-all: true", "tied-embeddings-all: false"),
         ("dim-vocabs: expected one number twice, got .'385', '386'.", "- 385\n  - 385", "- 385\n  - 386"),
         ("enc-depth: expected a number, got 'two'", "enc-depth: 2", "enc-depth: two"),
@@ -306,16 +277,6 @@ def fails(folder, message):
         ("expected a tensor model.decoder.layers.1.self_attn", "dec-depth: 1", "dec-depth: 2"),
         ("fc1.weight: expected shape .36, 107.", "dim-ffn: 108", "dim-ffn: 107"),
         ("expected a row for each of vocab_size=387 symbols, got 386", "- 385\n  - 385", "- 386\n  - 386"),
-    ],
-)
-def test_options_that_cannot_be_expressed_are_said(tmp_path, message, old, new):
-    assert old in MODEL_OPTIONS
-    assert WEIGHTS in fails(write_release(tmp_path / "release", options=MODEL_OPTIONS.replace(old, new)), message)
-
-
-@pytest.mark.parametrize(
-    "message, old, new",
-    [
         ("models: expected one file .npz, .* got one.npz, two.npz", f"- {WEIGHTS}", "- /a/one.npz\n  - /a/two.npz"),
         ("models: expected one file .npz, .* got model.bin", f"- {WEIGHTS}", "- model.bin"),
         ("found no other.npz, which decoder.yml names, in", WEIGHTS, "other.npz"),
@@ -327,12 +288,13 @@ def test_options_that_cannot_be_expressed_are_said(tmp_path, message, old, new):
         ("decoder.yml: expected a mapping of YAML, got .*: while", DECODER, "a: [\nb"),
     ],
 )
-def test_files_that_are_not_there_are_said(tmp_path, message, old, new):
-    assert old in DECODER
-    fails(write_release(tmp_path / "release", decoder=DECODER.replace(old, new)), message)
+def test_files_that_do_not_fit(tmp_path, message, old, new):
+    assert (old in MODEL_OPTIONS) != (old in DECODER)
+    changed = {"options": MODEL_OPTIONS.replace(old, new), "decoder": DECODER.replace(old, new)}
+    fails(write_release(tmp_path / "release", **changed), message)
 
 
-def test_damaged_files_are_said(release, tmp_path):
+def test_damaged_files(release, tmp_path):
     quantised = {"encoder_l1_self_Wq": np.zeros((36, 36), "int8")}
     folder = write_release(tmp_path / "quantised", arrays=quantised)
     fails(folder, "encoder_l1_self_Wq: expected floating-point weights, .* got int8")
