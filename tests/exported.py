@@ -44,6 +44,13 @@ def agree(translator, folder, texts, n, fresh=0, **options):
             np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-4, err_msg=str(text))
 
 
+def onnx_export(translator, made_once):
+    """The folder of an export to ONNX, as `lite` is one to LiteRT."""
+    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
+    save = lambda folder: translator.save(folder / "name/1", format="onnx", **facts)  # noqa: E731
+    return made_once("onnx", save) / "name" / "1"
+
+
 def checkpoint(vocabularies, path):
     """MarianMT's small one, with one vocabulary or with those of source and target, which is made in `path`."""
     if vocabularies == 1:

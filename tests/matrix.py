@@ -24,7 +24,7 @@ from served import Served
 
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.extensions.interop.families.m2m100.files import M2M100, NLLB
+from tf_transformer.extensions.interop.families.m2m100.family import M2M100, NLLB
 from trainers.command import run_program
 
 TRAINED = {family: ROOT / "tests" / family / "trained" for family in ("marian", "m2m100")}

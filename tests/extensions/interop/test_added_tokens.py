@@ -10,7 +10,7 @@ from checkpoints import MARIAN, copied
 from test_m2m100 import ADDED, CONFIG, JSON, added, languages, nllb  # noqa: F401  (nllb is a fixture)
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.models.families import tokenizer_of
 
@@ -96,7 +96,7 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
         assert [text.decode() for text in tokenizer.detokenize(rows).numpy()] == decoded
 
 
-@pytest.mark.parametrize("family", ["m2m100", "marian"])
+@pytest.mark.parametrize("family", ["m2m100", pytest.param("marian", marks=pytest.mark.program)])
 def test_exports_read_added_tokens_or_refuse_them(family, with_names, tmp_path):
     folder, _ = with_names(family, CONFIG, False)
     options = languages("en", "de") if family == "m2m100" else {}

@@ -18,7 +18,7 @@ from programs import ROOT
 import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.extensions.interop.engines.litert_client import opened
-from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 
 BROWSER = ROOT / "savedmodels/clients/browser"

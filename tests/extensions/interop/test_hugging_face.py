@@ -219,13 +219,8 @@ def test_the_card_says_what_is_known(own, tmp_path):
     head, body = text.removeprefix("---\n").split("---\n", 1)
     assert 'language: ["de", "en"]\nlicense: "mit"\nbase_model: "somebody/small"\n' in head
     assert "# name\n" in body and "translates from en to de: 2 + 2 layers, d_model=14, vocab_size=350." in body
-    for row in (
-        "| origin | somebody/small |",
-        "| step | 29 |",
-        "| bleu | 39.2 |",
-        r"| bleu_signature | nrefs:1\|tok:13a |",
-    ):
-        assert row in body
+    for row in ("origin | somebody/small", "step | 29", "bleu | 39.2", r"bleu_signature | nrefs:1\|tok:13a"):
+        assert f"| {row} |" in body
     again = tt.Translator.from_pretrained(tmp_path / "name/7").export_options
     assert {**again, "origin": ""} == {**facts, "origin": "", "languages": "de, en", "max_length": 306}
 

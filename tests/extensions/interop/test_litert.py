@@ -25,7 +25,7 @@ from test_marian_tokenizer import CODES
 import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
-from tf_transformer.extensions.interop.families.m2m100.files import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
 from tf_transformer.utils.terminal import quiet_stderr

@@ -25,7 +25,7 @@ from conftest import array
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
 from tf_transformer.extensions.interop.families.m2m100 import tokenizer as tokenizers
-from tf_transformer.extensions.interop.families.m2m100.files import NLLB, M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.family import NLLB, M2M100Checkpoint
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import M2M100Tokenizer
 from tf_transformer.extensions.interop.families.pieces import archive_of
 from tf_transformer.models.families import load_tokenizer, tokenizer_of

@@ -33,21 +33,35 @@ dim-vocabs:
   - 385
   - 385
 enc-depth: 2
+factors-dim-emb: 0
 input-types:
   []
+lemma-dim-emb: 0
+output-omit-bias: false
+right-left: false
 tied-embeddings: false
 tied-embeddings-all: true
 tied-embeddings-src: false
 transformer-aan-activation: swish
+transformer-decoder-autoreg: self-attention
 transformer-decoder-dim-ffn: 108
+transformer-decoder-ffn-depth: 0
 transformer-dim-ffn: 72
 transformer-ffn-activation: swish
+transformer-ffn-depth: 2
+transformer-guided-alignment-layer: last
 transformer-heads: 2
+transformer-no-projection: false
+transformer-pool: false
 transformer-postprocess: dan
+transformer-postprocess-emb: d
 transformer-postprocess-top: ""
+transformer-preprocess: ""
 transformer-tied-layers:
   []
+transformer-train-position-embeddings: false
 type: transformer
+ulr: false
 version: v1.9.0 bogus+1
 """
 DECODER = f"""relative-paths: true

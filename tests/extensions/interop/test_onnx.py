@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from exported import LONG, sentences
+from exported import LONG, onnx_export, sentences
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.engines.litert_client import ONNXTranslator, _Graph
@@ -25,10 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads
 
 
 @pytest.fixture(scope="module")
-def folder(translator, tmp_path_factory):
-    path = tmp_path_factory.mktemp("onnx") / "name" / "1"
-    translator.save(path, format="onnx", source_language="en", license="apache-2.0", max_length=97)
-    return path
+def folder(translator, made_once):
+    return onnx_export(translator, made_once)
 
 
 def run(model, **inputs):

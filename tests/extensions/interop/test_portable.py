@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import TEXTS, random_model
-from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, onnx_export, sentences, trained
 from programs import ROOT, without_the_package
 
 import tf_transformer as tt
@@ -29,13 +29,8 @@ def format(request):
 
 
 @pytest.fixture(scope="module")
-def folder(format, translator, request, tmp_path_factory):
-    if format == "litert":
-        return request.getfixturevalue("lite")
-    path = tmp_path_factory.mktemp("onnx") / "name" / "1"
-    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0"}
-    translator.save(path, format="onnx", max_length=97, **facts)
-    return path
+def folder(format, translator, request, made_once):
+    return request.getfixturevalue("lite") if format == "litert" else onnx_export(translator, made_once)
 
 
 @pytest.fixture

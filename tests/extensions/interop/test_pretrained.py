@@ -241,11 +241,9 @@ def test_export_of_a_checkpoint(tmp_path, capsys):
     argv = [
         "--pretrained",
         f"{TRAINED}/",
-        "--base",
-        str(tmp_path),
-        "--format",
-        "ctranslate2",
-    ]  # its name is its folder's
+        *("--base", str(tmp_path)),
+        *("--format", "ctranslate2"),
+    ]  # named as its folder
     export.main(argv)
     assert "trained/; 54,639 parameters\nwriting ...\npublished " in capsys.readouterr().out
     assert ctranslate2.Translator(str(tmp_path / "trained/1")) and (tmp_path / "trained/1/source.spm").exists()

@@ -332,14 +332,14 @@ def unused(name: str, names: Mapping[str, Any]) -> str:
     return name
 
 
-# For `Family.write`.
+def settings_of(translator: TextModel) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns what config.json, generation_config.json and tokenizer_config.json contain of each family, to be written.
 
-
-def settings_of(translator: TextModel) -> dict[str, Any]:
-    """Returns the settings of config.json that describe the layers; those of a stack are alike."""
+    All layers of a stack must have the same sizes.
+    """
     model: Any = translator.model
     longest = translator.max_source_length + translator.extra_length
-    settings = {
+    config = {
         "is_encoder_decoder": True,
         "d_model": model.config.d_model,
         "activation_function": model.config.activation,
@@ -352,22 +352,12 @@ def settings_of(translator: TextModel) -> dict[str, Any]:
     }
     for side, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         sizes = {"layers": len(layers), "ffn_dim": layers[0].d_ff, "attention_heads": layers[0].num_heads}
-        settings |= {f"{side}_{name}": value for name, value in (sizes | {"layerdrop": 0.0}).items()}
-    return settings
-
-
-def search_of(translator: TextModel) -> dict[str, Any]:
-    """Returns the settings of generation_config.json that are a translator's options."""
-    longest = translator.max_source_length + translator.extra_length
-    longest = min(longest, translator.export_options.get("max_length", longest))
-    return {
+        config |= {f"{side}_{name}": value for name, value in (sizes | {"layerdrop": 0.0}).items()}
+    # Lengths there also count BOS, or EOS, and the language. The penalty there is n^length_penalty.
+    special = 1 + translator.tokenizer.codes
+    search = {
         "num_beams": translator.beam_size,
-        # There the penalty is n^length_penalty, and max_length also counts what starts a target.
         "length_penalty": translator.length_penalty,
-        "max_length": longest + 1 + translator.tokenizer.codes,
+        "max_length": min(longest, translator.export_options.get("max_length", longest)) + special,
     }
-
-
-def longest_source(translator: TextModel) -> dict[str, Any]:
-    """Returns the setting of tokenizer_config.json for the longest source, with its EOS and language."""
-    return {"model_max_length": translator.max_source_length + 1 + translator.tokenizer.codes}
+    return config, search, {"model_max_length": translator.max_source_length + special}

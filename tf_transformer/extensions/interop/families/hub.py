@@ -1,5 +1,6 @@
 """Finds pretrained checkpoints, in a directory or on the Hugging Face Hub, reads their origin, and opens them."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -75,7 +76,15 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     facts = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
     if folder.parent.name == "snapshots":  # in the hub's cache
         facts["commit"] = folder.name
-    head = _front_matter(folder)
+    head: Any = {}
+    # YAML between the first two lines "---" of README.md.
+    if match := re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE):
+        yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
+        # It is written by hand. A mistake there must not keep the model from loading.
+        with contextlib.suppress(ValueError):
+            # As strings: "no" is Norwegian, not False.
+            head = parse_yaml(yaml, match[1].decode(errors="replace").encode())
+    head = head if isinstance(head, dict) else {}
     languages = head.get("language") or []
     if languages := [languages] if isinstance(languages, str) else languages:
         facts["languages"] = ", ".join(map(str, languages))
@@ -96,21 +105,6 @@ def readme_of(folder: Path) -> bytes:
         return b""
     with open(file, "rb") as readme:
         return readme.read(HEAD_BYTES)
-
-
-def _front_matter(folder: Path) -> dict[str, Any]:
-    """Returns the YAML between the first two lines "---" of README.md, or {}."""
-    head = re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE)
-    if not head:
-        return {}
-    yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
-    try:
-        # As strings: "no" is Norwegian, not False.
-        settings = parse_yaml(yaml, head[1].decode(errors="replace").encode())
-    except ValueError:
-        # It is written by hand. A mistake there must not keep the model from loading.
-        return {}
-    return settings if isinstance(settings, dict) else {}
 
 
 def _is_checkpoint(path: str) -> bool:

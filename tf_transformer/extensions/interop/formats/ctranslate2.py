@@ -38,10 +38,10 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
     """Writes a model directory for `ctranslate2.Translator` atomically.
 
     It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json) and
-    `Tokenizer.files`: tokenizer.model, or source.spm and target.spm of a MarianMT model, where a code such as ">>fra<<"
-    is a token before the text's, or sentencepiece.bpe.model of a multilingual model. That takes a language's token,
-    such as "__en__" or "eng_Latn", before the source's tokens, and the target language's as `target_prefix`.
-    Sources are lists of SentencePiece's tokens. CTranslate2 adds EOS:
+    `Tokenizer.files`: tokenizer.model, or source.spm and target.spm of a pretrained model that has both. Then a code
+    such as ">>fra<<" is a token before the text's. A multilingual model has sentencepiece.bpe.model. It takes a
+    language's token, such as "__en__" or "eng_Latn", before the source's tokens, and the target language's as
+    `target_prefix`. Sources are lists of SentencePiece's tokens. CTranslate2 adds EOS:
 
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])

@@ -9,14 +9,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.extensions.interop.families.checkpoint import (
-    PLAIN,
-    TABLES,
-    longest_source,
-    search_of,
-    settings_of,
-    unused,
-)
+from tf_transformer.extensions.interop.families.checkpoint import PLAIN, TABLES, settings_of, unused
 from tf_transformer.extensions.interop.families.marian.files import MarianCheckpoint
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.extensions.interop.families.marian.native import DECODER, NativeCheckpoint
@@ -101,16 +94,13 @@ def write(translator: TextModel) -> Contents:
     engines = tokenizer.files if SOURCE in tokenizer.files else dict.fromkeys((SOURCE, TARGET), tokenizer.model)
     # As OPUS-MT's checkpoints have it.
     search = {"bad_words_ids": [[padding]], "renormalize_logits": True}
-    return Contents(
-        weights.tensors,
-        {
-            "config.json": settings_of(translator) | config | symbols,
-            "generation_config.json": search_of(translator) | symbols | search,
-            "tokenizer_config.json": tokens_config | longest_source(translator),
-            **vocabularies,
-            **engines,
-        },
-    )
+    of_layers, of_search, of_tokens = settings_of(translator)
+    files = {
+        "config.json": of_layers | config | symbols,
+        "generation_config.json": of_search | symbols | search,
+        "tokenizer_config.json": tokens_config | of_tokens,
+    }
+    return Contents(weights.tensors, files | vocabularies | engines)
 
 
 def _numbered(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
