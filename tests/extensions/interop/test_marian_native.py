@@ -13,7 +13,7 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
-from tf_transformer.extensions.interop.families.marian.native import EXPECTED, OPTIONS, NativeCheckpoint
+from tf_transformer.extensions.interop.families.marian.native import EMBEDDINGS, EXPECTED, OPTIONS, NativeCheckpoint
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")
@@ -101,9 +101,8 @@ def tensors_of_the_checkpoint() -> dict:
 
 def marian_s_arrays(tensors: dict, pad: int = 385) -> dict:
     """The same as Marian has them, without the padding."""
-    names = {f"model.{side}.embed_tokens.weight": f"{side}_Wemb" for side in ("encoder", "decoder")}
     arrays = {"decoder_ff_logit_out_b": np.delete(tensors["final_logits_bias"], pad, axis=1)}
-    for name, marian_s in {"model.shared.weight": "Wemb", **names}.items():
+    for marian_s, name in EMBEDDINGS.items():
         if name in tensors:
             arrays[marian_s] = np.delete(tensors[name], pad, axis=0)
     for name, value in tensors.items():

@@ -92,11 +92,6 @@ def test_a_code_chooses_the_target_language(case):
     assert german == GERMAN and english == "The women do not sing."
 
 
-def test_the_checkpoint_s_beam_size_is_the_default():
-    assert tt.Translator.from_pretrained(MARIAN).beam_size == 3
-    assert tt.Translator.from_pretrained(MARIAN, beam_size=2).beam_size == 2
-
-
 def test_given_targets_are_read_with_the_target_s_pieces(case):
     """What the search found scores as much when it is given: its pieces are not those of the source's model."""
     ours = case.translator
