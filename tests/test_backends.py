@@ -30,6 +30,7 @@ FILES = [
     "test_decoder.py",
     "test_model.py",
     "test_ensemble.py",
+    "test_optimizer.py",
     "test_training.py",
     "test_conformance.py",
     "test_conformance_files.py",

@@ -343,7 +343,7 @@ def test_a_model_that_is_all_frozen_does_not_train():
     for layer in model.layers:
         layer.trainable = False
     for train in (lambda *data: model.fit(*data, verbose=0), model.train_on_batch):
-        with pytest.raises(BadInput, match="^expected weights that learn, got a model whose weights are all frozen$"):
+        with pytest.raises(BadInput, match="all frozen"):
             train((SOURCE, TARGET), TARGET)
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import oracle
 import pytest
-from conftest import COMPILERS, array, close, draw_weights, normal, value_and_gradients
+from conftest import COMPILERS, array, close, normal, value_and_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
@@ -14,17 +14,14 @@ from keras import ops
 from tf_transformer import (
     Adam,
     BadInput,
-    Cooldown,
     Perplexity,
     SmoothedCrossEntropy,
     TokenAccuracy,
     TokenCount,
     Transformer,
     TransformerConfig,
-    WarmupSchedule,
 )
 from tf_transformer.layers import EncoderLayer, PositionalEmbedding
-from tf_transformer.training.losses import average_weights
 
 B, T, V = 3, 5, 23
 TARGETS = np.array([[3, 7, 22, 1, 9], [4, 12, 0, 0, 0], [1, 2, 3, 4, 0]])  # [B, T]
@@ -34,108 +31,6 @@ def loss_and_gradient(targets, logits, epsilon):
     logits = keras.Variable(logits)
     loss, gradients = value_and_gradients(lambda: SmoothedCrossEntropy(epsilon)(targets, logits), [logits])
     return loss, gradients[0]
-
-
-# 5.3 The schedule
-
-
-@pytest.mark.parametrize("d_model, warmup_steps", [(512, 4000), (1024, 4000), (128, 500)])
-def test_the_schedule_is_equation_3_and_counts_from_one(d_model, warmup_steps):
-    schedule = WarmupSchedule(d_model, warmup_steps)
-    for step_num in (1, 2, 3, 10, warmup_steps - 1, warmup_steps, warmup_steps + 1, 10 * warmup_steps, 300_000):
-        close(schedule(step_num - 1), oracle.learning_rate(step_num, d_model, warmup_steps), atol=0)
-
-
-def test_the_rate_of_base_is_highest_after_warm_up():
-    rates = array(WarmupSchedule(512)(np.arange(12_000)))
-    assert np.argmax(rates) == 3_999  # step_num 4,000
-    close(rates.max(), (512 * 4000) ** -0.5)
-    close(WarmupSchedule(512, factor=2.0)(7), 2 * rates[7], atol=0)
-
-
-def test_the_rate_falls_to_0_in_the_last_steps():
-    schedule = Cooldown(WarmupSchedule(128, 5), 7, train_steps=23)
-    for step_num in range(1, 24):
-        left = min(24 - step_num, 7) / 7  # 1 up to step 17, 1 / 7 at the last
-        close(schedule(step_num - 1), left * oracle.learning_rate(step_num, 128, 5), atol=0)
-    close(schedule(np.arange(23, 29)), np.zeros(6), atol=0)
-    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
-    close(again(np.arange(29)), schedule(np.arange(29)), atol=0)
-
-
-@pytest.mark.parametrize("cooldown_steps, train_steps", [(7, 0), (7, 6), (-1, 23), (0, 23)])
-def test_the_last_steps_are_some_of_all(cooldown_steps, train_steps):
-    with pytest.raises(BadInput, match="^(cooldown|train)_steps: expected "):
-        Cooldown(WarmupSchedule(128), cooldown_steps, train_steps)
-
-
-def test_an_optimizers_first_update_is_step_one():
-    optimizer = keras.optimizers.SGD(WarmupSchedule(16, warmup_steps=4))
-    weight, expected = keras.Variable(np.zeros(1, "float32")), 0.0
-    for step_num in range(1, 8):
-        optimizer.apply([ops.ones(1)], [weight])
-        expected -= oracle.learning_rate(step_num, 16, 4)
-        close(weight, [expected])
-
-
-# 5.3 The optimizer
-
-ADAM = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"amsgrad": True},
-        {"global_clipnorm": 0.5},
-        {"weight_decay": 0.01},
-        {"use_ema": True, "ema_momentum": 0.9},
-        {"gradient_accumulation_steps": 2},
-    ],
-    ids=lambda options: "".join(options),
-)
-def test_adam_is_kerass_adam(options):
-    weights = [[keras.Variable(normal(7, 5)), keras.Variable(normal(11))] for _ in range(2)]
-    optimizers = [kind(WarmupSchedule(16, 4), **ADAM, **options) for kind in (Adam, keras.optimizers.Adam)]
-    for step in range(8):
-        for optimizer, variables in zip(optimizers, weights, strict=True):
-            optimizer.apply([ops.array(normal(*v.shape, seed=step)) for v in variables], variables)
-    for found, expected in zip(optimizers[0].variables, optimizers[1].variables, strict=True):
-        close(found, expected)
-    for found, expected in zip(*weights, strict=True):
-        close(found, expected)
-
-
-def test_adam_by_hand():
-    """Kingma & Ba 2015, algorithm 1, in float64; epsilon beside the uncorrected root, as in Keras and TensorFlow."""
-    optimizer, weight = Adam(0.1, **ADAM), keras.Variable(normal(13))
-    expected, m, v = array(weight).astype("float64"), 0.0, 0.0
-    for t in range(1, 6):
-        gradient = normal(13, seed=t)
-        optimizer.apply([ops.array(gradient)], [weight])
-        m, v = 0.9 * m + 0.1 * gradient, 0.98 * v + 0.02 * gradient.astype("float64") ** 2
-        rate = 0.1 * np.sqrt(1 - 0.98**t) / (1 - 0.9**t)
-        expected -= rate * m / (np.sqrt(v) + 1e-9)
-        close(weight, expected, rtol=1e-4)
-
-
-def test_adam_trains_an_embedding_by_itself():
-    """Its gradient is sparse. Where an id comes twice Keras adds the squares of its gradients; ours squares the sum."""
-    models = [keras.Sequential([keras.layers.Embedding(17, 3), keras.layers.Dense(1)]) for _ in range(2)]
-    ids, values = np.array([[3, 5], [7, 11]]), normal(2, 2, 1)
-    for model, kind in zip(models, (Adam, keras.optimizers.Adam), strict=True):
-        model.build((None, 2))
-        model.set_weights([normal(*weight.shape) for weight in model.weights])
-        model.compile(kind(0.1), loss="mse")
-        model.fit(ids, values, epochs=3, verbose=0)
-    for found, expected in zip(*(model.get_weights() for model in models), strict=True):
-        close(found, expected)
-
-
-def test_adam_is_serializable():
-    optimizer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(Adam(0.5, **ADAM)))
-    assert isinstance(optimizer, Adam) and optimizer.beta_2 == 0.98
 
 
 # 5.4 The loss
@@ -207,7 +102,7 @@ def test_labels_are_whole_numbers_of_any_size(sixteen_bits):
         close(metric.result(), expected, atol=1e-3)
     for dtype in ("bfloat16", "float16"):
         for function in (SmoothedCrossEntropy(), TokenAccuracy().update_state, Perplexity(), TokenCount()):
-            with pytest.raises(BadInput, match=f"labels: expected integers, got {dtype}, which lacks most above 256"):
+            with pytest.raises(BadInput, match=f"labels: expected integers, got {dtype}"):
                 function(ops.cast(targets, dtype), logits)
 
 
@@ -344,7 +239,7 @@ def test_labels_of_a_model_in_batches():
         with pytest.raises(BadInput, match=r"got -100\. Pass ignore_class=-100 to loss and metrics .*$"):
             trained(SmoothedCrossEntropy())
     expected = trained(keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-100))
-    for options in ({}, {"class_weight": {3: 1.0}}, {"parts": 2}):
+    for options in ({}, {"parts": 2}):
         close(trained(SmoothedCrossEntropy(0.0, ignore_class=-100), **options), expected)
 
 
@@ -383,11 +278,14 @@ def test_arguments_of_other_losses_are_one_line(name):
         SmoothedCrossEntropy(**{name: True})
 
 
-def test_a_fit_needs_a_loss_that_is_one_number():
+def test_a_fit_needs_a_loss_that_is_one_number_and_takes_no_class_weight():
     model = Transformer(TransformerConfig(1, 6, 13, 2, vocab_size=V))
     model.compile("sgd", SmoothedCrossEntropy(reduction="none"))
-    with pytest.raises(BadInput, match='^loss: expected one number per batch, got reduction="none"'):
-        model.fit((TARGETS, TARGETS), TARGETS)
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(BadInput, match='^loss: expected one number per batch, got reduction="none"'):
+            train((TARGETS, TARGETS), TARGETS)
+        with pytest.raises(BadInput, match=r"^class_weight: .* Pass sample_weight=table\[labels\] instead\.$"):
+            train((TARGETS, TARGETS), TARGETS, class_weight={3: 1.0})
 
 
 def test_a_saved_loss_is_what_it_was():
@@ -463,35 +361,6 @@ def test_perplexity_ignores_label_smoothing_and_is_float32():
     close(metric.result(), V)
 
 
-# 6.1 Averaged weights
-
-
-def test_average_weights_is_the_mean_of_each_weight(tmp_path):
-    config = TransformerConfig(num_layers=1, d_model=11, d_ff=19, num_heads=3, d_k=13, d_v=17, vocab_size=V)
-    model = Transformer(config)
-    model.build()
-    checkpoints, paths = [], []
-    for i in range(3):
-        draw_weights(model, seed=i)
-        checkpoints.append(model.get_weights())
-        paths.append(tmp_path / f"{i}.weights.h5")
-        model.save_weights(paths[-1])
-    average_weights(model, paths)
-    expected = oracle.average(checkpoints)
-    assert len(expected) == len(model.weights)
-    for found, wanted in zip(model.get_weights(), expected, strict=True):
-        close(found, wanted)
-    average_weights(model, paths[1:2])
-    for found, wanted in zip(model.get_weights(), checkpoints[1], strict=True):
-        assert np.array_equal(found, wanted)
-    with pytest.raises(ValueError, match="at least one"):
-        average_weights(model, [])
-    model.weights[4].assign(np.full(model.weights[4].shape, np.inf))
-    model.save_weights(paths[1])
-    with pytest.raises(BadInput, match=f"1.weights.h5: {model.weights[4].path}: expected finite weights, got NaN or "):
-        average_weights(model, paths)
-
-
 @functools.cache
 def trained_with_weights(axes, parts, loss):
     """The history and the weights of a model, after two epochs of a batch whose tokens or sentences have weights.
@@ -532,68 +401,6 @@ def test_fit_weighs_tokens_as_keras_does(axes, parts):
     assert ours["loss"][1] < ours["loss"][0]
     for weight, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.program
-def test_class_weights_are_those_of_tokens():
-    """Of any data, as Keras's own loss with the weights of tokens; validation has none. A sample weight multiplies."""
-    data = pytest.importorskip("tensorflow").data.Dataset
-    random = np.random.default_rng(6)
-    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(0, 11, (6, 7))
-    of_class = {3: 0.25, 7: 5, 10: 0.0}
-    of_tokens = np.array([[of_class.get(label, 1.0) for label in row] for row in y.tolist()])
-    keras_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-
-    class Batches(keras.utils.PyDataset):
-        num_batches = 1
-
-        def __getitem__(self, index):
-            return x, y
-
-    def trained(loss, *data_of, **options):
-        keras.utils.set_random_seed(1)
-        model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
-        model.build()
-        metrics = [TokenAccuracy(), Perplexity()]
-        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=metrics, run_eagerly=True)
-        if not data_of:
-            options["sample_weight"] = of_tokens**0.5
-            options["class_weight"] = {id: weight**0.5 for id, weight in options["class_weight"].items()}
-            model.train_on_batch(x, y, **options)
-            model.reset_metrics()  # as `fit` does between epochs; Keras 3.12 does not here
-            return model.train_on_batch(x, y, **options, return_dict=True), model.get_weights()
-        validation = data_of[0] if len(data_of) == 1 else data_of
-        history = model.fit(*data_of, epochs=2, verbose=0, validation_data=validation, shuffle=False, **options).history
-        return {name: values[-1] for name, values in history.items()}, model.get_weights()
-
-    expected, weights = trained(keras_loss, x, y, sample_weight=of_tokens)
-    for data_of in ((x, y), (data.from_tensors((x, y)),), (Batches(),), ()):
-        found, others = trained(SmoothedCrossEntropy(0.0), *data_of, class_weight=of_class)
-        assert len(found) == (6 if data_of else 3)
-        for name, value in found.items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
-        for weight, other in zip(weights, others, strict=True):
-            np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("class_weight", [{11: 1.0}, {-1: 1.0}, {0.5: 1.0}, {"a": 1.0}, {1: -1.0}, {1: np.nan}, [1.0]])
-def test_class_weights_that_are_none(class_weight):
-    model = Transformer(TransformerConfig(1, 16, 23, 2, vocab_size=11))
-    with pytest.raises(BadInput, match="class_weight: expected {token id below 11: weight from 0}, got "):
-        model.fit(TARGETS % 11, TARGETS % 11, class_weight=class_weight)
-
-
-@pytest.mark.slow
-def test_a_compiled_step_takes_the_class_weights_of_its_fit():
-    random = np.random.default_rng(6)
-    x, y = (random.integers(1, 11, (6, 5)), random.integers(1, 11, (6, 7))), random.integers(1, 3, (6, 7))
-    model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
-    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.0))
-    plain, ones, doubled, again = (
-        model.fit(x, y, verbose=0, class_weight=weights).history["loss"][0]
-        for weights in (None, {1: 1.0}, {1: 2.0, 2: 2.0}, None)
-    )
-    np.testing.assert_allclose([ones, doubled, again], [plain, 2 * plain, plain], rtol=1e-5)
 
 
 @pytest.mark.parametrize("axes", ["BT", "B"])

@@ -1,8 +1,8 @@
-"""Training (section 5): schedule, optimizer, loss, metrics, and averaged weights (section 6.1)."""
+"""Schedule, optimizer, loss and metrics of training (section 5), and averaged weights (section 6.1)."""
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -20,9 +20,9 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """The paper's learning rate, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5).
 
     Args:
-        d_model: width of the model.
-        warmup_steps: steps of linear growth.
-        factor: multiplies the rate; the paper's is 1.
+        d_model: Width of the model.
+        warmup_steps: Steps of linear growth.
+        factor: Multiplies the rate. The paper's is 1.
     """
 
     @checked
@@ -32,7 +32,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.factor = factor
 
     def __call__(self, step: Tensor) -> Any:
-        step_num = ops.cast(step, "float32") + 1.0  # an optimizer's first step is 0, the paper's is 1
+        # An optimizer's first step is 0, the paper's is 1.
+        step_num = ops.cast(step, "float32") + 1.0
         rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
         return self.factor * self.d_model**-0.5 * rate
 
@@ -42,15 +43,15 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule whose rate falls linearly to 0 in its last steps (Zhai et al. 2022); the paper has none.
+    """Schedule whose rate falls linearly to 0 in its last steps (Zhai et al. 2022). The paper has none.
 
     Args:
-        schedule: any schedule.
-        cooldown_steps: the steps in which its rate falls.
-        train_steps: all steps, the cooldown included.
+        schedule: Any schedule.
+        cooldown_steps: Number of steps in which its rate falls.
+        train_steps: Total number of steps, including the cooldown.
 
     Raises:
-        BadInput: cooldown_steps is not between 1 and train_steps.
+        BadInput: If cooldown_steps is not between 1 and train_steps.
     """
 
     @checked
@@ -81,7 +82,7 @@ class Adam(keras.optimizers.Adam):
     Keras's own update, used on other backends and with amsgrad, passes over every weight a dozen times.
 
     Attributes:
-        sums_gradients: whether to sum gradients over the replicas of a `tf.distribute` strategy; `Transformer` sums
+        sums_gradients: Whether to sum gradients over the replicas of a `tf.distribute` strategy. `Transformer` sums
             them itself.
     """
 
@@ -119,40 +120,36 @@ class Adam(keras.optimizers.Adam):
         )
 
 
-class _Statistics(NamedTuple):
-    """What loss and metrics need of logits [N, V]; an optimizing compiler computes it once for all of them."""
+def _statistics(targets: Tensor, logits: Tensor) -> tuple[Any, Any, Any]:
+    """Returns probabilities [N, V], the softmax's log-denominators [N] and the targets' logits [N].
 
-    probabilities: Any  # [N, V]
-    log_denominator: Any  # [N], of the softmax
-    target: Any  # [N], the target's logit
-
-
-def _statistics(targets: Tensor, logits: Tensor) -> _Statistics:
+    Loss and metrics share them: an optimizing compiler computes them once.
+    """
     probabilities = ops.softmax(logits)
     log_denominator = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
-    target = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), -1)
-    return _Statistics(probabilities, log_denominator, target)
+    target_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), -1)
+    return probabilities, log_denominator, target_logits
 
 
 def _flat(targets: Tensor, logits: Tensor) -> tuple[Any, Any]:
-    """Targets [N] and logits float32 [N, V] of all tokens."""
+    """Returns targets [N] and logits float32 [N, V] of all tokens."""
     return ops.reshape(targets, (-1,)), ops.reshape(ops.cast(logits, "float32"), (-1, logits.shape[-1]))
 
 
 @checked
 def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> Any:
-    """Cross-entropy of each token against (1 - epsilon) on the label plus epsilon / V on every symbol.
+    """Returns each token's cross-entropy against (1 - epsilon) on the label plus epsilon / V on every class.
 
     The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
     arrays of the logits' size many more times.
 
     Args:
-        targets: int32 [B, T].
-        logits: float32 [B, T, V].
-        epsilon: epsilon_ls.
+        targets: Labels, int32 of shape `(B, T)`.
+        logits: Logits, float32 of shape `(B, T, V)`.
+        epsilon: Label smoothing, epsilon_ls.
 
     Returns:
-        float32 [B, T], in nats.
+        Losses in nats, float32 of shape `(B, T)`.
     """
     losses = _smoothed_cross_entropy(*_flat(targets, logits), ops.convert_to_tensor(epsilon, "float32"))
     return ops.reshape(losses, ops.shape(targets))
@@ -162,32 +159,25 @@ def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> An
 def _smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Tensor) -> Any:  # [N], [N, V], []
     @ops.custom_gradient
     def losses_of(logits: Tensor) -> Any:
-        found = _statistics(targets, logits)
-        smoothed = (1.0 - epsilon) * found.target + epsilon * ops.mean(logits, axis=-1)
+        probabilities, log_denominator, target_logits = _statistics(targets, logits)
+        smoothed = (1.0 - epsilon) * target_logits + epsilon * ops.mean(logits, axis=-1)
 
         def gradient(*args: Any, upstream: Tensor = None) -> Any:
-            if upstream is None:  # PyTorch gives the logits as `args` and this by name
+            if upstream is None:  # PyTorch passes the logits as `args` and this by name
                 (upstream,) = args
-            # Sizes from the forward pass would make XLA compile each step anew.
-            N, V = ops.shape(found.probabilities)
+            # Sizes from the forward pass would make XLA compile each step again.
+            N, V = ops.shape(probabilities)
             upstream = ops.expand_dims(upstream, -1)  # [N, 1]
-            label = ops.stack([ops.arange(N, dtype="int32"), targets], axis=-1)  # [N, 2]
-            by_softmax = (found.probabilities - epsilon / ops.cast(V, "float32")) * upstream
+            by_softmax = (probabilities - epsilon / ops.cast(V, "float32")) * upstream
             at_label = ops.take_along_axis(by_softmax, ops.expand_dims(targets, -1), axis=-1)  # [N, 1]
             by_label = ops.squeeze(at_label + (epsilon - 1.0) * upstream, -1)  # [N]
-            return ops.scatter_update(by_softmax, label, by_label)  # Keras 3.12 can replace, not add
+            # Keras 3.12 has an operation that replaces elements, but none that adds to them.
+            label = ops.stack([ops.arange(N, dtype="int32"), targets], axis=-1)  # [N, 2]
+            return ops.scatter_update(by_softmax, label, by_label)
 
-        return found.log_denominator - smoothed, gradient
+        return log_denominator - smoothed, gradient
 
     return losses_of(logits)
-
-
-class _Tokens(NamedTuple):
-    """Checked input of a loss or metric. Where a token does not count, its label is 0."""
-
-    labels: Any  # int32 [B, T]
-    logits: Any  # [B, T, V]
-    weights: Any  # float32 [B, T]: 0 or 1, or NaN if the label is not a class
 
 
 class _Counted(keras.losses.Loss):
@@ -201,16 +191,31 @@ class _Counted(keras.losses.Loss):
         return ops.ones_like(y_true) if self.ignore_class is None else ops.cast(y_true != self.ignore_class, "float32")
 
 
-def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> _Tokens:
+def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> tuple[Any, Any, Any]:
     """Checks labels and logits.
 
+    Returns:
+        Labels, int32 [B, T], 0 for tokens that don't count; logits [B, T, V]; and weights, float32 [B, T], which are 0
+        or 1, or NaN if a label that counts is not a class.
+
     Raises:
-        BadInput: If the shapes differ, the labels' dtype rounds them, or a label that counts is seen not to be a class.
+        BadInput: If the shapes differ, the labels' dtype rounds them, or a label's value is known and not a class.
     """
-    labels, logits = _of_one_shape(y_true, y_pred)
-    V, nothing = ops.shape(logits)[-1], ops.zeros_like(labels)
+    dtype = keras.backend.standardize_dtype(getattr(y_true, "dtype", "int32"))
+    if dtype in ("float16", "bfloat16"):
+        raise BadInput(f"labels: expected integers, got {dtype}, which rounds ids above 256. Pass int32 labels.")
+    labels, logits = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+    shape, expected = tuple(labels.shape), tuple(logits.shape)[:-1]
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        labels, shape = ops.squeeze(labels, -1), shape[:-1]
+    if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected, strict=True) if None not in (a, b)):
+        raise BadInput(
+            f"labels: expected shape {expected} for logits of shape {tuple(logits.shape)}, got {shape}. "
+            "Pass one class id per token."
+        )
+    V, zeros = ops.shape(logits)[-1], ops.zeros_like(labels)
     counted = _Counted(ignore_class)(labels, y_pred)
-    labels = ops.where(counted > 0, labels, nothing)
+    labels = ops.where(counted > 0, labels, zeros)
     is_class = ops.logical_and(ops.greater_equal(labels, 0), ops.less(labels, V))
     if (wrong := _wrong_label(y_true, counted, V)) is not None:
         action = f". Pass ignore_class={wrong} to loss and metrics if such tokens do not count." if wrong < 0 else ""
@@ -224,23 +229,7 @@ def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> _Tokens
         counted *= tf.gather(tf.ones([V]), tf.cast(labels, "int64"))
     # Compiled steps and accelerators cannot raise. There NaN keeps a wrong label from passing for a class.
     weights = ops.where(is_class, counted, float("nan"))
-    return _Tokens(ops.cast(ops.where(is_class, labels, nothing), "int32"), logits, weights)
-
-
-def _of_one_shape(labels: Tensor, logits: Tensor) -> tuple[Any, Any]:
-    dtype = keras.backend.standardize_dtype(getattr(labels, "dtype", "int32"))
-    if dtype in ("float16", "bfloat16"):
-        raise BadInput(f"labels: expected integers, got {dtype}, which lacks most above 256")
-    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
-    shape, expected = tuple(labels.shape), tuple(logits.shape)[:-1]
-    if len(shape) == len(expected) + 1 and shape[-1] == 1:
-        labels, shape = ops.squeeze(labels, -1), shape[:-1]
-    if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected, strict=True) if None not in (a, b)):
-        raise BadInput(
-            f"labels: expected shape {expected} for logits of shape {tuple(logits.shape)}, got {shape}. "
-            "Pass one class id per token."
-        )
-    return labels, logits
+    return ops.cast(ops.where(is_class, labels, zeros), "int32"), logits, weights
 
 
 def _wrong_label(y_true: Tensor, counted: Tensor, V: Any) -> int | None:
@@ -306,7 +295,12 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         losses = self.call(labels, logits) * _weighted(counted, sample_weight)
         if self.reduction in ("none", None):
             return losses
-        return ops.sum(losses / ops.maximum(_over_replicas(ops.sum(counted)), 1.0))
+        count = ops.sum(counted)
+        if keras.backend.backend() == "tensorflow":
+            from tf_transformer.distribution import over_replicas
+
+            count = over_replicas(count)
+        return ops.sum(losses / ops.maximum(count, 1.0))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         return smoothed_cross_entropy(y_true, y_pred, self.epsilon)
@@ -321,7 +315,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
 
 def _weighted(counted: Tensor, sample_weight: Tensor) -> Any:
-    """The product of weights of tokens [B, T] and of sentences [B] or tokens; Keras itself takes only [B, T]."""
+    """Returns the product of token weights [B, T] and `sample_weight` [B] or [B, T]; Keras supports only the latter."""
     if sample_weight is None:
         return counted
     sample_weight = ops.cast(sample_weight, "float32")
@@ -330,15 +324,6 @@ def _weighted(counted: Tensor, sample_weight: Tensor) -> Any:
     elif len(sample_weight.shape) < len(counted.shape):
         sample_weight = ops.expand_dims(sample_weight, -1)
     return counted * sample_weight
-
-
-def _over_replicas(count: Tensor) -> Any:
-    """The sum of `count` over all replicas of a `tf.distribute` strategy, if there is one."""
-    if keras.backend.backend() != "tensorflow":
-        return count
-    from tf_transformer.distribution import over_replicas
-
-    return over_replicas(count)
 
 
 class _TokenMean(keras.metrics.Metric):
@@ -352,12 +337,13 @@ class _TokenMean(keras.metrics.Metric):
     def __init__(self, name: str, ignore_class: int | None = 0, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.ignore_class = ignore_class
-        self.total, self.count = (  # in Keras's own default of 16 bits, a count would stop at 256
+        # In 16 bits, if that is Keras's default, a count would stop at 256.
+        self.total, self.count = (
             self.add_variable((), initializer="zeros", dtype="float32", name=name) for name in ("total", "count")
         )
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
-        """The values to average, [B, T], which each metric defines."""
+        """Returns the values to average, [B, T]."""
         raise NotImplementedError
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
@@ -375,7 +361,7 @@ class _TokenMean(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenAccuracy(_TokenMean):
-    """The share of tokens that count whose label has the highest logit. A tie counts as wrong.
+    """Share of tokens that count whose label has the highest logit. A tie counts as wrong.
 
     Args:
         ignore_class: As in `SmoothedCrossEntropy`.
@@ -386,13 +372,14 @@ class TokenAccuracy(_TokenMean):
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
         target = ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1)  # [B, T, 1]
-        as_high = ops.cast(ops.greater_equal(logits, target), "float32")  # faster than argmax, which settles ties
+        # Faster than argmax, which also breaks ties.
+        as_high = ops.cast(ops.greater_equal(logits, target), "float32")
         return ops.cast(ops.sum(as_high, axis=-1) == 1.0, "float32")
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Perplexity(_TokenMean):
-    """exp of the mean cross-entropy of the tokens that count, without label smoothing (Table 3's PPL).
+    """Exponential of the mean cross-entropy of the tokens that count, without label smoothing (Table 3's PPL).
 
     Args:
         ignore_class: As in `SmoothedCrossEntropy`.
@@ -402,8 +389,8 @@ class Perplexity(_TokenMean):
         super().__init__(name, **kwargs)
 
     def values(self, targets: Tensor, logits: Tensor) -> Any:
-        found = _statistics(*_flat(targets, logits))
-        return ops.reshape(found.log_denominator - found.target, ops.shape(targets))
+        _, log_denominator, target_logits = _statistics(*_flat(targets, logits))
+        return ops.reshape(log_denominator - target_logits, ops.shape(targets))
 
     def result(self) -> Any:
         return ops.exp(super().result())
@@ -411,7 +398,7 @@ class Perplexity(_TokenMean):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenCount(_TokenMean):
-    """The number of tokens that count since the last reset, for a rate in tokens/s.
+    """Number of tokens that count since the last reset, for a rate in tokens/s.
 
     Args:
         ignore_class: As in `SmoothedCrossEntropy`.
@@ -428,14 +415,14 @@ class TokenCount(_TokenMean):
 
 
 def average_weights(model: keras.Model, paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Load the mean weights of several checkpoints into `model` (section 6.1).
+    """Averages checkpoint weights and loads them into `model` (section 6.1).
 
     Args:
-        model: a built model.
-        paths: `.weights.h5` files of models of this shape, at least one.
+        model: Built model. Its weights are overwritten.
+        paths: `.weights.h5` files of models with the same architecture.
 
     Raises:
-        BadInput: a weight of one is not finite.
+        BadInput: If `paths` is empty or a weight is not finite.
     """
     if not paths:
         raise BadInput("paths: expected at least one file of weights to average, got none")
