@@ -352,7 +352,7 @@ def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, 
             return super().learn_tokenizer(*of)
 
     slow = Slow(corpus.train, corpus.dev)
-    with pytest.raises(tt.BadInput, match="run: expected no run yet, found one that was begun meanwhile"):
+    with pytest.raises(tt.BadInput, match="run: expected no run yet, "):
         tt.Trainer(tmp_path / "run", CONFIG, slow, RECIPE).fit()
     assert Run(tmp_path / "run").settings()["recipe"]["seed"] == 7
     assert not (tmp_path / "run/tokenizer.model").exists() and not Run._locks

@@ -282,9 +282,7 @@ def test_what_is_frozen_in_a_start_stays_frozen(corpus, translator, tmp_path):
     with pytest.raises(tt.BadInput, match=r'frozen was \["embedding", "encoder_0"\], now \["embedding"\]'):
         tt.Trainer(tmp_path / "run", config, corpus, recipe, start=start).fit()
     start.model.trainable = False
-    with pytest.raises(
-        tt.BadInput, match="start: expected weights that learn, got a model whose weights are all frozen"
-    ):
+    with pytest.raises(tt.BadInput, match="start: .* all frozen"):
         tt.Trainer(tmp_path / "new", config, corpus, recipe, start=start)
 
 

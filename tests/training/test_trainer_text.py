@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from test_trainer import CONFIG, RECIPE
 import tf_transformer as tt
 from tf_transformer.data import corpus as corpora
 from tf_transformer.data.corpus import Batching
+from tf_transformer.models.families import load_tokenizer
 from tf_transformer.training.run import Run
 
 
@@ -19,23 +21,33 @@ def corpus(text):
     return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
 
 
-def test_a_text_may_move_but_not_change(text, tmp_path, monkeypatch):
+class Prepared(Exception):
+    """Instead of a model."""
+
+
+def prepared(trainer):
+    """The trainer after a `fit` that ends when the model is made: tokenizer and batches are there."""
+    with mock.patch.object(tt.Trainer, "make_model", side_effect=Prepared), pytest.raises(Prepared):
+        trainer.fit()
+    return trainer
+
+
+def test_a_text_may_move_but_not_change(text, tmp_path):
     """A run knows it by its contents, and goes on without tokenizing it again."""
 
     def trainer(folder, sides=("en", "de")):
         files = ([tmp_path / folder / f"{part}.{side}" for side in sides] for part in ("train", "dev"))
         return tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(*files), RECIPE)
 
-    seen = []
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, *_: seen.append(self._batches[0].blocks[0].read()))
     shutil.copytree(text, tmp_path / "here")
-    trainer("here").fit()
+    first = prepared(trainer("here"))
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.MonkeyPatch.context() as patch:
         tokenized = corpora.tokenized
         patch.setattr(corpora, "tokenized", lambda rows, *more: tokenized(of_dev(rows), *more))
-        trainer("there").fit()
-    for found, expected in zip(seen[1].source + seen[1].target, seen[0].source + seen[0].target, strict=True):
+        second = prepared(trainer("there"))
+    ids, again = (each._batches[0].blocks[0].read() for each in (first, second))
+    for found, expected in zip(again.source + again.target, ids.source + ids.target, strict=True):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(
         tt.BadInput,
@@ -68,12 +80,11 @@ def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
     assert run.exists(tt.Trainer(tmp_path, CONFIG, others, RECIPE).settings)
 
 
-def test_damaged_ids_are_written_again_once(corpus, tmp_path, monkeypatch, capsys):
+def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
     """With a line that says so; whole ones are read."""
-    monkeypatch.setattr(tt.Trainer, "_train", lambda *_: None)
     said = []
     for _ in range(4):
-        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
+        prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE))
         said.append("ids: expected the training text as ids, found damaged files" in capsys.readouterr().out)
         if len(said) == 2:
             with open(tmp_path / "ids/source.npy", "r+b") as file:
@@ -81,7 +92,7 @@ def test_damaged_ids_are_written_again_once(corpus, tmp_path, monkeypatch, capsy
     assert said == [False, False, True, False]
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
     for _ in range(2):  # the second time they are in memory
-        trainer.fit()
+        prepared(trainer)
     assert "damaged" not in capsys.readouterr().out
 
 
@@ -101,42 +112,38 @@ def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path, monkeypatch):
+def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path):
     """Of training and dev text; records have other lengths for good."""
-    seen, config = [], dataclasses.replace(CONFIG, positions="learned", max_length=23)
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, tokenizer, *_: seen.append((self, tokenizer)))
-    tt.Trainer(tmp_path / "run", config, corpus, RECIPE).fit()
-    ((trainer, tokenizer),) = seen
-    check_lengths(trainer, corpus, tokenizer)
+    config = dataclasses.replace(CONFIG, positions="learned", max_length=23)
+    check_lengths(prepared(tt.Trainer(tmp_path / "run", config, corpus, RECIPE)), corpus)
     with pytest.raises(tt.BadInput, match="expected sentences of at most 3 tokens to train on, got none"):
         tt.Trainer(tmp_path / "3", dataclasses.replace(config, max_length=3), corpus, RECIPE).fit()
     records = tt.Records.__new__(tt.Records)
     records.max_length = 29
-    prepared = tt.Corpus(records, corpus.dev)
+    of_records = tt.Corpus(records, corpus.dev)
     with pytest.raises(tt.BadInput, match="config: expected max_length=29 or more, that of the records, got 23"):
-        tt.Trainer(tmp_path / "records", config, prepared, RECIPE)
-    tt.Trainer(tmp_path / "records", dataclasses.replace(config, max_length=29), prepared, RECIPE)
+        tt.Trainer(tmp_path / "records", config, of_records, RECIPE)
+    tt.Trainer(tmp_path / "records", dataclasses.replace(config, max_length=29), of_records, RECIPE)
     with pytest.raises(tt.BadInput, match="^max_length: expected 29, that of the records, got 31"):
-        tt.Trainer(tmp_path / "records", CONFIG, prepared, RECIPE, max_length=31)
+        tt.Trainer(tmp_path / "records", CONFIG, of_records, RECIPE, max_length=31)
 
 
-def check_lengths(trainer, corpus, tokenizer):
+def check_lengths(trainer, corpus):
     """Its batches have the pairs of up to 23 tokens a side, and all of them; the corpus is as it was."""
+    tokenizer = load_tokenizer(trainer.run.path / "tokenizer.model")
     train, dev = (batches.blocks[0].read() for batches in trainer._batches)
     assert max(train.lengths().max(), dev.lengths().max()) <= 23 and corpus.max_length == 256
     every = corpus.ids(Batching(tokenizer, 512, 1))
     assert len(train) == np.sum(every.lengths() <= 23) == len(every) - train.skipped < len(every)
 
 
-def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path, monkeypatch):
+def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
     """The run keeps both; it goes on without the tokenizer, and with no other."""
     own, other = (tt.Tokenizer.learn([text / "train.en"], size, normalization="identity") for size in (350, 353))
-    seen, given = [], {"tokenizer": own, "max_length": 23}
-    monkeypatch.setattr(tt.Trainer, "_train", lambda self, tokenizer, *_: seen.append((self, tokenizer)))
-    tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
-    tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, max_length=23).fit()
-    assert [tokenizer.fingerprint for _, tokenizer in seen] == [own.fingerprint] * 2
-    check_lengths(seen[0][0], corpus, own)
+    given = {"tokenizer": own, "max_length": 23}
+    for options in (given, {"max_length": 23}):
+        check_lengths(prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **options)), corpus)
+        assert load_tokenizer(tmp_path / "tokenizer.model").fingerprint == own.fingerprint
     with pytest.raises(tt.BadInput, match="configuration: max_length was 23, now null; give another"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
     with pytest.raises(tt.BadInput, match="^tokenizer: expected one of the config's vocab_size=350, got 353$"):
@@ -148,13 +155,12 @@ def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path, monkeypatc
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
 
 
-def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path, monkeypatch):
+def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):
     """The run continues with them, so a start with others is refused."""
     pytest.importorskip("safetensors")
     start = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
-    monkeypatch.setattr(tt.Trainer, "_train", lambda *_: None)
     for _ in range(2):
-        tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=start).fit()
+        prepared(tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=start))
     other = start.replace(target_language="fr")
     with pytest.raises(tt.BadInput, match="^start: expected the tokenizer and languages of the run, .*, got another"):
         tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=other).fit()

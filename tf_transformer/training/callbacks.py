@@ -1,9 +1,9 @@
-"""Keras callbacks for `fit`: checkpoints and resuming, dev scores, plain progress lines, a check for finite numbers.
+"""Keras callbacks for `fit`: checkpoints and resuming, dev scores, progress in a log file, a check for NaN.
 
-`Trainer` uses them. They also work in a `model.fit` of your own:
+`Trainer` uses them. They also work in your own `model.fit`:
 
     checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
-    model.fit(batches, epochs=10, callbacks=[checkpoints])  # run again: goes on after the last whole epoch
+    model.fit(batches, epochs=10, callbacks=[checkpoints])  # run it again to resume after the last complete epoch
     tt.load("runs/mine").save("savedmodels/mine/1")  # the average of its last checkpoints
 """
 
@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,18 @@ from tf_transformer.utils.terminal import is_watched, say
 from tf_transformer.utils.values import Amount, Count, Natural, check_fields, checked
 
 RATE_CALLBACKS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-Answers = Callable[[list[str]], list[str]]  # of sources
+Answers = Callable[[list[str]], list[str]]  # from sources to outputs
 
 
 @dataclass(frozen=True)
 class DevText:
-    """A dev text and its score, to watch a training with.
+    """A dev set and its score, to validate on.
 
     Attributes:
-        metric: the score's name, for example "BLEU".
-        score: a function from outputs and references to a number.
-        source: sentences.
-        references: the outputs wanted for them.
+        metric: Name of the score, for example "BLEU".
+        score: Function from outputs and references to a number.
+        source: Source sentences.
+        references: Their references.
     """
 
     metric: str
@@ -58,20 +58,20 @@ class DevText:
 
     @checked
     def thinned(self, most: Count) -> "DevText":
-        """At most `most` of the sentences, evenly spread."""
+        """Returns at most `most` evenly spaced sentences."""
         every = max(1, -(-len(self.source) // most))
         return DevText(self.metric, self.score, self.source[::every], self.references[::every])
 
 
 class DevScore(keras.callbacks.Callback):
-    """Scores the dev text at the end of every epoch, as `dev_bleu` in the logs, and shows some outputs.
+    """Scores the dev set at the end of every epoch, as `dev_bleu` in the logs, and prints some outputs.
 
     Args:
-        function: from a list of strings to a list of strings, for example a `Translator`.
-        dev: the text to score it with.
-        show: the number of outputs to print.
-        logs: TensorBoard's folder, for these outputs and, if `function` has it, the attention of the first; on the
-            TensorFlow backend alone, since TensorBoard's own package writes numbers.
+        function: Function from a list of strings to a list of strings, for example a `Translator`.
+        dev: Dev set to score it with.
+        show: Number of outputs to print.
+        logs: TensorBoard's folder for these outputs and, if `function` has it, the attention of the first. Only on the
+            TensorFlow backend, since TensorBoard's own package writes only numbers.
     """
 
     @checked
@@ -96,26 +96,26 @@ class DevScore(keras.callbacks.Callback):
         value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
         step = steps_of(self.model)
         say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
-        shown = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
+        rows = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
-        for k in shown:
+        for k in rows:
             texts = source[k], outputs[k], references[k]
             lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
             say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
-        if self.logs and shown and ON_TENSORFLOW and _is_installed("tensorboard"):
-            self._draw(self.logs, step, shown, outputs)
+        if self.logs and rows and ON_TENSORFLOW and _is_installed("tensorboard"):
+            self._write(self.logs, step, rows, outputs)
 
-    def _draw(self, logs: Path, step: int, shown: list[int], outputs: list[str]) -> None:
+    def _write(self, logs: Path, step: int, rows: list[int], outputs: list[str]) -> None:
         import tensorflow as tf
 
         source, references = self.dev.source, self.dev.references
-        lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in shown]
+        lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in rows]
         self._writer = self._writer or tf.summary.create_file_writer(str(logs / "outputs"))
         with self._writer.as_default(step):
             table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
             tf.summary.text("outputs", encoded(table))
-            if outputs[shown[0]] and hasattr(self.function, "attention_scores"):
-                scores = self.function.attention_scores(source[shown[0]], outputs[shown[0]])
+            if outputs[rows[0]] and hasattr(self.function, "attention_scores"):
+                scores = self.function.attention_scores(source[rows[0]], outputs[rows[0]])
                 heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
                 tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
 
@@ -124,9 +124,9 @@ class PlainLines(keras.callbacks.Callback):
     """Progress for a log file: a line every N seconds, and one at the end of an epoch.
 
     Args:
-        seconds: from one line to the next.
-        steps: all steps of the training, where an epoch is not a pass over the text but ends at a checkpoint. The lines
-            then count steps instead of epochs.
+        seconds: Seconds between lines.
+        steps: Total steps of the training, if an epoch ends at each checkpoint instead of after a pass over the data.
+            The lines then count steps instead of epochs.
     """
 
     @checked
@@ -147,24 +147,19 @@ class PlainLines(keras.callbacks.Callback):
                 self._say(f"  {batch + 1:,} of {self.params['steps'] or '?'} steps", logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if self.steps:
-            self._say(f"step {steps_of(self.model):,} of {self.steps:,}", logs)
-        else:
-            self._say(f"epoch {epoch + 1:,}", logs)
+        self._say(f"step {steps_of(self.model):,} of {self.steps:,}" if self.steps else f"epoch {epoch + 1:,}", logs)
 
-    def _say(self, what: str, logs: dict[str, Any]) -> None:
-        values = (
-            f"{name} {value:,.0f}" if abs(value) >= 1_000 else f"{name} {value:.4g}"
-            for name, value in numbers_in(logs).items()
-        )
-        say(f"{what}: {', '.join(values)}")
+    def _say(self, start: str, logs: dict[str, Any]) -> None:
+        numbers = numbers_in(logs).items()
+        values = (f"{name} {value:,.0f}" if abs(value) >= 1_000 else f"{name} {value:.4g}" for name, value in numbers)
+        say(f"{start}: {', '.join(values)}")
 
 
 class Bar(PlainLines):
     """Progress on a terminal or in a notebook: Keras's bar for the steps to the next checkpoint, and a line there.
 
     Args:
-        steps: all steps of the training.
+        steps: Total steps of the training.
     """
 
     FIXED = 50  # columns of the bar, its counts and its times
@@ -180,29 +175,30 @@ class Bar(PlainLines):
         self.bar = keras.utils.Progbar(count, unit_name="step")
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        room, shown = shutil.get_terminal_size((80, 24)).columns - self.FIXED, list[tuple[str, Any]]()
-        for name in ("loss", "tokens/s", "accuracy", *logs):  # a line that is too long would not change but come again
-            room -= len(f" - {name}: 12345.6789")
-            if name in logs and name not in dict(shown) and room >= 0:
-                shown.append((name, logs[name]))
-        self.bar.update(batch + 1, shown, finalize=batch + 1 == self.bar.target)
+        # A bar that is wider than the terminal would fill it with copies instead of changing in place.
+        columns, values = shutil.get_terminal_size((80, 24)).columns - self.FIXED, dict[str, Any]()
+        for name in ("loss", "tokens/s", "accuracy", *logs):
+            columns -= len(f" - {name}: 12345.6789")
+            if name in logs and name not in values and columns >= 0:
+                values[name] = logs[name]
+        self.bar.update(batch + 1, [*values.items()], finalize=batch + 1 == self.bar.target)
 
 
 def steps_of(model: keras.Model) -> int:
-    """The updates that a model's optimizer has made."""
+    """Returns the number of updates that a model's optimizer has made."""
     return int(convert_to_numpy(model.optimizer.iterations))
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
-    """Checks that losses and gradients are finite. If not, it stops, or reports the skipped updates.
+    """Checks that losses and gradients are finite. If not, it raises an error, or reports the skipped updates.
 
-    It looks every 50 steps and at the end of an epoch: each look waits for the device. Stand before the callbacks that
-    save, since weights may have been wrong for some steps.
+    It looks every 50 steps and at the end of an epoch, since each look waits for the device. Put it before callbacks
+    that save: by the time it looks, weights may have been wrong for some steps.
 
     Args:
-        batches: by their numbers, from 0; each has the numbers of its `lines`.
-        first: the number of the batch that training begins with.
-        skip: go on, since the model's `skip_not_finite` leaves the updates out.
+        batches: Batches by their index, from 0. Each has the line numbers of its rows, `lines`.
+        first: Index of the first batch.
+        skip: Whether the model skips such updates, by `skip_not_finite`, and training continues.
     """
 
     @checked
@@ -212,7 +208,8 @@ class StopOnNonFinite(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self.counts = hasattr(self.model, "not_finite")  # on TensorFlow
-        self.every = self.model.not_finite_steps.shape[0] if self.counts else 50  # as many as the model remembers
+        # The model remembers that many steps.
+        self.every = self.model.not_finite_steps.shape[0] if self.counts else 50
         self.seen = int(self.model.not_finite.numpy()) if self.counts else 0
         self.unchecked = 0
 
@@ -227,15 +224,15 @@ class StopOnNonFinite(keras.callbacks.Callback):
         self.check()
 
     def check(self) -> None:
-        """Look at the steps since the last look.
+        """Checks the steps since the last check.
 
         Raises:
-            BadInput: the loss or a gradient of one was not finite, and such updates are not skipped.
+            BadInput: If a loss or a gradient was not finite, and such updates are not skipped.
         """
-        looked_at, self.unchecked = self.unchecked, 0
+        count, self.unchecked = self.unchecked, 0
         if not self.counts:
-            if looked_at and not math.isfinite(float(self.loss)):
-                steps = f"steps {self.number - looked_at + 1:,} to {self.number:,}"
+            if count and not math.isfinite(float(self.loss)):
+                steps = f"steps {self.number - count + 1:,} to {self.number:,}"
                 raise BadInput(f"{steps}: a loss is not finite; the last checkpoint is from before it")
             return
         before, self.seen = self.seen, int(self.model.not_finite.numpy())
@@ -247,28 +244,29 @@ class StopOnNonFinite(keras.callbacks.Callback):
         numbers = [first + int(step) for step in newest]
         if not self.skip:
             raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
-        for number in numbers[:3]:  # their lines take a while to find
+        # It takes a while to find the lines of a batch.
+        for number in numbers[:3]:
             say(f"\n  {self._describe(number)}; this update was left out")
         if numbers[3:]:
             say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
-        lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # 0 is in rows of padding
+        lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # rows of padding have 0
         others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
         lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
         return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Stops a training whose value has not become better for some epochs, which end at checkpoints.
+    """Stops a training whose score has not improved for some epochs, which end at checkpoints.
 
-    It counts the rows of the run's history, so a resumed run goes on counting. Stand before `Checkpoints`, which adds
+    It counts rows of the run's history, so a resumed run continues counting. Put it before `Checkpoints`, which adds
     the newest row.
 
     Args:
-        run: whose history it is.
-        name: of the value.
-        count: of epochs in a row.
+        run: Run with this history.
+        name: Name of the score.
+        count: Number of epochs in a row.
     """
 
     @checked
@@ -284,7 +282,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class Scalars(keras.callbacks.Callback):
-    """The values of each epoch for TensorBoard, by its own package, where TensorFlow is not installed.
+    """Writes the values of each epoch for TensorBoard by its own package, without TensorFlow.
 
     Args:
         logs: TensorBoard's folder.
@@ -313,30 +311,10 @@ class Scalars(keras.callbacks.Callback):
             self._writer = None
 
 
-@checked
-def check_callbacks(callbacks: Iterable[keras.callbacks.Callback], scheduled: bool) -> None:
-    """Checks that callbacks work with a `Trainer`.
-
-    Args:
-        callbacks: of the user.
-        scheduled: whether a schedule sets the learning rate, which no callback can change then.
-
-    Raises:
-        BadInput: If one does not.
-    """
-    for callback in callbacks:
-        if getattr(callback, "restore_best_weights", False):
-            raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
-        if isinstance(callback, keras.callbacks.SwapEMAWeights):
-            raise BadInput("callbacks: expected no SwapEMAWeights. Use Recipe(ema_momentum=...)")
-        if scheduled and isinstance(callback, RATE_CALLBACKS):
-            got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
-            raise BadInput(f"callbacks: expected none that changes the rate of a schedule, got {got}")
-
-
 def board(logs: Path) -> list[keras.callbacks.Callback]:
-    """The callback that writes for TensorBoard, by TensorFlow or by TensorBoard's own package; none without both."""
-    if not _is_installed("tensorboard"):  # which TensorFlow, too, writes by
+    """Returns the callback that writes for TensorBoard, by TensorFlow if it is installed; none without TensorBoard."""
+    # TensorFlow writes by TensorBoard's package, too.
+    if not _is_installed("tensorboard"):
         say("nothing for TensorBoard, which is not installed: pip install tensorboard")
         return []
     if _is_installed("tensorflow"):
@@ -353,5 +331,5 @@ def _is_installed(name: str) -> bool:
 
 @checked
 def progress(steps: Count) -> keras.callbacks.Callback:
-    """The callback that shows the progress of a training: a bar on a terminal or in a notebook, lines elsewhere."""
+    """Returns the callback that shows progress: a bar on a terminal or in a notebook, lines elsewhere."""
     return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)

@@ -1,4 +1,4 @@
-"""The callback that makes of a `fit` a run: it saves checkpoints, and goes on from the newest."""
+"""The callback that makes a run of a `fit`: it saves checkpoints, and resumes from the newest."""
 
 import contextlib
 import os
@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -47,28 +46,30 @@ def numbers_in(logs: Logs) -> dict[str, float]:
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Resumes from a run's newest checkpoint; saves a checkpoint and a row of the history after every epoch.
+    """Resumes from a run's newest checkpoint, and saves a checkpoint and a row of the history after every epoch.
 
     In the logs, "tokens/s" replaces the metric `TokenCount`, if the model has it. Each row has the learning rate and
-    the norm of the last gradient. `fit` skips completed epochs, and says so. Weights, optimizer and learning rate are
-    then the checkpoint's; a model that was compiled with another optimizer, rate or loss is refused.
+    the norm of the last gradient. `fit` skips completed epochs and logs this. Weights, optimizer and learning rate are
+    then the checkpoint's; it raises an error if the model was compiled with another optimizer, rate or loss.
 
     If the optimizer has `use_ema=True`, validation, later callbacks at an epoch's end and the stored weights are the
-    moving averages, and training resumes from the weights that it had. `SwapEMAWeights` would exchange them twice.
+    moving averages, and training resumes from the weights that it had. Don't add `SwapEMAWeights`, which would exchange
+    them twice.
 
     Begin the data where the checkpoint is: with `tt.data.text_pairs(..., first_epoch=checkpoints.epoch)`, or, if epochs
     are parts of an endless dataset, with `batches.skip(checkpoints.step)`.
 
     Args:
-        run: the run's folder, or a `Run`.
-        tokenizer: kept in the folder, so that `load` can make a translator of the run; not needed if it is there.
-        steps: the last step of the training, where an epoch ends; `None` leaves that to `fit`.
-        until: save and stop at this step; `None` means no such stop.
-        alone: whether this process trains by itself. One of several workers stops only where the others do.
+        run: Folder of the run, or a `Run`.
+        tokenizer: Tokenizer to store in the folder, so that `tt.load` can make a translator of the run. Not needed if
+            the folder has one.
+        steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`.
+        until: Step to save and stop at. `None` means no such stop.
+        alone: Whether this process trains by itself. One of several workers stops only where the others do.
 
     Attributes:
-        step: number of updates made.
-        epoch: number of complete epochs.
+        step: Number of updates made.
+        epoch: Number of complete epochs.
     """
 
     @checked
@@ -85,105 +86,92 @@ class Checkpoints(keras.callbacks.Callback):
         self.tokenizer = tokenizer
         self.steps, self.until, self.alone = steps, until, alone
         newest = self.run.newest()
-        self._begin_at(newest[1] if newest else {"step": 0})
-        self.before_saving: Callable[[], None] = lambda: None  # may raise, so that nothing is saved
-        self._restored: keras.Model | None = None  # by the caller, who then chooses where `fit` begins
+        self._set_state(newest[1] if newest else {"step": 0})
+        # It may raise, so that nothing is saved.
+        self.before_saving: Callable[[], None] = lambda: None
+        self._restored: keras.Model | None = None  # by the caller, who then chooses the epoch that `fit` begins with
         self._locked = False  # by this callback
         self._averaged = False  # the model has the moving averages, and the optimizer the weights
         self._scoring = False  # an epoch's steps are made; its row and its checkpoint are not
-        self.told_to_stop = 0
+        self.told_to_stop = 0  # the signal's number
 
-    def _begin_at(self, state: dict[str, Any]) -> None:
+    def _set_state(self, state: dict[str, Any]) -> None:
+        rows, tokens = state.get("history", ()), state.get("target_tokens", 0)
         self.step: int = state["step"]
-        self.epoch = len(state.get("history", ()))
-        tokens, rows = state.get("target_tokens", 0), state.get("history")
-        self.tokens: int | None = None if rows and not tokens else tokens  # None: nobody counted
+        self.epoch = len(rows)
+        self.tokens: int | None = None if rows and not tokens else tokens  # `None` if not counted
         self.seconds: float = state.get("seconds", 0.0)
-        self.stopped_of = state.get("stopped_of", 0)  # all steps of a training that another callback stopped before
-        self.half_done = state.get("half_done")  # of an epoch: seconds, and the metrics' sums
-        self._compiled: dict[str, Any] = state.get("compiled", {})  # of a run that this callback began
+        self.stopped_of = state.get("stopped_of", 0)  # the last step of a training that another callback stopped
+        self.half_done = state.get("half_done")  # of a partial epoch: seconds, and the metrics' sums
+        self._compiled: dict[str, Any] = state.get("compiled", {})  # of a run that this callback created
 
     def restore(self, model: keras.Model) -> None:
-        """Load the newest checkpoint, if there is one, into a built and compiled model.
+        """Loads the newest checkpoint, if there is one, into a built and compiled model.
 
         `fit` then begins at its `initial_epoch`; without this call it begins after the last complete epoch.
         """
-        self._load(model)
-        self._restored = model
-
-    def _load(self, model: keras.Model) -> None:
         strategy = getattr(model, "distribute_strategy", None)
         with strategy.scope() if strategy else contextlib.nullcontext():
             state = self.run.restore(model)
             if state and state.get("averaged"):
                 exchange_averages(model)
         if state:
-            self._begin_at(state)
+            self._set_state(state)
+        self._restored = model
 
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
         if hasattr(self.model, "after_fit"):
-            self.model.after_fit.callback(self._unlock)
-        if self._restored is not self.model:
-            try:
-                self._resume()
-            except BaseException:
-                self._unlock()
-                raise
-
-    def _resume(self) -> None:
-        """Begin a run, or continue one after its last whole epoch."""
-        self._begin()
-        now = compiled(self.model)  # before a callback changes the rate
-        self._load(self.model)
-        if self.step:
-            self._say_where()
-        else:
+            self.model.after_fit.callback(self._end_fit)
+        if self._restored is self.model:
+            return
+        try:
+            self._create_run()
+            now = compiled(self.model)  # before a callback changes the rate
+            self.restore(self.model)
+            self._restored = None
+        except BaseException:
+            self._end_fit()
+            raise
+        if not self.step:
             self._compiled = now
-        self.model._initial_epoch = self.epoch or None  # Keras's own for this: BackupAndRestore's
+        else:
+            done, epochs = self.epoch, self.params["epochs"]
+            say(
+                f"going on from the checkpoint at step {self.step:,} of {self.run.path}, with its weights, optimizer "
+                f"and learning rate; {done:,} {'epoch is' if done == 1 else 'epochs are'} done"
+            )
+            if epochs <= done:
+                all_epochs = f"all {epochs:,} epochs are" if epochs > 1 else "the one epoch is"
+                say(f"{all_epochs} done: nothing to train; give more epochs=, or another folder")
+        # Keras has this attribute for its own BackupAndRestore.
+        self.model._initial_epoch = self.epoch or None
 
-    def _say_where(self) -> None:
-        done, epochs = self.epoch, self.params["epochs"]
-        say(
-            f"going on from the checkpoint at step {self.step:,} of {self.run.path}, with its weights, optimizer and "
-            f"learning rate; {done:,} {'epoch is' if done == 1 else 'epochs are'} done"
-        )
-        if epochs <= done:
-            asked = f"all {epochs:,} epochs are" if epochs > 1 else "the one epoch is"
-            say(f"{asked} done: nothing to train; give more epochs=, or another folder")
-
-    def _begin(self) -> None:
-        """Write config.json and the tokenizer, as `Trainer` does for a new run, if `load` can rebuild the model.
-
-        Raises:
-            BadInput: the folder holds another run, or another tokenizer; the tokenizer has another size than the model.
-        """
+    def _create_run(self) -> None:
+        """Writes config.json and the tokenizer, as `Trainer` does, if `load` can rebuild the model."""
         if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
             return
-        V, tokenizer = self.model.config.vocab_size, self.tokenizer
+        V, tokenizer, file = self.model.config.vocab_size, self.tokenizer, self.run.path / "tokenizer.model"
         if tokenizer and tokenizer.vocab_size != V:
             raise BadInput(f"tokenizer: expected one of the model's vocab_size={V}, got {tokenizer.vocab_size}")
-        model, is_there = self.model.config.to_dict(), (self.run.path / "config.json").exists()
-        if is_there:
-            self.run.exists(self.run.settings() | {"model": model})  # raises if the settings differ
-        self._keep_tokenizer(self.run.path / "tokenizer.model", is_there)
-        if not is_there:
+        model, exists = self.model.config.to_dict(), (self.run.path / "config.json").exists()
+        if exists:
+            # Raises if the settings differ.
+            self.run.exists(self.run.settings() | {"model": model})
+        # A run may have begun without a tokenizer, or have been killed before it stored one.
+        if tokenizer and exists and file.exists():
+            from tf_transformer.models.families import load_tokenizer  # needs TensorFlow
+
+            if load_tokenizer(file).fingerprint != tokenizer.fingerprint:
+                raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
+        elif tokenizer:
+            tokenizer.save(file)
+        if not exists:
             self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
 
-    def _keep_tokenizer(self, file: Path, is_there: bool) -> None:
-        """Keep the tokenizer, also of a run that began without one, or that was killed before it had one."""
-        if not self.tokenizer:
-            return
-        from tf_transformer.models.families import load_tokenizer  # TensorFlow's
-
-        if not (is_there and file.exists()):
-            self.tokenizer.save(file)
-        elif load_tokenizer(file).fingerprint != self.tokenizer.fingerprint:
-            raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
-
     def on_train_end(self, logs: object = None) -> None:
-        self._unlock()
-        if self.told_to_stop:  # a signal during the last epoch's end counts, too
+        self._end_fit()
+        if self.told_to_stop:  # also by a signal while the last epoch ended
             raise self._stopped()
 
     def _stopped(self) -> Stopped:
@@ -193,8 +181,8 @@ class Checkpoints(keras.callbacks.Callback):
     def saving_on_signals(self) -> Iterator[None]:
         """Inside this block, SIGTERM and Ctrl-C save a checkpoint and raise `Stopped`; a second Ctrl-C stops at once.
 
-        While an epoch is scored they end the scoring, so its row in the history has fewer values. Ignored signals stay
-        ignored, as Ctrl-C is in a program that a script starts with &.
+        While an epoch is scored they end the scoring, so its row in the history has fewer values. Ignored signals are
+        still ignored, as Ctrl-C is in a program that a script starts with &.
         """
 
         def stop(number: int, _: object) -> None:
@@ -206,8 +194,10 @@ class Checkpoints(keras.callbacks.Callback):
             else:
                 say_in_a_handler(f"saving {when}")
             if first and self._scoring:
-                raise KeyboardInterrupt  # which everything lets through
+                # Nothing catches it, unlike an Exception.
+                raise KeyboardInterrupt
 
+        # Python sets handlers in its main thread only.
         able = self.alone and threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if able}
         before: dict[int, Any] = {
@@ -220,15 +210,15 @@ class Checkpoints(keras.callbacks.Callback):
         except KeyboardInterrupt:
             if not (self.told_to_stop and self._scoring):
                 raise
-            self._end_epoch()
+            self._end_epoch(self._logs)
             raise self._stopped() from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._unlock()  # an exception ended `fit` of a model of another kind
+            self._end_fit()  # again, since a model of another class has no `after_fit` to call it after an exception
 
-    def _unlock(self) -> None:
-        """What the end of `fit` undoes, also an end by an exception."""
+    def _end_fit(self) -> None:
+        """Undoes what `fit` must not leave behind, also after an exception."""
         if self.model:
             self.model._initial_epoch = None
             self._use_averages(False)
@@ -237,7 +227,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._locked = False
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        if self.told_to_stop:  # in another callback's end of the epoch before, which is saved
+        if self.told_to_stop:  # while another callback ended the previous epoch, which is saved
             raise self._stopped()
         self.began = time.perf_counter()
         self.first = self.step
@@ -247,7 +237,8 @@ class Checkpoints(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
-        if self.half_done:  # all metrics are sums, and some are made in the first step
+        if self.half_done:
+            # All metrics are sums. They are added after the first step, since that creates some of them.
             for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
                 now = convert_to_numpy(variable)
                 variable.assign(now + np.asarray(value, now.dtype))
@@ -256,15 +247,17 @@ class Checkpoints(keras.callbacks.Callback):
         if "tokens" in logs:
             logs["tokens/s"] = logs.pop("tokens") / self.elapsed
         self.model.stop_training |= self.step == self.steps
-        ends = self.model.stop_training or batch + 1 == self.params["steps"]  # of the epoch, whose end saves
-        if (self.told_to_stop or self.step == self.until) and not ends:
+        # The end of an epoch saves anyway.
+        self._scoring = self.model.stop_training or batch + 1 == self.params["steps"]
+        if not self.told_to_stop and (self._scoring or self.step != self.until):
+            return
+        if self._scoring:
+            # Saves before the dev set is scored: a scheduler may kill this process during scoring.
+            self._end_epoch(self._logs)
+        else:
             sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
-            raise self._stopped()
-        self._scoring = ends
-        if ends and self.told_to_stop:  # who waits for scores of the dev text may kill this process before it saves
-            self._end_epoch()
-            raise self._stopped()
+        raise self._stopped()
 
     def on_test_begin(self, logs: object = None) -> None:
         self._use_averages(True)
@@ -276,9 +269,9 @@ class Checkpoints(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._end_epoch(logs)
 
-    def _end_epoch(self, logs: Logs | None = None) -> None:
-        """Save with the epoch's values, or with those of its steps alone."""
-        self._scoring, logs = False, self._logs if logs is None else logs
+    def _end_epoch(self, logs: Logs) -> None:
+        """Adds a row to the history and saves; `logs` are the epoch's, or only those of its steps."""
+        self._scoring = False
         self.seconds += self.elapsed
         if "tokens" in logs:
             tokens = int(logs.pop("tokens"))

@@ -20,7 +20,7 @@ from tf_transformer.utils.values import BadInput, Count, checked
 
 
 def is_run(path: str) -> bool:
-    """Returns whether a folder holds a run, and neither an export nor a checkpoint."""
+    """Returns whether a folder holds a run, rather than an export or a pretrained checkpoint."""
     folder = user_path(path)
     if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
         return False
@@ -29,11 +29,10 @@ def is_run(path: str) -> bool:
 
 @checked
 def from_runs(folders: list[str | Path], average_last: Count | None = None) -> Rebuilt:
-    """The average of a run's last checkpoints, in float32; of several runs an `Ensemble`, which has the languages of
-    the first.
+    """Loads the average of a run's last checkpoints, in float32; several runs form an `Ensemble`.
 
     Raises:
-        BadInput: a folder holds something else or no checkpoint, or runs differ in configuration or tokenizer.
+        BadInput: If a folder holds no run or no checkpoint, or runs differ in configuration or tokenizer.
     """
     runs = [Run(folder) for folder in folders]
     models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
@@ -55,12 +54,13 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None) -> R
     if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
         raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
     start = settings.get("start")
+    # The step of the start is not the run's.
     facts = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
-    return Rebuilt(together(models), tokenizers[0], {}, facts)  # a run has its own step
+    return Rebuilt(together(models), tokenizers[0], {}, facts)
 
 
 def open_runs(folders: list[str], **options: Any) -> Engine:
-    """Returns the engine of a run's task; several runs are an `Ensemble`."""
+    """Returns the engine of a run's task; several runs form an `Ensemble`."""
     task = task_of(Run(folders[0]).settings()["kind"])
     return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
 

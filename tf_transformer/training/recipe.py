@@ -1,4 +1,4 @@
-"""How a run is trained: all settings in one place, and the recipe of each preset."""
+"""The settings of a training, and the recipe of each preset."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -7,9 +7,9 @@ from tf_transformer.config import PRESETS, BadInput
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Natural, Positive, Rate, Seed, between, check_fields, checked
 
-Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has them all
-PAPER_STEPS = 100_000  # of base (section 5.2)
-# What may change as a run goes on:
+Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has all of them
+PAPER_STEPS = 100_000  # of `base` (section 5.2)
+# Options that may change when a run is resumed.
 CHANGEABLE = {"steps", "epochs", "eval_every", "stop_after", "average_last", "dev_sentences"}
 CHANGEABLE |= {"parts", "on_nan", "jit_compile"}
 
@@ -19,36 +19,35 @@ class Recipe:
     """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
 
     Attributes:
-        steps: updates to make. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
-        epochs: passes over the training text to make, instead of `steps`.
+        steps: number of updates. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
+        epochs: passes over the training set, instead of `steps`.
         batch_tokens: source tokens in a batch, and as many target tokens. Padding is included (section 5.1).
         warmup_steps: steps in which the learning rate grows, equation (3).
         factor: multiplies equation (3)'s learning rate.
         learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
-        cooldown_steps: last steps, in which the learning rate falls to 0. They are of Zhai et al. (2022); the paper has
-            none.
-        eval_every: steps between checkpoints, about, so that the last is at the end. `None` means a twentieth of all
-            steps, and at most 1,500.
-        stop_after: checkpoints in a row without a better dev score that end the training. Where there are no scores, a
-            smaller dev loss is better; `None` means never.
+        cooldown_steps: last steps, in which the learning rate falls to 0, as in Zhai et al. (2022). The paper has none.
+        eval_every: approximate number of steps between checkpoints, so that the last is at the end. `None` means a
+            twentieth of all steps, and at most 1,500.
+        stop_after: checkpoints in a row without a better dev score that end the training. If there are no scores, the
+            dev loss is used. `None` means never.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least. `None` means 5, or 1
             with `ema_momentum`.
-        dev_sentences: sentences of the dev text to decode at each checkpoint.
-        tokenizer: kind of vocabulary to learn, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
+        dev_sentences: sentences of the dev set to decode at each checkpoint.
+        tokenizer: kind of vocabulary to train, "bpe" or "unigram" (section 5.1). Texts are normalized first
             (docs/reference/vocabulary.md).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
-        parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
-        clip_norm: the largest norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
+        parts: compute a batch in this many parts, one after the other: the same update with less memory.
+        clip_norm: maximum norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
         ema_momentum: momentum of a moving average of the weights, for example 0.999. It covers about
-            1 / (1 - momentum) steps, and takes the place of the weights in scores and checkpoints. `None` means none.
+            1 / (1 - momentum) steps, and replaces the weights in scores and checkpoints. `None` means none.
         on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
-        jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It does so once for each shape of
-            batches; "auto" is Keras's choice, which is on with one GPU.
-        seed: of weights, dropout and the order of the text: any whole number. One below 0, or beyond 32 bits,
+        jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It compiles once for each shape of
+            batches. "auto" is Keras's choice, which is on with one GPU.
+        seed: seed of weights, dropout and the order of the training set: any integer. One below 0, or beyond 32 bits,
             becomes one of 32 bits.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     steps: Count | None = None
@@ -77,22 +76,22 @@ class Recipe:
             raise BadInput(f"expected steps or epochs, got {self.steps:,} steps and {self.epochs:,} epochs")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
+        """Returns the fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
         return dataclasses.asdict(self)
 
     @property
     def averaged(self) -> int:
-        """Number of checkpoints to average at the end."""
+        """The number of checkpoints to average at the end."""
         return self.average_last or (1 if self.ema_momentum else 5)
 
     @checked
     def last_step(self, epoch: Count) -> int:
-        """Number of updates, where a pass over the training text has `epoch` batches."""
+        """Returns the number of updates, if a pass over the training set has `epoch` batches."""
         return self.epochs * epoch if self.epochs else self.steps or PAPER_STEPS
 
     @checked
     def interval(self, steps: Count) -> int:
-        """Steps from one checkpoint to the next, about `eval_every`, so that the last one is at the end."""
+        """Returns the steps between checkpoints, about `eval_every`, so that the last one is at the end."""
         every = self.eval_every or min(1_500, -(-steps // 20))
         return -(-steps // max(1, round(steps / every)))
 
@@ -115,14 +114,14 @@ RECIPES = {
 
 @checked
 def recipe_of(preset: str, kind: Literal["translation", "parsing"]) -> Recipe:
-    """The recipe of a preset, to translate or to parse. Rows of Table 3 are trained as `base`.
+    """Returns the recipe of a preset, to translate or to parse. Rows of Table 3 are trained like `base`.
 
     Args:
-        preset: a name in `PRESETS`.
+        preset: Name in `PRESETS`.
         kind: "translation" or "parsing".
 
     Raises:
-        BadInput: there is no such preset, or it is one for parsing and not for translation.
+        BadInput: If there is no such preset, or it is one for parsing and not for translation.
     """
     names = [name for name in PRESETS if kind == "parsing" or not name.startswith("parsing")]
     if preset not in names:

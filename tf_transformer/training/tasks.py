@@ -1,4 +1,4 @@
-"""What a run learns to do: how its texts are read, decoded and scored."""
+"""Tasks of a run: how texts are read, decoded and scored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +18,17 @@ from tf_transformer.training.callbacks import Answers
 
 @dataclass(frozen=True)
 class Task:
-    """What a run learns to do.
+    """A task of a run.
 
     Attributes:
-        metric: the name of the score that a training is watched with.
-        read: sources and references from files; it raises BadInput where they are others.
-        scores: of outputs and references, by name, `metric` among them; each has a `value` and a `signature`.
-        decoder: a function of a list of sources that gives the outputs of greedy search.
-        engine: the engine that does the task by a translator.
-        recognizes: whether a SavedModel with this tokenizer does the task.
-        run_options: the translator's defaults for a run.
+        metric: Name of the score to validate by.
+        read: Function that reads sources and references from files. It raises BadInput if it cannot.
+        scores: Function of outputs and references that returns scores by name, `metric` included. Each has a `value`
+            and a `signature`.
+        decoder: Function that returns a decoder: from a list of sources to the outputs of greedy search.
+        engine: Function that returns the engine for the task, which uses a translator.
+        recognizes: Function that returns whether a SavedModel with this tokenizer does the task.
+        run_options: The translator's defaults for a run.
     """
 
     metric: str
@@ -39,27 +40,20 @@ class Task:
     run_options: Mapping[str, Any] = field(default_factory=dict)
 
     def score(self, outputs: list[str], references: list[str]) -> float:
-        """The score that a training is watched with."""
+        """Returns the score to validate by."""
         value: float = self.scores(outputs, references)[self.metric].value
         return value
 
 
-def _scores(outputs: list[str], references: list[str]) -> dict[str, Any]:
-    return {"BLEU": bleu.bleu(outputs, references), "chrF": bleu.chrf(outputs, references)}
-
-
-def _decoder(model: TextDecoder, tokenizer: Tokenizer) -> Answers:
-    return Translator(model, tokenizer, beam_size=1)
-
-
-TRANSLATION = Task("BLEU", corpus.read_texts, _scores, _decoder)
+TRANSLATION = Task(
+    metric="BLEU",
+    read=corpus.read_texts,
+    scores=lambda outputs, references: {"BLEU": bleu.bleu(outputs, references), "chrF": bleu.chrf(outputs, references)},
+    decoder=lambda model, tokenizer: Translator(model, tokenizer, beam_size=1),
+)
 
 
 def task_of(kind: str) -> Task:
-    """Returns the task of a kind of run.
-
-    Raises:
-        BadInput: If there is none.
-    """
-    found: Task = registry.find("tasks", kind)
-    return found
+    """Returns the task of a kind of run. It raises BadInput if there is none."""
+    task: Task = registry.find("tasks", kind)
+    return task

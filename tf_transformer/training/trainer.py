@@ -1,4 +1,4 @@
-"""Train, resume, average, score and export from Python. The programs in trainers/ are built on this."""
+"""Trains, resumes, averages and scores models from Python. The programs in trainers/ are built on `Trainer`."""
 
 import dataclasses
 import os
@@ -26,6 +26,7 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training import losses as training
 from tf_transformer.training.callbacks import (
+    RATE_CALLBACKS,
     Answers,
     Checkpoints,
     DevScore,
@@ -34,7 +35,6 @@ from tf_transformer.training.callbacks import (
     StopOnNonFinite,
     Stopped,
     board,
-    check_callbacks,
     progress,
 )
 from tf_transformer.training.recipe import RECIPES, Recipe
@@ -45,13 +45,15 @@ from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, check_fields, checked, shown
 
 UNKNOWN = {"origin": "another translator"}
-FEW = 20  # batches of a pass: with fewer, the optimizer makes too few steps to learn
-TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")  # may differ from those of its start
+# With fewer batches in an epoch, the optimizer makes too few steps to learn.
+FEW_BATCHES = 20
+# Settings that may differ from those of the model that a run starts from.
+TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")
 
 
 @dataclass
 class Trainer:
-    """Trains a model into a run's folder, and resumes it.
+    """Trains a model in a run's folder, and resumes it.
 
         corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
         trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048))
@@ -59,30 +61,32 @@ class Trainer:
         trainer.evaluate(("test.en", "test.de"))
         trainer.translator().save("savedmodels/mine/1")
 
-    A run that was stopped or killed goes on when `fit` is called again, in any process. It ends with the same weights
-    as a run without the interruption.
+    To resume a stopped or killed run, call `fit` again, in any process. The run ends with the same weights as an
+    uninterrupted one.
 
     Attributes:
-        path: the run's folder; see `Run`.
-        config: of the model.
-        corpus: training, dev and test text. A model of learned positions leaves out what is longer than they are.
-        recipe: the settings of the training.
-        schedule: a learning-rate schedule instead of equation (3); the recipe's cooldown applies to it, too.
-        optimizer: instead of `Adam` with the paper's settings and the schedule; with a `strategy`, made in its scope.
-        callbacks: further callbacks for `fit`. For them an epoch ends at each checkpoint; values that they add to its
-            logs go into the history. What they count, such as the patience of Keras's `EarlyStopping`, begins anew
+        path: Folder of the run; see `Run`.
+        config: Configuration of the model.
+        corpus: Training, dev and test set. With learned positions, pairs that are longer than `config.max_length` are
+            skipped.
+        recipe: Settings of the training.
+        schedule: Learning-rate schedule instead of equation (3). The recipe's cooldown applies to it.
+        optimizer: Optimizer instead of `Adam` with the paper's settings and the schedule. With a `strategy`, create it
+            in the strategy's scope.
+        callbacks: Additional callbacks for `fit`. For them, each checkpoint ends an epoch. Values that they add to its
+            logs are stored in the history. Their counters, such as the patience of Keras's `EarlyStopping`, restart
             with each `fit`.
-        strategy: where to train, for example `distribution.strategy("all")`; `None` means TensorFlow's current one.
-        start: a translator whose weights and tokenizer a new run begins with. The run keeps both, and later goes on
-            without `start`. `config` is the configuration of its model, apart from rates. Layers and weights of it that
-            are frozen stay so.
-        tokenizer: of a new run, which keeps it; `None` means that of `start`, or one learned from the corpus.
-        max_length: tokens a side, with the end symbol; longer pairs are left out. `None` means the corpus's.
+        strategy: Where to train, for example `distribution.strategy("all")`. Defaults to TensorFlow's current one.
+        start: Translator whose weights and tokenizer a new run begins with. The run stores both, so you can resume
+            without `start`. `config` must be its model's, except for rates. Its frozen layers and weights are not
+            trained.
+        tokenizer: Tokenizer of a new run. Defaults to that of `start`, or to one trained on the corpus.
+        max_length: Maximum number of tokens per side, including EOS. Longer pairs are skipped. Defaults to the
+            corpus's.
 
     Raises:
-        BadInput: If `optimizer` or `schedule` is given with settings that it replaces, `start` has other sizes, a
-            callback would change weights or a rate that a schedule sets, `jit_compile` is on with several devices, the
-            tokenizer has another size than the config, or the records have pairs of other lengths.
+        BadInput: If settings contradict each other, a callback would change weights or a scheduled rate, or `start`,
+            the tokenizer or the records don't fit the config.
     """
 
     path: str | os.PathLike[str]
@@ -99,31 +103,41 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        config, recipe = self.config, self.recipe
         if self.start:
             self._check_start(self.start)
-        if self.tokenizer:
-            self._check_tokenizer(self.tokenizer)
-        self._choose_length()
+        if self.tokenizer and self.start:
+            raise BadInput("tokenizer: expected none with start, which has its own")
+        if self.tokenizer and self.tokenizer.vocab_size != (V := config.vocab_size):
+            raise BadInput(f"tokenizer: expected one of the config's vocab_size={V}, got {self.tokenizer.vocab_size}")
+        if self.max_length:
+            self.corpus = dataclasses.replace(self.corpus, max_length=self.max_length)
+        if config.positions == "learned" and (longest := self.corpus.max_length or 0) > config.max_length:
+            if isinstance(self.corpus.train, Records):
+                got = f"expected max_length={longest} or more, that of the records, got {config.max_length}"
+                raise BadInput(f"config: {got}")
+            self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)
         self._check_optimizer()
-        if not ON_TENSORFLOW and (self.recipe.parts > 1 or self.recipe.on_nan != "stop"):
-            got = f"parts={self.recipe.parts} and on_nan={self.recipe.on_nan}"
+        if not ON_TENSORFLOW and (recipe.parts > 1 or recipe.on_nan != "stop"):
+            got = f"parts={recipe.parts} and on_nan={recipe.on_nan}"
             raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
-        given = {"schedule": self.schedule, "optimizer": self.optimizer}
-        self._given = {name: described(value) for name, value in given.items() if value}  # as `fit` may change a rate
+        # Described now, since a callback may change the optimizer's rate in `fit`.
+        custom = {"schedule": self.schedule, "optimizer": self.optimizer}
+        self._custom = {name: described(value) for name, value in custom.items() if value}
         if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
             raise BadInput(f"strategy: expected a tf.distribute.Strategy or None, got {shown(self.strategy)}")
         self._strategy = self.strategy or distribution.current()
-        if self.recipe.stop_after and distribution.is_a_worker(self._strategy):
-            raise BadInput(f"stop_after: expected none on several machines, got {self.recipe.stop_after}")
-        replicas = distribution.replicas(self._strategy)
-        if self.recipe.jit_compile == "on" and replicas > 1:
+        if recipe.stop_after and distribution.is_a_worker(self._strategy):
+            raise BadInput(f"stop_after: expected none on several machines, got {recipe.stop_after}")
+        if recipe.jit_compile == "on" and (replicas := distribution.replicas(self._strategy)) > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
-        keep = max(2, self.recipe.averaged)  # if the newest is damaged, training goes on from the one before
-        self.run = Run(self.path, keep, self.writes)
-        self.steps = self.began = 0  # of the last `fit`: the training's last step, and the step it began after
+        # Two at least: if the newest is damaged, training resumes from the previous one.
+        self.run = Run(self.path, max(2, recipe.averaged), self.writes)
+        # Of the last `fit`: the last step of the training, and the step that it resumed from.
+        self.steps = self.began = 0
         self._model: Transformer | None = None
-        self._batches: tuple[Batches, Batches] | None = None  # of training and dev text
+        self._batches: tuple[Batches, Batches] | None = None  # training and dev set
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -141,12 +155,12 @@ class Trainer:
                 settings["frozen"] = frozen
         if self.max_length:
             settings["max_length"] = self.max_length
-        own = {"floatx": keras.config.floatx()}
+        dtypes = {"floatx": keras.config.floatx()}
         if not self.recipe.mixed_precision:
-            own["dtype_policy"] = keras.config.dtype_policy().name
-        if own := {name: dtype for name, dtype in own.items() if dtype != "float32"}:
-            settings["keras"] = own
-        return settings | self._given
+            dtypes["dtype_policy"] = keras.config.dtype_policy().name
+        if dtypes := {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}:
+            settings["keras"] = dtypes
+        return settings | self._custom
 
     def _check_optimizer(self) -> None:
         recipe, optimizer = self.recipe, inner(self.optimizer)
@@ -159,32 +173,22 @@ class Trainer:
             got = "got use_ema or ema_momentum. Give Recipe(ema_momentum=...) and no optimizer"
             raise BadInput(f"optimizer: expected one without moving averages, {got}")
         schedule = keras.optimizers.schedules.LearningRateSchedule
-        scheduled = not optimizer or isinstance(optimizer._learning_rate, schedule)  # the property computes its value
-        check_callbacks(self.callbacks, scheduled)
-
-    def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        if self.start:
-            raise BadInput("tokenizer: expected none with start, which has its own")
-        if tokenizer.vocab_size != (V := self.config.vocab_size):
-            raise BadInput(f"tokenizer: expected one of the config's vocab_size={V}, got {tokenizer.vocab_size}")
-
-    def _choose_length(self) -> None:
-        """Leave out what is longer than `max_length`, and than the table of learned positions."""
-        corpus = self.corpus
-        if self.max_length:
-            corpus = dataclasses.replace(corpus, max_length=self.max_length)
-        if self.config.positions == "learned" and (most := corpus.max_length or 0) > self.config.max_length:
-            if isinstance(corpus.train, Records):
-                got = f"expected max_length={most} or more, that of the records, got {self.config.max_length}"
-                raise BadInput(f"config: {got}")
-            corpus = dataclasses.replace(corpus, max_length=self.config.max_length)
-        self.corpus = corpus
+        # The public property returns the schedule's current value.
+        scheduled = not optimizer or isinstance(optimizer._learning_rate, schedule)
+        for callback in self.callbacks:
+            if getattr(callback, "restore_best_weights", False):
+                raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                raise BadInput("callbacks: expected no SwapEMAWeights. Use Recipe(ema_momentum=...)")
+            if scheduled and isinstance(callback, RATE_CALLBACKS):
+                got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
+                raise BadInput(f"callbacks: expected none that changes the rate of a schedule, got {got}")
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
             raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
         if not getattr(start.model, "trainable_weights", True):
-            raise BadInput("start: expected weights that learn, got a model whose weights are all frozen")
+            raise BadInput("start: expected trainable weights, got a model whose weights are all frozen")
         rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
         sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
         if differing := [name for name in start_sizes if sizes.get(name) != start_sizes[name]]:
@@ -194,183 +198,195 @@ class Trainer:
 
     @checked
     def fit(self, until: Count | None = None) -> History:
-        """Train, from the run's last checkpoint if there is one. A run that is finished stays as it is, and `fit` says
-        what to change for more.
+        """Trains, from the run's last checkpoint if there is one. For a finished run, it logs how to train more.
 
-        SIGTERM and Ctrl-C save first and then raise `callbacks.Stopped`.
-
-        After a callback such as `EarlyStopping` has ended a run, `fit` does nothing, unless `until` or the recipe asks
-        for more steps.
+        SIGTERM and Ctrl-C save a checkpoint and then raise `callbacks.Stopped`. If a callback such as `EarlyStopping`
+        ended the run before, `fit` does nothing, unless `until` or the recipe asks for more steps.
 
         Args:
-            until: stop after this step, for a later `fit` to go on; `None` means the end.
+            until: Step to stop after. A later `fit` resumes there. Defaults to the recipe's last step.
 
         Returns:
-            the history: a row for each checkpoint, as in history.csv; `history` has columns, as Keras's `History`.
+            The history: one row per checkpoint, as in history.csv. Its attribute `history` has columns, as in Keras's
+            `History`.
 
         Raises:
-            BadInput: the folder holds another run, another process trains there, the corpus has no usable sentences,
-                `until` is not positive or beyond the end, or the last step is another one although the cooldown has
-                begun.
+            BadInput: If the folder holds another run, another process trains it, the corpus has no usable sentences,
+                `until` is beyond the end, or the last step changed after the cooldown began.
         """
         try:
-            tokenizer = self._begin()
-            self._train(tokenizer, until)
+            self._fit(until)
         except BaseException:
-            self._model = None if self.optimizer is None else self._model  # it may have trained beyond a checkpoint
+            # The model may be ahead of the last checkpoint. A given optimizer belongs to it and cannot be built twice.
+            self._model = None if self.optimizer is None else self._model
             raise
         finally:
             self.run.unlock()
         return History(self.run.history)
 
-    def _begin(self) -> Tokenizer:
-        """A new run's tokenizer and config.json, and the batches."""
+    def _fit(self, until: int | None) -> None:
+        """The run from top to bottom: open or create, tokenizer, data, model, checkpoint, epochs."""
         run, recipe = self.run, self.recipe
         if (run.path / "config.json").exists():
-            run.lock()  # a new run is locked when it begins, so that bad input leaves no folder
-        is_there = run.exists(self.settings)
-        distribution.wait_for_all(self._strategy)  # until here, all workers find the same files
-        is_first = self.writes and not is_there
-        given = self.start.tokenizer if self.start else self.tokenizer
-        if is_first:
-            tokenizer = given or self.corpus.learn_tokenizer(self.config.vocab_size, recipe.tokenizer)
-        else:
-            if not is_there:
-                distribution.wait_for_all(self._strategy)  # for the chief
-            file = run.path / "tokenizer.model"
-            tokenizer = load_tokenizer(file)
-            if given and given.fingerprint != tokenizer.fingerprint:
-                name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
-                raise BadInput(f"{name} of the run, {file}, got another; give another folder")
-        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
-        if self._batches is None:
-            self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
-        batches, dev_batches = self._batches
-        say(f"training text: {batches.summary()}; vocabulary of {tokenizer.vocab_size:,}")
-        if not len(batches):
-            raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
-        if is_there:
-            self._check_steps(made_of(Recipe, run.settings()["recipe"]), len(batches))
-        say(f"dev text: {dev_batches.summary()}")
-        if not len(dev_batches):
-            raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
-        if self.writes:
             run.lock()
-            if is_first and (run.path / "config.json").exists():
-                raise BadInput(f"{run.path}: expected no run yet, found one that was begun meanwhile; call fit again")
-            if is_first:
-                tokenizer.save(run.path / "tokenizer.model")
-                if self.start:
-                    run.save_start(self.start.astype("float32").model)
-            before = run.settings() if is_there else {}  # "start" is written once
-            run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
-            self.corpus.keep_ids(batching, batches)
-        if is_first:
-            distribution.wait_for_all(self._strategy)
-        return tokenizer
+        exists = run.exists(self.settings)
+        # Only now may a file change: all workers must have found the same ones.
+        distribution.wait_for_all(self._strategy)
+        tokenizer = self._tokenizer(exists)
+        batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
+        batches, dev_batches = self._load_data(batching, exists)
+        if self.writes:
+            self._write_settings(exists, batching, batches)
 
-    def _check_steps(self, before: Recipe, epoch: int) -> None:
-        """Checks that the last step is the same once the cooldown has begun: the learning rate would jump up."""
-        was, now = (recipe.last_step(epoch) for recipe in (before, self.recipe))
-        if was == now or not before.cooldown_steps:
-            return
-        newest, begins = self.run.newest(), max(0, was - before.cooldown_steps)
-        if newest and begins < newest[1]["step"] <= was:
-            raise BadInput(
-                f"steps: expected {was:,}, since this run's learning rate falls to 0 from step {begins:,} on, "
-                f"got {now:,}. Give {self.run.way_out}"
-            )
-
-    def _train(self, tokenizer: Tokenizer, until: int | None) -> None:
-        assert self._batches
-        (batches, dev_batches), recipe = self._batches, self.recipe
-        steps = recipe.last_step(len(batches))
-        replicas = distribution.replicas(self._strategy)
-        interval = recipe.interval(steps)
-        alone = not distribution.is_a_worker(self._strategy)
-        if until and until > steps:
+        steps = self.steps = recipe.last_step(len(batches))
+        end = until or steps
+        if end > steps:
             raise BadInput(f"until: expected at most {steps}, the recipe's last step, got {until}")
-        asked, until = until, until or steps
-        checkpoints = Checkpoints(self.run, steps=steps, until=until, alone=alone)
-        stopped = asked is None and checkpoints.step < steps <= checkpoints.stopped_of  # and nobody asks for more
-        self.steps, self.began = steps, checkpoints.step
-        if not checkpoints.step:
-            _warn_of_few(len(batches), recipe.batch_tokens)
-        if self._model is None:
-            self._model = self.make_model(steps)
-            freeze(self._model, self.run.settings().get("frozen", ()))
-        model = self._model
-        say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
-        batches.fixed_shapes = dev_batches.fixed_shapes = bool(model.jit_compile)
-        if model.jit_compile:
-            say(f"XLA compiles the step for {len(batches.shapes)} shapes of batches")
-        if stopped:
-            say(
-                f"a callback stopped this run at step {checkpoints.step:,} of {steps:,}; "
-                f"to go on, call fit(until={steps}) or ask for more steps"
-            )
-        elif checkpoints.step >= until:
-            more = "the recipe more steps, or the trainer another folder"
-            more = f"; for more, give {self.run.way_out if recipe.cooldown_steps else more}" if until == steps else ""
-            say(f"nothing to train: this run is at step {checkpoints.step:,} of {steps:,}{more}")
-        elif checkpoints.step:
-            but = ", not from the weights of start" if self.start else ""
-            say(f"going on from the checkpoint at step {checkpoints.step:,} of {steps:,}{but}")
-        elif (self.run.path / START).exists():
-            start = build_model(self.config, "float32")
-            start.load_weights(self.run.path / START)  # a compiled model would look for its optimizer in the file
-            model.set_weights(start.get_weights())
-        checkpoints.restore(model)
-
-        if checkpoints.step < until and not stopped:
+        interval, replicas = recipe.interval(steps), distribution.replicas(self._strategy)
+        checkpoints = Checkpoints(run, None, steps, end, alone=not distribution.is_a_worker(self._strategy))
+        self.began = checkpoints.step
+        finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
+        model = self._prepare_model(checkpoints, until)
+        if not finished:
             say(f"a checkpoint and the dev text's score every {interval:,} steps")
-        while checkpoints.step < until and not stopped:
-            first, done = divmod(checkpoints.step, interval)  # a stopped run may have part of an epoch
-            wrong = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
-            checkpoints.before_saving = wrong.check
-            watching = [wrong, *self._watching(model, tokenizer)]
+        while checkpoints.step < end and not finished:
+            # A run that was stopped within an epoch first completes it.
+            epoch, done = divmod(checkpoints.step, interval)
+            finite = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
+            checkpoints.before_saving = finite.check
+            scores = self._score_callbacks(model, tokenizer)
             with checkpoints.saving_on_signals():
                 try:
                     model.fit(
                         data.fed(batches, replicas, checkpoints.step),
                         steps_per_epoch=interval - done,
-                        initial_epoch=first,
-                        epochs=first + 1 if done else -(-until // interval),
+                        initial_epoch=epoch,
+                        epochs=epoch + 1 if done else -(-end // interval),
                         validation_data=data.fed(dev_batches, replicas, count=len(dev_batches)),
                         validation_steps=len(dev_batches),
-                        shuffle=False,  # the batches are
+                        shuffle=False,  # batches arrive shuffled
                         verbose=0,
-                        callbacks=[*watching, *self.callbacks, checkpoints, progress(steps)],
+                        callbacks=[finite, *scores, *self.callbacks, checkpoints, progress(steps)],
                     )
                 except Stopped as stop:
+                    # Without a signal's number, `until` is reached.
                     if stop.number:
                         raise
             if model.stop_training and checkpoints.step < steps:
                 say(f"stopped at step {checkpoints.step:,} by a callback")
                 break
-        distribution.wait_for_all(self._strategy)  # for the chief to save
+        # The chief saves last.
+        distribution.wait_for_all(self._strategy)
 
-    def _watching(self, model: Transformer, tokenizer: Tokenizer) -> list[keras.callbacks.Callback]:
-        """The callbacks that score the dev text and write for TensorBoard, in one worker of several."""
+    def _tokenizer(self, exists: bool) -> Tokenizer:
+        """Returns the run's tokenizer; the process that creates the run has it given or trains it."""
+        custom = self.start.tokenizer if self.start else self.tokenizer
+        if self.writes and not exists:
+            return custom or self.corpus.learn_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
+        if not exists:
+            # The chief writes it first.
+            distribution.wait_for_all(self._strategy)
+        file = self.run.path / "tokenizer.model"
+        tokenizer = load_tokenizer(file)
+        if custom and custom.fingerprint != tokenizer.fingerprint:
+            name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
+            raise BadInput(f"{name} of the run, {file}, got another; give another folder")
+        return tokenizer
+
+    def _load_data(self, batching: Batching, exists: bool) -> tuple[Batches, Batches]:
+        """Returns the batches of training and dev set, once for all calls of `fit`."""
+        if self._batches is None:
+            self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
+        batches, dev_batches = self._batches
+        say(f"training text: {batches.summary()}; vocabulary of {batching.tokenizer.vocab_size:,}")
+        if not len(batches):
+            raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
+        if exists:
+            before = made_of(Recipe, self.run.settings()["recipe"])
+            was, now = (recipe.last_step(len(batches)) for recipe in (before, self.recipe))
+            newest, begins = self.run.newest(), max(0, was - before.cooldown_steps)
+            # During and after the cooldown, another last step would make the learning rate jump up.
+            if was != now and before.cooldown_steps and newest and begins < newest[1]["step"] <= was:
+                raise BadInput(
+                    f"steps: expected {was:,}, since this run's learning rate falls to 0 from step {begins:,} on, "
+                    f"got {now:,}. Give {self.run.way_out}"
+                )
+        say(f"dev text: {dev_batches.summary()}")
+        if not len(dev_batches):
+            raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
+        return batches, dev_batches
+
+    def _write_settings(self, exists: bool, batching: Batching, batches: Batches) -> None:
+        """Writes tokenizer, config.json and token ids, after all input is checked: bad input leaves no folder."""
+        run = self.run
+        run.lock()
+        if not exists:
+            if (run.path / "config.json").exists():
+                raise BadInput(f"{run.path}: expected no run yet, but another process created it. Call fit again.")
+            batching.tokenizer.save(run.path / "tokenizer.model")
+            if self.start:
+                run.save_start(self.start.astype("float32").model)
+        # The start is stored once: later calls may come without it.
+        before = run.settings() if exists else {}
+        run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
+        self.corpus.keep_ids(batching, batches)
+        if not exists:
+            distribution.wait_for_all(self._strategy)
+
+    def _prepare_model(self, checkpoints: Checkpoints, until: int | None) -> Transformer:
+        """Returns the model with the weights of the newest checkpoint, or of the run's start, and logs where it is."""
+        assert self._batches
+        batches, recipe, steps, step = self._batches[0], self.recipe, self.steps, checkpoints.step
+        if not step:
+            _warn_of_few(len(batches), recipe.batch_tokens)
+        if self._model is None:
+            self._model = self.make_model(steps)
+            freeze(self._model, self.run.settings().get("frozen", ()))
+        model, replicas = self._model, distribution.replicas(self._strategy)
+        say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
+        for each in self._batches:
+            each.fixed_shapes = bool(model.jit_compile)
+        if model.jit_compile:
+            say(f"XLA compiles the step for {len(batches.shapes)} shapes of batches")
+        if until is None and step < steps <= checkpoints.stopped_of:
+            more = f"to go on, call fit(until={steps}) or ask for more steps"
+            say(f"a callback stopped this run at step {step:,} of {steps:,}; {more}")
+        elif step >= (until or steps):
+            more = self.run.way_out if recipe.cooldown_steps else "the recipe more steps, or the trainer another folder"
+            more = f"; for more, give {more}" if until in (None, steps) else ""
+            say(f"nothing to train: this run is at step {step:,} of {steps:,}{more}")
+        elif step:
+            but = ", not from the weights of start" if self.start else ""
+            say(f"going on from the checkpoint at step {step:,} of {steps:,}{but}")
+        elif (self.run.path / START).exists():
+            # Loaded into a model that is not compiled, since a compiled one would look for its optimizer in the file.
+            start = build_model(self.config, "float32")
+            start.load_weights(self.run.path / START)
+            model.set_weights(start.get_weights())
+        checkpoints.restore(model)
+        return model
+
+    def _score_callbacks(self, model: Transformer, tokenizer: Tokenizer) -> list[keras.callbacks.Callback]:
+        """Returns the callbacks that score the dev set and write for TensorBoard; of several workers, one has them."""
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
-        watching: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
+        callbacks: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
         if count := self.recipe.stop_after:
-            watching.append(StopAfter(self.run, f"dev_{task.metric.lower()}", count))
-        return [*watching, *board(logs)]
+            callbacks.append(StopAfter(self.run, f"dev_{task.metric.lower()}", count))
+        return [*callbacks, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:
-        """A built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
+        """Returns a built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).
 
         A subclass may return another model with the same weights.
         """
         recipe = self.recipe
         keras.utils.set_random_seed(recipe.seed)
-        policy = f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None  # Keras's own
-        with distribution.scope(self._strategy):  # not around `fit`, where one worker alone creates variables
-            model = build_model(self.config, policy)
+        # The scope is not around `fit`, where only one worker creates variables, to translate the dev set.
+        with distribution.scope(self._strategy):
+            model = build_model(self.config, f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None)
             if ON_TENSORFLOW:
                 model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
             model.compile(
@@ -382,12 +398,12 @@ class Trainer:
         return model
 
     def _adam(self, steps: int) -> training.Adam:
-        recipe, d_model = self.recipe, self.config.d_model
-        schedule = self.schedule
-        if not schedule and recipe.learning_rate:  # constant: the cosine ends with the rate that it begins with
+        recipe, schedule = self.recipe, self.schedule
+        if not schedule and recipe.learning_rate:
+            # Keras has no constant rate with a warm-up. This cosine ends with the rate that it begins with.
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
             schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
-        schedule = schedule or training.WarmupSchedule(d_model, recipe.warmup_steps, recipe.factor)
+        schedule = schedule or training.WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.factor)
         if recipe.cooldown_steps:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         averages = {"use_ema": True, "ema_momentum": recipe.ema_momentum} if recipe.ema_momentum else {}
@@ -396,23 +412,16 @@ class Trainer:
         adam.finalize_variable_values = lambda weights: None
         return adam
 
-    def _texts(self, given: Files | Texts) -> Texts:
-        paths = [one for one in given if isinstance(one, str | os.PathLike)]
-        lists = [list(one) for one in given if not isinstance(one, str | os.PathLike)]
-        if not lists:
-            return task_of(self.corpus.kind).read(paths)
-        if len(lists) != 2 or paths:
-            raise BadInput(f"files: expected two lists, sources and references, got {shown(given)}")
-        return lists[0], lists[1]
-
     def translator(self, **search: Any) -> Any:
-        """The average of the run's last checkpoints (section 6.1), in float32, or with `ema_momentum` the last one.
+        """Returns a translator with the average of the run's last checkpoints (section 6.1), in float32.
+
+        With `ema_momentum` it has the last checkpoint's weights, which are averages.
 
         Args:
-            search: options of `Translator`, for example beam_size.
+            search: Options of `Translator`, for example beam_size.
 
         Returns:
-            a `Translator`, or a `Parser` if the run parses.
+            A `Translator`, or a `Parser` if the run parses.
 
         Raises:
             BadInput: If the run has no checkpoint.
@@ -423,25 +432,35 @@ class Trainer:
 
     @checked
     def evaluate(self, files: Files | Texts | None = None, translator: Answers | None = None) -> dict[str, Any]:
-        """Score the run: "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
+        """Scores the run.
 
         Args:
-            files: source and reference, or files of trees, or a list of sources and one of their references; `None`
-                means the corpus's test text.
-            translator: the translator to score; `None` means `self.translator()`.
+            files: Source and reference file, or files of trees, or a list of sources and one of their references.
+                Defaults to the corpus's test set.
+            translator: Translator to score. Defaults to `self.translator()`.
+
+        Returns:
+            "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
         """
-        source, references = self._texts(files) if files else self.corpus.test or self.corpus.dev
-        return task_of(self.corpus.kind).scores((translator or self.translator())(source), references)
+        task = task_of(self.corpus.kind)
+        source, references = self.corpus.test or self.corpus.dev
+        if files:
+            are_paths = [isinstance(one, str | os.PathLike) for one in files]
+            if not all(are_paths) and (any(are_paths) or len(files) != 2):
+                raise BadInput(f"files: expected two lists, sources and references, got {shown(files)}")
+            texts: Any = files
+            source, references = task.read(texts) if all(are_paths) else map(list, texts)
+        return task.scores((translator or self.translator())(source), references)
 
 
 def _warn_of_few(batches: int, batch_tokens: int) -> None:
-    """Say that batches are too large for a text, and which recipe has smaller ones."""
-    presets = {name: recipe for name, recipe in RECIPES.items() if name in PRESETS}
-    smaller = {name: recipe for name, recipe in presets.items() if recipe.batch_tokens < batch_tokens}
-    if batches < FEW and smaller:
-        enough = [name for name in smaller if smaller[name].batch_tokens <= batches * batch_tokens / FEW]
-        name = max(enough or smaller, key=lambda name: smaller[name].batch_tokens)
+    """Warns if batches are too large for a corpus, and names a recipe with smaller ones."""
+    sizes = {name: recipe.batch_tokens for name, recipe in RECIPES.items() if name in PRESETS}
+    smaller = {name: size for name, size in sizes.items() if size < batch_tokens}
+    if batches < FEW_BATCHES and smaller:
+        enough = [name for name, size in smaller.items() if size <= batches * batch_tokens / FEW_BATCHES]
+        name = max(enough or smaller, key=lambda name: smaller[name])
         say(
             f"warning: a pass over this text is {batches} batches of {batch_tokens:,} tokens, few to learn from; the "
-            f"recipe {name!r} has {smaller[name].batch_tokens:,} tokens a batch"
+            f"recipe {name!r} has {smaller[name]:,} tokens a batch"
         )
