@@ -15,21 +15,20 @@ from tf_transformer.utils.type_names import Tensor
 class Ensemble(keras.Model):
     """Several models that decode as one, by the mean of their probabilities.
 
-    It takes the place of a `Transformer` in a `Translator` and in its exports. Its logits are the logarithms of the
-    mean. Its attention weights hold the heads of the first model, then the heads of the second, and so on. It does not
-    train: train the models.
+    It replaces a `Transformer` in a `Translator` and in its exports. Its logits are the logarithms of the mean. Its
+    attention weights hold the heads of the first model, then those of the second, and so on. It cannot be trained.
 
     Args:
-        models: built `Transformer`s of one configuration and one dtype, for one tokenizer.
+        models: Built `Transformer`s of one configuration and one dtype, for one tokenizer.
 
     Raises:
-        BadInput: there are none, or they differ.
+        BadInput: If there are none, or they differ.
     """
 
     def __init__(self, models: list[Transformer], **kwargs: Any) -> None:
         if not models or len({(model.config, model.dtype_policy.name) for model in models}) > 1:
-            given = "; ".join(f"{model.config} in {model.dtype_policy.name}" for model in models)
-            raise BadInput(f"expected models of one configuration and one dtype, got {given or 'none'}")
+            got = "; ".join(f"{model.config} in {model.dtype_policy.name}" for model in models)
+            raise BadInput(f"expected models of one configuration and one dtype, got {got or 'none'}")
         super().__init__(dtype=models[0].dtype_policy, **kwargs)
         self.autocast = False  # ids that arrive as floats keep their value
         self.models = list(models)
@@ -37,7 +36,7 @@ class Ensemble(keras.Model):
         self.built = True
 
     def __reduce__(self) -> Any:
-        """Pickles its models, as Keras pickles each."""
+        """Pickles the models, each as Keras does."""
         return type(self), ([*self.models],)
 
     def encode(
@@ -47,7 +46,7 @@ class Ensemble(keras.Model):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """As `Transformer.encode`; memory is a list with [B, S, d] for each model."""
+        """Does the same as `Transformer.encode`; memory is a list with [B, S, d] per model."""
         mask = padding_mask(source) if mask is None else mask
         encoded = [model.encode(source, mask, return_attention_scores, training) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
@@ -60,7 +59,7 @@ class Ensemble(keras.Model):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """As `Transformer.decode`."""
+        """Does the same as `Transformer.decode`."""
         decoded = [
             model.decode(target, part, memory_mask, return_attention_scores, training)
             for model, part in zip(self.models, memory, strict=True)
@@ -69,7 +68,7 @@ class Ensemble(keras.Model):
         return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
 
     def init_cache(self, memory: Tensor, slots: int = 0) -> list[DecoderCache]:
-        """As `Transformer.init_cache`: all layers' caches of the first model, then of the second, and so on."""
+        """Returns all layers' caches of the first model, then those of the second, and so on."""
         caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
         return [cache for caches_of_model in caches for cache in caches_of_model]
 
@@ -87,15 +86,13 @@ class Ensemble(keras.Model):
         softmax_weights: Tensor = None,
         return_attention_scores: bool = False,
     ) -> Any:
-        """As `Transformer.decode_step`."""
+        """Does the same as `Transformer.decode_step`."""
         layers = len(cache) // len(self.models)
         logits, new_cache, scores = [], [], []
         for i, model in enumerate(self.models):
-            of_model = cache[i * layers : (i + 1) * layers], memory_mask, position, slot, attention_mask
-            weights = softmax_weights and softmax_weights[i]
-            model_logits, model_cache, *model_scores = model.decode_step(
-                target, *of_model, weights, return_attention_scores
-            )
+            model_cache, weights = cache[i * layers : (i + 1) * layers], softmax_weights and softmax_weights[i]
+            inputs = target, model_cache, memory_mask, position, slot, attention_mask, weights
+            model_logits, model_cache, *model_scores = model.decode_step(*inputs, return_attention_scores)
             logits.append(model_logits)
             new_cache += model_cache
             scores.append(model_scores)
@@ -106,21 +103,19 @@ class Ensemble(keras.Model):
     compute_output_spec = Transformer.compute_output_spec
 
     def astype(self, dtype: str) -> "Ensemble":
-        """As `Transformer.astype`."""
         return Ensemble([model.astype(dtype) for model in self.models])
 
     def merged(self) -> "Ensemble":
-        """As `Transformer.merged`."""
         models = [model.merged() for model in self.models]
         return self if models == self.models else Ensemble(models)
 
 
 def _log_mean(logits: Tensor) -> Any:
-    """The logarithm of the mean probabilities: a list of logits [..., V] to [..., V]."""
+    """Returns the logarithms of the models' mean probabilities, from a list of logits [..., V]."""
     log_probs = ops.stack([ops.log_softmax(each) for each in logits])
     return ops.logsumexp(log_probs, axis=0) - ops.log(float(len(logits)))
 
 
 def _side_by_side(scores: Tensor) -> Any:
-    """Attention weights [B, h, T, S] by model and layer to [B, n * h, T, S] by layer."""
+    """Joins attention weights [B, h, T, S] by model and layer to [B, n * h, T, S] by layer."""
     return [ops.concatenate(layer, axis=1) for layer in zip(*scores, strict=True)]

@@ -23,30 +23,30 @@ class Pretrained(NamedTuple):
 
     model: Transformer
     tokenizer: Tokenizer
-    options: Mapping[str, Any]  # of a `Translator`, as the checkpoint sets them
-    max_length: int | None = None  # the most symbols of an output, the end symbol included
+    options: Mapping[str, Any]  # the checkpoint's defaults for a `Translator`
+    max_length: int | None = None  # maximum number of tokens of an output, including EOS
 
 
 class Contents(NamedTuple):
-    """What the files of a checkpoint hold that `transformers` reads."""
+    """The contents of the files of a checkpoint that `transformers` reads."""
 
     tensors: Mapping[str, np.ndarray]  # float32, by PyTorch's names
-    files: Mapping[str, Any]  # by name: of .json the values, of others the bytes
+    files: Mapping[str, Any]  # by name: values of .json, bytes of others
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the package needs to know of a family of models.
+    """A family of models, for the rest of the package.
 
     Attributes:
-        name: in one word, for `Translator.from_pretrained(family=)`.
-        config: the class of its configurations; its fields tell it from every other family's.
-        model: the class of its models.
-        tokenizer: the class of its tokenizers.
-        recognizes: whether a folder holds one of its checkpoints.
-        load: reads such a folder; `None` if there are no pretrained models.
-        write: what such a folder holds of a translator of this family, whose parts compute what the family's do.
-        owner: on the Hugging Face hub, of models that a name without an owner means.
+        name: Name in one word, for `Translator.from_pretrained(family=)`.
+        config: Class of its configurations. Its fields differ from every other family's.
+        model: Class of its models.
+        tokenizer: Class of its tokenizers.
+        recognizes: Function that returns whether a folder holds one of its checkpoints.
+        load: Function that reads such a folder. `None` if there are no pretrained models.
+        write: Function that returns the contents of such a folder for a translator of this family.
+        owner: Default owner of its models on the Hugging Face Hub.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Family:
     owner: str = ""
 
 
-# A checkpoint of the paper's models is one of MarianMT's.
+# The paper's models are written as checkpoints of MarianMT.
 PAPER = Family(
     "transformer",
     TransformerConfig,
@@ -70,30 +70,28 @@ PAPER = Family(
 
 
 def families() -> list[Family]:
-    """Returns all families in the order in which they are asked what they recognize."""
+    """Returns all families in the order in which `recognizes` is called."""
     return [*registry.everything("families").values()]
 
 
 def family_named(name: str) -> Family:
-    """The family with this name.
-
-    Raises:
-        BadInput: there is none.
-    """
-    found: Family = registry.find("families", name)
-    return found
+    """Returns the family with this name. It raises BadInput if there is none."""
+    family: Family = registry.find("families", name)
+    return family
 
 
 def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
-    """The family of the checkpoint in a folder; `None` if it holds none."""
+    """Returns the family of the checkpoint in a folder, or `None` if it holds none."""
     return next((family for family in families() if family.recognizes(Path(folder))), None)
 
 
 def config_of(values: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration with these fields, the inverse of `to_dict`; of the family that has the fewest others.
+    """Returns the configuration with these fields, the inverse of `to_dict`.
+
+    If several families have these fields, it is the one with the fewest others.
 
     Raises:
-        BadInput: no family has these fields, or a value has another type or is out of range.
+        BadInput: If no family has these fields, or a value is out of range.
     """
     values = current_fields(values)
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
@@ -106,34 +104,34 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
 
 
 def family_of_config(config: TransformerConfig) -> Family:
-    """The family of models with this configuration."""
+    """Returns the family of models with this configuration."""
     by_config = {family.config: family for family in families()}
     return next(by_config[parent] for parent in type(config).__mro__ if parent in by_config)
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
-    """A built model with random weights. `dtype` is a dtype, "int8" included, or a policy of Keras; `None` means the
-    current policy."""
+    """Returns a built model with random weights.
+
+    Args:
+        config: Configuration of a family.
+        dtype: A dtype, including "int8", or a policy of Keras. Defaults to the current policy.
+    """
     model = family_of_config(config).model(config, dtype=policy_of(dtype))
     model.build()
     return model
 
 
 def tokenizer_of(model: bytes) -> Tokenizer:
-    """The tokenizer with this serialized model, its attribute `model`.
-
-    Raises:
-        BadInput: the bytes are no tokenizer.
-    """
+    """Returns the tokenizer with this serialized model, its attribute `model`. It raises BadInput for other bytes."""
     return _kind_of(model)(model)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a tokenizer from a file, such as a run's tokenizer.model.
+    """Loads a tokenizer from a file, such as a run's tokenizer.model.
 
     Raises:
-        FileNotFoundError: there is no file.
-        BadInput: it holds something else.
+        FileNotFoundError: If there is no file.
+        BadInput: If it holds something else.
     """
     path = user_path(path)
     return _kind_of(read_bytes(path) if path.is_file() else b"").load(path)

@@ -16,16 +16,16 @@ class Model(keras.Model):
     """A `keras.Model` of token ids, ((source, target), labels [B, T]), that `fit` trains under any strategy.
 
     The update does not depend on the number of replicas and parts. The loss is a mean over all real tokens of the
-    batch; gradients are summed first, then measured, clipped and applied.
+    batch. Gradients are summed first, then measured, clipped and applied.
 
     Attributes:
-        parts: N; a replica computes its rows in N parts, one after the other, which saves memory.
-        skip_not_finite: leave out an update with a NaN or an infinity: weights, moments, the optimizer's step and
-            metrics stay.
-        steps_made: variable, the number of steps since `compile`.
-        not_finite: variable, the number of updates with a NaN or an infinity since `compile`.
-        not_finite_steps: variable, [50], the numbers of their steps, from 1; the newest replace the oldest.
-        gradient_norm: variable, the norm of the last gradient before clipping.
+        parts: Number of parts in which a replica computes its rows, one after the other, to save memory.
+        skip_not_finite: Whether to skip an update with a NaN or an infinity, which then changes neither weights nor
+            moments, the optimizer's step or metrics.
+        steps_made: Variable, the number of steps since `compile`.
+        not_finite: Variable, the number of updates with a NaN or an infinity since `compile`.
+        not_finite_steps: Variable of shape `(50,)`, the numbers of their steps, from 1. The newest replace the oldest.
+        gradient_norm: Variable, the norm of the last gradient before clipping.
     """
 
     parts = 1
@@ -35,16 +35,17 @@ class Model(keras.Model):
         if self.train_function is None or force:
             inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
             self._sums_gradients = hasattr(inner, "sums_gradients")
-            if self._sums_gradients:  # other optimizers sum after clipping and after the test for finite numbers
+            if self._sums_gradients:
+                # `train_step` sums before clipping and before the test for finite numbers. Others sum afterwards.
                 inner.sums_gradients = False
             elif self.distribute_strategy.num_replicas_in_sync == 1:
-                # TensorFlow would register a gradient of the sum for each model, and keep the model's graph with it.
+                # TensorFlow would register a gradient of the sum for each model, and never free the model's graph.
                 inner._all_reduce_sum_gradients = list
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
+                # int64, since TensorFlow has no variables of int32 on a GPU.
                 self.steps_made, self.not_finite, self.not_finite_steps = (
-                    tf.Variable(np.zeros(shape, "int64"), **first)  # a GPU has no variables of int32
-                    for shape in ((), (), 50)
+                    tf.Variable(np.zeros(shape, "int64"), **first) for shape in ((), (), 50)
                 )
                 self.gradient_norm = tf.Variable(0.0, **first)
         return super().make_train_function(force)
@@ -56,7 +57,8 @@ class Model(keras.Model):
         ids = tf.ones((1, 2), tf.int32)
         containers = [one for one in (self._compile_metrics, self._compile_loss) if one is not None and not one.built]
         with self.distribute_strategy.scope():
-            if containers:  # otherwise Keras traces model, loss and metrics to infer the structure of the logits
+            if containers:
+                # Otherwise Keras traces model, loss and metrics to infer the structure of the logits.
                 logits = self((ids, ids))
                 for container in containers:
                     container.build(ids, logits)
@@ -64,7 +66,9 @@ class Model(keras.Model):
 
     def train_step(self, data: Tensor) -> dict[str, Any]:
         before = self._metrics_now()
-        parts = [self._part(data, i) for i in range(self.parts)]
+        N = self.parts
+        parts = [tf.nest.map_structure(lambda ids, i=i: ids[i::N], data) if N > 1 else data for i in range(N)]
+        parts = [keras.utils.unpack_x_y_sample_weight(part) for part in parts]
         tokens = over_replicas(tf.stack([self._count(y) for _, y, _ in parts]))
         shares = tokens / tf.maximum(tf.reduce_sum(tokens), 1.0)
         loss: tf.Tensor | float = 0.0
@@ -89,11 +93,6 @@ class Model(keras.Model):
         self.compute_metrics(x, y, y_pred, sample_weight)
         return self._logs(loss, over_replicas(self._count(y)), tf.math.is_finite(over_replicas(loss)), before)
 
-    def _part(self, data: Tensor, i: int) -> tuple[Any, ...]:
-        if self.parts > 1:
-            data = tf.nest.map_structure(lambda ids: ids[i :: self.parts], data)
-        return keras.utils.unpack_x_y_sample_weight(data)
-
     def _count(self, labels: Tensor) -> Any:
         """Returns the number of tokens that count in the loss."""
         if isinstance(labels, tf.RaggedTensor):
@@ -102,37 +101,31 @@ class Model(keras.Model):
         return tf.cast(tf.size(labels) if ignored is None else tf.math.count_nonzero(labels != ignored), tf.float32)
 
     def _metrics_now(self) -> list[tuple[keras.Variable, Any]]:
-        """The metrics' variables with their values, where a batch may be left out."""
-        kept = self.metrics_variables if self.skip_not_finite else []
-        return [(variable, tf.identity(tf.convert_to_tensor(variable.value))) for variable in kept]
+        """Returns the metrics' variables with copies of their values, if a batch may be skipped."""
+        variables = self.metrics_variables if self.skip_not_finite else []
+        return [(variable, tf.identity(tf.convert_to_tensor(variable.value))) for variable in variables]
 
     def _update(self, loss: Tensor, gradients: Tensor) -> tf.Tensor:
-        """Make an update, or leave it out.
-
-        Returns:
-            whether it was finite.
-        """
+        """Makes an update, or skips it, and returns whether it was finite."""
         norm = tf.cast(tf.linalg.global_norm(gradients), tf.float32) / self.optimizer.scale_loss(1.0)
-        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)  # overflows are normal for it
+        # That of float16 looks for overflows, which are normal for it, and skips them itself.
+        scales = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         finite = tf.math.is_finite(over_replicas(loss if scales else loss + norm))
         self.gradient_norm.assign(norm)
-        self._remember(finite)
+        # These variables are read once in a while, since each look at the device waits for it.
+        size, step = self.not_finite_steps.shape[0], self.steps_made + 1
+        is_next = tf.range(size, dtype=tf.int64) == self.not_finite % size
+        self.not_finite_steps.assign(tf.where(~finite & is_next, step, self.not_finite_steps))
+        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
+        self.steps_made.assign(step)
         if self.skip_not_finite and not scales:
             tf.distribute.get_replica_context().merge_call(self._apply_if, args=(finite, gradients))
         else:
             self.optimizer.apply(gradients, self.trainable_variables)
         return finite
 
-    def _remember(self, finite: Tensor) -> None:
-        """Keep on the device what a callback looks at once in a while: each look waits for the device."""
-        size, step = self.not_finite_steps.shape[0], self.steps_made + 1
-        place = tf.range(size, dtype=tf.int64) == self.not_finite % size
-        self.not_finite_steps.assign(tf.where(~finite & place, step, self.not_finite_steps))
-        self.not_finite.assign_add(tf.cast(~finite, tf.int64))
-        self.steps_made.assign(step)
-
     def _apply_if(self, strategy: tf.distribute.Strategy, finite: Tensor, gradients: Tensor) -> None:
-        """Called once for all replicas: a branch in a replica may not call an optimizer, which joins the replicas."""
+        """Runs once for all replicas, since an optimizer joins them and a branch within a replica must not."""
         variables = self.trainable_variables
 
         def apply() -> None:
@@ -141,15 +134,14 @@ class Model(keras.Model):
         tf.cond(strategy.experimental_local_results(finite)[0], apply, lambda: None)
 
     def _logs(self, loss: Tensor, tokens: Tensor, finite: Tensor, before: Tensor) -> dict[str, Any]:
-        """Metrics after a batch of `tokens` tokens over all replicas, and this replica's share of the loss; without
-        those of a batch that is left out, which put back what they were before."""
+        """Returns metrics, given all replicas' `tokens` and this one's share of the loss, or those `before` a skip."""
         replicas = self.distribute_strategy.num_replicas_in_sync
-        kept = finite | (not self.skip_not_finite)
+        counts = finite | (not self.skip_not_finite)
         for variable, value in before:
-            variable.assign(tf.where(kept, variable.value, value))
-        tokens = tf.where(kept, tokens, 0)
-        self._loss_tracker.update_state(tf.where(kept, loss, 0) * replicas, sample_weight=tokens / replicas)
+            variable.assign(tf.where(counts, variable.value, value))
+        tokens = tf.where(counts, tokens, 0)
+        self._loss_tracker.update_state(tf.where(counts, loss, 0) * replicas, sample_weight=tokens / replicas)
         logs = self.get_metrics_result()
-        if is_a_worker(self.distribute_strategy):  # Keras averages over the first axis, then
+        if is_a_worker(self.distribute_strategy):  # then Keras averages over the first axis
             logs = {name: tf.reshape(value, (1,)) for name, value in logs.items()}
         return logs

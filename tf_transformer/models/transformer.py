@@ -7,12 +7,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput, TransformerConfig, current_fields
-from tf_transformer.layers import (
-    DecoderCache,
-    DecoderLayer,
-    EncoderLayer,
-    PositionalEmbedding,
-)
+from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
 from tf_transformer.layers.layer import quantized_inside, resolved_policy
 from tf_transformer.layers.lora import has_adapters
@@ -24,7 +19,7 @@ from tf_transformer.utils.values import checked
 
 
 class AttentionScores(NamedTuple):
-    """Attention weights, one array for each layer."""
+    """Attention weights, one array per layer."""
 
     encoder: list[Any]  # [B, h, S, S]
     decoder: list[Any]  # [B, h, T, T]
@@ -32,23 +27,15 @@ class AttentionScores(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """The attention weights of one pair of sentences, with the tokens to draw them by."""
+    """The attention weights of one pair of sentences, with its tokens for labels."""
 
-    source: list[str]  # S tokens as the encoder reads them, the end symbol last
-    target: list[str]  # T tokens as the decoder writes them, one a row of its weights
+    source: list[str]  # S tokens that the encoder reads, EOS last
+    target: list[str]  # T tokens that the decoder writes, one per row of its weights
     scores: AttentionScores
 
 
 def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
-    """Check that weights have no NaN and no infinity, so that nobody gets a model that knows nothing.
-
-    Args:
-        weights: the variables.
-        where: what has them, for the message.
-
-    Raises:
-        BadInput: one has; the message names the first.
-    """
+    """Raises BadInput if a weight has a NaN or an infinity; `where` begins the message."""
     for weight in weights:
         if not (finite := np.isfinite(keras.ops.convert_to_numpy(weight))).all():
             count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
@@ -59,12 +46,12 @@ def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
 class Transformer(KerasModel):
     """The Transformer of Figure 1: logits = model((source, target)).
 
-    Source and target are int ids [B, S] and [B, T], where 0 is padding; logits are float32 [B, T, V]. The target is the
-    decoder's input: the target sentence shifted right by one position, its first id BOS. Source embeddings, target
-    embeddings and the pre-softmax transformation share one matrix (section 3.4).
+    Source and target are int ids of shapes `(B, S)` and `(B, T)`, where 0 is padding. Logits are float32 of shape
+    `(B, T, V)`. The target is the decoder's input: the target sentence shifted right by one position, so that its first
+    id is BOS. Source embeddings, target embeddings and the pre-softmax transformation share one matrix (section 3.4).
 
     Args:
-        config: a `TransformerConfig`, for example `PRESETS["base"]`.
+        config: A `TransformerConfig`, for example `PRESETS["base"]`.
 
     Examples:
         >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
@@ -75,12 +62,13 @@ class Transformer(KerasModel):
         >>> model.compile("adam", tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()])
     """
 
-    config_class: ClassVar[type[TransformerConfig]] = TransformerConfig  # of a variant's configurations
+    config_class: ClassVar[type[TransformerConfig]] = TransformerConfig  # a variant may have another
 
     @checked
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.autocast = False  # ids that arrive as floats keep their value
+        # In 16 bits, ids that arrive as floats would be rounded.
+        self.autocast = False
         self.config = config
         self.embedding = self.make_embedding()
         self.encoder_layers = self.make_encoder_layers()
@@ -88,7 +76,7 @@ class Transformer(KerasModel):
         self.encoder_norm = self.make_norm("encoder_norm")
         self.decoder_norm = self.make_norm("decoder_norm")
 
-    # A variant overrides these methods to use other parts.
+    # Override these methods to use other layers.
 
     def make_embedding(self) -> PositionalEmbedding:
         config = self.config
@@ -102,22 +90,22 @@ class Transformer(KerasModel):
         return [DecoderLayer(**self.decoder_options(), name=f"decoder_{i}") for i in range(self.config.decoder_layers)]
 
     def make_norm(self, name: str) -> LayerNormalization | None:
-        """The normalization at the end of a stack, if it comes first in each layer."""
+        """Returns the normalization at the end of a stack, or `None` if it comes last in each layer."""
         options = {"epsilon": self.config.epsilon, "name": name, "dtype": self.dtype_policy}
         return LayerNormalization(**options) if self.config.norm_first else None
 
     def layer_options(self) -> dict[str, Any]:
-        """The arguments of encoder layers, from the configuration."""
+        """Returns the arguments of encoder layers."""
         names = ["num_heads", "d_ff", "d_k", "d_v", "dropout", "attention_dropout"]
         names += ["activation", "norm_first", "use_bias", "epsilon"]
         return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
     def decoder_options(self) -> dict[str, Any]:
-        """The arguments of decoder layers; the paper's are those of the encoder's."""
+        """Returns the arguments of decoder layers; in the paper, those of encoder layers."""
         return self.layer_options()
 
     def build(self, input_shape: Shape = None) -> None:
-        """Create every weight. All sizes come from the configuration."""
+        """Creates all weights. Their sizes come from the configuration."""
         self.embedding.build((None, None))
         shape = (None, None, self.config.d_model)
         for encoder_layer in self.encoder_layers:
@@ -130,7 +118,7 @@ class Transformer(KerasModel):
         self._dtype_policy = resolved_policy(self)
 
     def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
-        """Embed source ids [B, S] for the encoder's layers: [B, S, d]."""
+        """Embeds source ids [B, S] for the encoder's layers: [B, S, d]."""
         return self.embedding.embed(source, training=training)
 
     def encode(
@@ -140,11 +128,10 @@ class Transformer(KerasModel):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tuple[Any, Any, list[Any]]:
-        """Encode source ids [B, S] with their padding mask [B, S], by default made from the ids.
+        """Encodes source ids [B, S] with their padding mask [B, S], by default computed from the ids.
 
         Returns:
-            memory [B, S, d], its padding mask [B, S] and, if requested, the attention weights of each layer
-            [B, h, S, S].
+            Memory [B, S, d], its padding mask [B, S] and, if requested, each layer's attention weights [B, h, S, S].
         """
         mask = padding_mask(source) if mask is None else mask
         x, scores = self.embed_source(source, training), []
@@ -164,12 +151,13 @@ class Transformer(KerasModel):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tuple[Any, list[Any], list[Any]]:
-        """Decode whole targets [B, T]. Padding at their end needs no mask: nothing real comes after it.
+        """Decodes whole targets [B, T].
 
         Returns:
-            logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
+            Logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
             cross-attention [B, h, T, S].
         """
+        # Padding at the end of a target needs no mask, since the causal mask hides it from all tokens.
         x, self_scores, cross_scores = self.embedding.embed(target, training=training), [], []
         options = {"memory_mask": memory_mask, "training": training}
         for layer in self.decoder_layers:
@@ -182,13 +170,13 @@ class Transformer(KerasModel):
         return self.logits(x), self_scores, cross_scores
 
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
-        """The logits [B, T, V] of the output of the decoder's last layer [B, T, d]."""
+        """Returns the logits [B, T, V] of the outputs [B, T, d] of the decoder's last layer."""
         x = x if self.decoder_norm is None else self.decoder_norm(x)
         return self.embedding.logits(x, softmax_weights)
 
     def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
-        # Keras's step on JAX calls this method itself, so that nothing tells the layers that they train.
+        # Passed on to every layer: Keras's step on JAX calls this method directly, so layers cannot infer `training`.
         option: dict[str, Any] = {"return_attention_scores": return_attention_scores, "training": training}
         memory, memory_mask, encoder_scores = self.encode(source, **option)
         logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **option)
@@ -197,12 +185,12 @@ class Transformer(KerasModel):
         return logits
 
     def init_cache(self, memory: Tensor, slots: int = 0) -> list[DecoderCache]:
-        """Caches of all decoder layers for memory [B, S, d], with `slots` places for target tokens."""
+        """Returns caches of all decoder layers for memory [B, S, d], with `slots` target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
     def softmax_weights(self) -> Any:
-        """The softmax's weights, computed once for a loop of `decode_step`. `None` in int8, and in bfloat16, where the
-        product with the stored embeddings is at least as fast."""
+        """Returns the softmax's weights for a loop of `decode_step`, or `None` if the stored embeddings will do."""
+        # In int8 and bfloat16, the matmul with the stored embeddings is at least as fast.
         return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
 
     def decode_step(
@@ -216,27 +204,26 @@ class Transformer(KerasModel):
         softmax_weights: Tensor = None,
         return_attention_scores: bool = False,
     ) -> tuple[Any, ...]:
-        """Decode only the newest target ids [B, T], with a cache of the earlier ones.
+        """Decodes only the newest target ids [B, T], with a cache of the earlier ones.
 
-        Without an `attention_mask` the T columns are consecutive tokens. With one, the mask says which tokens they
-        follow: in beam search, they are the newest tokens of a sentence's T beams, all at the same position.
+        Without an `attention_mask`, the T columns are consecutive tokens. In beam search, they are the newest tokens of
+        a sentence's T beams, all at the same position, and the mask selects each beam's earlier tokens.
 
         Args:
-            target: ids [B, T].
-            cache: from `init_cache` or the step before, with C slots.
-            memory_mask: padding mask of the source [B, S].
-            position: each column's position in the target, [T], from 0; [1] if it is the same for all.
-            slot: the cache's slot for the first column.
-            attention_mask: bool [B, T, C]; `None` means causal.
-            softmax_weights: from `softmax_weights()`.
-            return_attention_scores: also return each layer's attention weights, as `decode` does.
+            target: Ids [B, T].
+            cache: Cache from `init_cache` or the previous step, with C slots.
+            memory_mask: Padding mask of the source [B, S].
+            position: Each column's position in the target, [T], from 0; [1] if it is the same for all.
+            slot: The cache's slot for the first column.
+            attention_mask: Bool [B, T, C]. `None` means causal.
+            softmax_weights: Result of `softmax_weights()`.
+            return_attention_scores: Whether to return each layer's attention weights too.
 
         Returns:
-            logits [B, T, V] and the new cache; if requested, each layer's weights of self-attention [B, h, T, C] and of
+            Logits [B, T, V] and the new cache; if requested, each layer's weights of self-attention [B, h, T, C] and of
             cross-attention [B, h, T, S].
         """
-        x, self_scores, cross_scores = self.embedding.embed(target, position), [], []
-        new_cache = []
+        x, new_cache, self_scores, cross_scores = self.embedding.embed(target, position), [], [], []
         for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
             x, layer_cache, of_self, of_cross = layer(
                 x,
@@ -256,11 +243,15 @@ class Transformer(KerasModel):
         return (*input_shape[1], self.config.vocab_size)
 
     def astype(self, dtype: str) -> "Transformer":
-        """A built model that stores and multiplies the same weights in another dtype, such as "bfloat16" or "int8".
-        What LoRA has learned is part of them.
+        """Returns a built model that stores and multiplies the same weights in another dtype.
+
+        LoRA's adapters are merged into them.
+
+        Args:
+            dtype: A dtype, such as "bfloat16" or "int8".
 
         Raises:
-            BadInput: the backend cannot multiply 8-bit integers here.
+            BadInput: If the backend cannot multiply 8-bit integers here.
         """
         if dtype == "int8":
             check_kernel()
@@ -270,7 +261,7 @@ class Transformer(KerasModel):
         return model
 
     def merged(self) -> "Transformer":
-        """This model; if it has adapters of LoRA, one without, whose weights include their products."""
+        """Returns this model, or a copy with LoRA's adapters merged into its weights."""
         return self.astype(self.dtype_policy.name) if has_adapters(self) else self
 
     def get_config(self) -> dict[str, Any]:
