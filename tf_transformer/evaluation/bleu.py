@@ -1,8 +1,7 @@
-"""Scores of translations, all through sacreBLEU (Post 2018).
+"""Scores of translations, all by sacreBLEU (Post 2018).
 
 Translations and references are strings in lists, arrays, columns of a table or open files, of the same length, at least
-1; all else is `BadInput`. Several references of each text are a list of such lists, as in sacreBLEU: [all first ones,
-all second ones].
+1. Pass several references of each text as a list of such lists, as in sacreBLEU: [all first ones, all second ones].
 """
 
 import importlib.util
@@ -21,9 +20,9 @@ from tf_transformer.utils.values import between, checked
 
 Texts = Iterable[str]
 References = Texts | Iterable[Texts]
-Samples = Annotated[int, between(1, 100_000)]  # memory grows with them
+Samples = Annotated[int, between(1, 100_000)]
 
-# Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts, which write no spaces between words.
+# Thai, Lao, Tibetan, Burmese, Khmer and the Tai scripts.
 WITHOUT_SPACES = "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]"
 
 
@@ -32,41 +31,39 @@ class Score(NamedTuple):
 
     value: float
     signature: str
-    interval: float | None = None  # value ± this is the 95 % confidence interval, by bootstrap
-    p_value: float | None = None  # probability that chance makes so large a difference from the first system
+    interval: float | None = None  # half of the 95 % confidence interval, by bootstrap
+    p_value: float | None = None  # probability of so large a difference from the first system by chance
 
 
 def bleu(translations: Texts, references: References) -> Score:
-    """Cased BLEU on detokenised text, 0 to 100.
+    """Returns cased BLEU on detokenized text, 0 to 100.
 
-    Tokenised by 13a. Chinese references are tokenised by zh; Japanese by ja-mecab, if MeCab is installed; Korean, and
-    scripts without spaces such as Thai, Lao, Burmese and Khmer, by char. Single words in another script decide nothing.
+    The script of most of the references chooses the tokenizer: zh for Chinese, ja-mecab for Japanese if MeCab is
+    installed, char for Korean and for scripts without spaces such as Thai, Lao, Burmese and Khmer; otherwise 13a.
     """
     translations, lists = check(translations, references)
     return _score(BLEU(tokenize=_tokenizers(lists[0])[0]), translations, lists)
 
 
 def paper_bleu(translations: Texts, references: References) -> Score:
-    """The paper's BLEU for English-German, tokenised and with compounds split at hyphens, 0 to 100.
+    """Returns the paper's BLEU for English-German, with compounds split at hyphens, 0 to 100.
 
-    On newstest2014 it lies 0.7 to 1.0 above `bleu`. The authors tokenised with Moses; this function uses 13a.
+    On newstest2014 it is 0.7 to 1.0 above `bleu`. The authors tokenized with Moses; this function uses 13a.
     """
-    translations, lists = check(translations, references)
-    return _score(_paper_metric(), translations, lists)
+    return _score(_paper_metric(), *check(translations, references))
 
 
 def chrf(translations: Texts, references: References) -> Score:
-    """chrF2 (Popovic 2015): 0 to 100."""
-    translations, lists = check(translations, references)
-    return _score(CHRF(), translations, lists)
+    """Returns chrF2 (Popovic 2015), 0 to 100."""
+    return _score(CHRF(), *check(translations, references))
 
 
 def flavours(references: list[str]) -> dict[str, Metric]:
-    """The usual metrics for such a text, by name; BLEU is cased unless the name says otherwise."""
+    """Returns the usual metrics for such references, by name. BLEU is cased if not named otherwise."""
     metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
-    if "BLEU 13a" in metrics:  # there are spaces between words
+    if "BLEU 13a" in metrics:  # the script has spaces between words
         metrics |= {
-            "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # the Multi30k literature's
+            "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # as in the Multi30k literature
             "BLEU 13a, compounds split": _paper_metric(),
             "BLEU intl": BLEU(tokenize="intl"),
         }
@@ -77,12 +74,12 @@ def flavours(references: list[str]) -> dict[str, Metric]:
 def compare(
     systems: Mapping[str, Texts], references: References, samples: Samples = 1_000
 ) -> dict[str, dict[str, Score]]:
-    """Score systems by every metric of `flavours`, and compare them by paired bootstrap (Koehn 2004).
+    """Scores systems by every metric of `flavours`, and compares them by paired bootstrap (Koehn 2004).
 
     Args:
-        systems: translations of the same sentences, by the system's name.
-        references: reference translations, or a list of several lists of them.
-        samples: bootstrap samples, with SACREBLEU_SEED or 12345 as the seed.
+        systems: Translations of the same sentences, by the system's name.
+        references: Reference translations, or a list of several lists of them.
+        samples: Number of bootstrap samples. SACREBLEU_SEED or 12345 is the seed.
 
     Returns:
         Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
@@ -93,19 +90,16 @@ def compare(
     for flavour, metric in flavours(lists[0]).items():
         signatures, results = PairedTest(list(outputs.items()), {flavour: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
-        found: Any = zip(systems, results[kind], strict=True)
-        scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in found}
+        by_system: Any = zip(systems, results[kind], strict=True)
+        scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_system}
     return scores
 
 
 def check(translations: Texts, references: References) -> tuple[list[str], list[list[str]]]:
-    """Check that these can be scored.
-
-    Returns:
-        the translations as a list, and one or several lists of references.
+    """Returns the translations as a list, and one or several lists of references.
 
     Raises:
-        BadInput: they are no lists of strings, of unequal length, or empty.
+        BadInput: If they are not lists of strings, of different lengths, or empty.
     """
     translations, lists = list_of("translations", translations), _lists_of(references)
     for one in lists:
@@ -116,28 +110,23 @@ def check(translations: Texts, references: References) -> tuple[list[str], list[
 
 
 def _lists_of(references: References) -> list[list[str]]:
-    """One list of references for each text, or several."""
     given: Any = references
     several = isinstance(given, list | tuple) and given and not isinstance(given[0], str | bytes)
     return [list_of("references", one) for one in (given if several else [given])]
 
 
 def list_of(name: str, texts: Texts) -> list[str]:
-    """Strings as a list.
-
-    Raises:
-        BadInput: they are something else, `name` in the message.
-    """
+    """Returns strings as a list, or raises BadInput with `name` in the message."""
     if isinstance(texts, str | bytes):
         raise BadInput(f"{name}: expected a list of strings, got one string")
     try:
-        found = list(texts)
+        strings = list(texts)
     except TypeError:
         raise BadInput(f"{name}: expected a list of strings, got {type(texts).__name__}") from None
-    for i, text in enumerate(found):
+    for i, text in enumerate(strings):
         if not isinstance(text, str):
             raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
-    return found
+    return strings
 
 
 class _CompoundsSplit(Tokenizer13a):
@@ -156,7 +145,7 @@ def _paper_metric() -> BLEU:
 
 
 def _tokenizers(references: list[str]) -> list[str]:
-    """Names of tokenizers for a text, the usual one first. A language that needs its own is known by its script."""
+    """Returns names of sacreBLEU's tokenizers for the script of a text, the usual one first."""
     text = "".join("".join(references).split())
 
     def share(script: str) -> float:

@@ -12,51 +12,44 @@ from tf_transformer.utils.values import Amount, Count, Natural, check_fields, ch
 
 TRAININGS = {"base": (12, 100_000), "big": (3.5 * 24, 300_000)}  # hours on 8 P100, and steps (section 5.2)
 P100 = 9.5  # TFLOP/s, sustained, as the paper estimates it (footnote 5)
-LENGTH = 32  # assumed tokens a sentence; WMT 2014 has about as many
+LENGTH = 32  # assumed tokens per sentence, about the mean of WMT 2014
 
 
 @checked
 def training_cost(hours: Amount, devices: Count, tflops: Amount) -> float:
-    """Floating point operations by the paper's method: time x devices x sustained TFLOP/s."""
+    """Returns floating point operations by the paper's method: time x devices x sustained TFLOP/s."""
     return hours * 3600 * devices * tflops * 1e12
 
 
 def parameters(config: TransformerConfig) -> int:
-    """The number of parameters of a `Transformer`."""
-    vectors = config.d_ff + config.d_model  # biases; those of norms and their gains are d_model each
-    encoder, decoder = vectors + 4 * config.d_model, vectors + 6 * config.d_model
-    ends = 4 * config.d_model * config.norm_first  # at the end of each stack
-    return config.matrix_weights + config.num_layers * encoder + config.decoder_layers * decoder + ends
+    """Returns the number of parameters of a `Transformer`."""
+    biases, norm = config.d_ff + config.d_model, 2 * config.d_model  # of the feed-forward network; gain and bias
+    encoder, decoder = biases + 2 * norm, biases + 3 * norm
+    final_norms = 2 * norm * config.norm_first
+    return config.matrix_weights + config.num_layers * encoder + config.decoder_layers * decoder + final_norms
 
 
-def _heads(config: TransformerConfig) -> int:
-    """h (d_k + d_v)."""
+def _head_widths(config: TransformerConfig) -> int:
+    """Returns h (d_k + d_v)."""
     d_k, d_v = (size or config.d_model // config.num_heads for size in (config.d_k, config.d_v))
     return config.num_heads * (d_k + d_v)
 
 
-def _attention(config: TransformerConfig) -> int:
-    """Weights of the four projections."""
-    return 2 * config.d_model * _heads(config)
-
-
-def _feed_forward(config: TransformerConfig) -> int:
-    return 2 * config.d_model * config.d_ff
-
-
 @checked
 def forward_flops(config: TransformerConfig, source: Natural, target: Natural) -> int:
-    """Floating point operations of a forward pass of one sentence pair: the products alone, two a weight.
+    """Returns floating point operations of a forward pass of one sentence pair: two per weight of a matmul.
 
     Args:
-        source: S, tokens.
-        target: T, tokens.
+        config: Configuration of the model.
+        source: S, tokens of the source.
+        target: T, tokens of the target.
     """
-    attended = _heads(config)  # products of a query and a key, and of a weight and a value
-    half = _attention(config) // 2  # query and output, or key and value
-    encoder = source * (_attention(config) + _feed_forward(config)) + source * source * attended
-    decoder = target * (_attention(config) + half + _feed_forward(config)) + source * half
-    decoder += target * (target + source) * attended
+    # Each pair of tokens takes a product of query and key, and one of weight and value.
+    attended = _head_widths(config)
+    half = config.d_model * attended  # projections of query and output, or of key and value
+    feed_forward = 2 * config.d_model * config.d_ff
+    encoder = source * (2 * half + feed_forward) + source * source * attended
+    decoder = target * (3 * half + feed_forward) + source * half + target * (target + source) * attended
     layers = config.num_layers * encoder + config.decoder_layers * decoder
     return 2 * (layers + target * config.d_model * config.vocab_size)
 
@@ -65,14 +58,14 @@ def forward_flops(config: TransformerConfig, source: Natural, target: Natural) -
 def training_flops(
     config: TransformerConfig, pairs: Amount, source: Natural = LENGTH, target: Natural = LENGTH
 ) -> float:
-    """Floating point operations of training on N pairs; the backward pass takes twice as many as the forward pass."""
+    """Returns floating point operations of training on `pairs`; a backward pass takes twice those of a forward pass."""
     return 3.0 * pairs * forward_flops(config, source, target)
 
 
 @checked
 def activations(config: TransformerConfig, source: Natural, target: Natural) -> int:
-    """The least count of numbers that the forward pass of a sentence pair keeps for the backward pass."""
-    d, heads = config.d_model, 2 * _heads(config)  # query, key, value, and what is joined
+    """Returns a lower bound on the number of activations that the forward pass of a sentence pair stores."""
+    d, heads = config.d_model, 2 * _head_widths(config)  # query, key, value, and the heads' outputs
     scores = config.num_heads * (1 + bool(config.attention_dropout))
     encoder = source * (heads + 5 * d + config.d_ff + scores * source)
     decoder = target * (2 * heads + 8 * d + config.d_ff + scores * (target + source)) + source * heads // 2
@@ -84,10 +77,10 @@ class Training:
     """The settings of a training that its cost depends on.
 
     Attributes:
-        steps: updates.
-        batch_tokens: source tokens, and target tokens, of a batch.
-        half: most numbers have 16 bits.
-        parts: N, if a replica computes a batch in N parts.
+        steps: Number of updates.
+        batch_tokens: Source tokens of a batch, and as many target tokens.
+        half: Whether most numbers have 16 bits.
+        parts: Number of parts in which a device computes a batch.
     """
 
     steps: Count
@@ -101,25 +94,32 @@ class Training:
 
 @checked
 def plan(config: TransformerConfig, training: Training, devices: str | None) -> str:
-    """Estimate time and memory of a training, as text.
+    """Returns an estimate of time and memory of a training, as text.
 
     Args:
-        devices: their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device. `None` leaves the time out,
-            for one device.
+        config: Configuration of the model.
+        training: Settings of the training.
+        devices: Their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device. `None` means one device, and
+            no estimate of the time.
 
     Raises:
-        BadInput: the devices are something else.
+        BadInput: If `devices` is something else.
     """
-    count, tflops = (1, 0.0) if devices is None else _devices(devices)
+    count, tflops = 1, 0.0
+    if devices is not None:
+        match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)", devices.replace(" ", ""))
+        count, tflops = (int(match[1] or 1), float(match[2])) if match else (0, 0.0)
+        if not count * tflops:
+            raise BadInput(f"devices: expected their number and the TFLOP/s of one, as in 8x9.5; got {devices!r}")
     steps, batch_tokens = training.steps, training.batch_tokens
     flops = training_flops(config, steps * batch_tokens / LENGTH)
     numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.parts
-    kept = numbers * (2 if training.half else 4)
+    stored = numbers * (2 if training.half else 4)
     text = f"""parameters: {parameters(config):,}
 steps: {steps:,} of {batch_tokens:,} source and {batch_tokens:,} target tokens, {steps * batch_tokens:.1e} of each
 operations: {flops:.1e} FLOP, with sentences of {LENGTH} tokens
 memory of a device: {parameters(config) * 16 / 1e9:.2f} GB for weights, gradients and Adam's two moments; \
-{kept / 1e9:.2f} GB at least for activations
+{stored / 1e9:.2f} GB at least for activations
 export: {parameters(config) * 4 / 1e6:,.0f} MB of weights in float32"""
     if devices is None:
         return text
@@ -128,14 +128,6 @@ export: {parameters(config) * 4 / 1e6:,.0f} MB of weights in float32"""
     return f"""{text}
 time on {count} x {tflops:g} TFLOP/s: {hours:,.1f} hours at that rate all the time; \
 {hours / share:,.1f} with the {share:.0%} that the paper's base model got"""
-
-
-def _devices(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)", text.replace(" ", ""))
-    count, tflops = (int(match[1] or 1), float(match[2])) if match else (0, 0.0)
-    if not count * tflops:
-        raise BadInput(f"devices: expected their number and the TFLOP/s of one, as in 8x9.5; got {text!r}")
-    return count, tflops
 
 
 PAPER = {name: training_cost(hours, 8, P100) for name, (hours, _) in TRAININGS.items()}

@@ -1,7 +1,7 @@
-"""Pictures of attention weights, as in the paper's appendix: an interactive HTML page, and figures of matplotlib.
+"""Plots of attention weights, as in the paper's appendix: an interactive HTML page, and matplotlib figures.
 
-A pair of sentences is (source, target, scores): S source tokens, T target tokens, and the `AttentionScores` of this
-pair alone, B = 1. `Translator.attention` returns such pairs. A row of the decoder's weights belongs to the token that
+A pair of sentences is (source, target, scores): S source tokens, T target tokens, and the `AttentionScores` of only
+this pair, B = 1. `Translator.attention` returns such pairs. A row of the decoder's weights belongs to the token that
 the decoder writes; its self-attention reads the tokens before that one.
 """
 
@@ -28,26 +28,35 @@ KINDS: dict[str, str] = {
 Pair = tuple[Sequence[str], Sequence[str], AttentionScores]
 
 MARKER = "/*DATA*/"  # in attention.html
-BEGIN = "<s>"  # what the decoder reads before it has written anything
-# Characters that cannot be seen, as their pictures (Unicode's block Control Pictures).
+BEGIN = "<s>"  # the decoder's first input
+# Invisible characters, as Unicode's Control Pictures.
 CONTROLS = {code: 0x2400 + code for code in range(32)} | {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
-CELL = 0.15  # inches of a figure for a token
+CELL = 0.15  # inches per token
 FONT = 7.0  # points
 
 
 def attention_page(pairs: Iterable[Pair]) -> str:
-    """An HTML page in which a reader chooses pair, kind of attention, layer and heads, and points at tokens.
+    """Returns an HTML page in which you choose pair, kind of attention, layer and heads, and point at tokens.
 
-    Style, program and data are inside the page; it loads nothing from the network. Weights are written in thousandths,
-    about 2.5 bytes each: 0.1 MB for `base` and 30 tokens a side, 10 MB for 200.
+    Style, program and data are in the page, so it loads nothing from the network. Weights are stored in thousandths,
+    about 2.5 bytes each: 0.1 MB for `base` and 30 tokens per side, 10 MB for 200.
 
     Args:
-        pairs: (source, target, scores), at least one pair.
+        pairs: Pairs (source, target, scores), at least one.
 
     Raises:
-        BadInput: there is no pair, or the weights of one do not fit its tokens.
+        BadInput: If there is no pair, or the weights of one do not fit its tokens.
     """
-    data = [{kind: _written(*parts) for kind, parts in _parts(pair).items()} for pair in pairs]
+
+    def in_thousandths(row: np.ndarray) -> list[int]:
+        # The page takes what is missing at the end of a row for 0.
+        return np.trim_zeros(np.rint(1000 * row.astype("float64")).astype(int), "b").tolist()
+
+    def as_json(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
+        weights = [[[in_thousandths(row) for row in head] for head in layer] for layer in layers]
+        return {"rows": rows, "columns": columns, "layers": weights}
+
+    data = [{kind: as_json(*parts) for kind, parts in _parts(pair).items()} for pair in pairs]
     if not data:
         raise BadInput("expected a pair of sentences to draw, got none")
     text = json.dumps({"kinds": KINDS, "pairs": data}, separators=(",", ":"))
@@ -59,16 +68,18 @@ def attention_page(pairs: Iterable[Pair]) -> str:
 
 @checked
 def attention_figure(pair: Pair, kind: Kind = "cross", layer: Layer = -1, heads: Iterable[int] | None = None) -> Any:
-    """A `matplotlib.figure.Figure` with one matrix a head: rows attend to columns. It grows with the tokens.
+    """Returns a `matplotlib.figure.Figure` with one matrix per head: rows attend to columns.
+
+    Its size depends on the number of tokens.
 
     Args:
-        pair: (source, target, scores).
+        pair: Pair (source, target, scores).
         kind: "encoder", "decoder" or "cross".
-        layer: from 0, or from the last, -1.
-        heads: from 0; `None` for all.
+        layer: Index of the layer. -1 is the last.
+        heads: Indices of the heads. Defaults to all.
 
     Raises:
-        BadInput: there is no such kind, layer or head; the weights do not fit the tokens; matplotlib is missing.
+        BadInput: If there is no such kind, layer or head, the weights do not fit the tokens, or matplotlib is missing.
     """
     Figure = import_extra("matplotlib.figure", "pictures", "a figure").Figure
     rows, columns, layers = _parts(pair)[kind]
@@ -104,7 +115,7 @@ def attention_figure(pair: Pair, kind: Kind = "cross", layer: Layer = -1, heads:
 
 
 def _parts(pair: Pair) -> dict[str, tuple[list[str], list[str], list[np.ndarray]]]:
-    """For each kind: the tokens that attend, the tokens they attend to, and each layer's weights [h, rows, columns]."""
+    """Returns by kind the tokens that attend, those they attend to, and each layer's weights [h, rows, columns]."""
     source, target = ([token.translate(CONTROLS) for token in tokens] for tokens in pair[:2])
     sides = {"encoder": (source, source), "decoder": (target, [BEGIN, *target[:-1]]), "cross": (target, source)}
     parts = {}
@@ -116,17 +127,3 @@ def _parts(pair: Pair) -> dict[str, tuple[list[str], list[str], list[np.ndarray]
                 raise BadInput(f"{KINDS[kind]} of layer {number}: expected weights {expected}, got {weights.shape}")
         parts[kind] = rows, columns, [weights[0] for weights in layers]
     return parts
-
-
-def _written(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
-    """The page's data: weights in thousandths, without zeros at the end of a row."""
-    return {
-        "rows": rows,
-        "columns": columns,
-        "layers": [[[_trimmed(row) for row in head] for head in layer] for layer in layers],
-    }
-
-
-def _trimmed(row: np.ndarray) -> list[int]:
-    thousandths = np.rint(1000 * row.astype("float64")).astype(int)
-    return np.trim_zeros(thousandths, "b").tolist()
