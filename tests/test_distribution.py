@@ -222,7 +222,7 @@ NO_CLUSTERS = {
     json.dumps({"cluster": {"worker": HOSTS}, "task": {"type": "worker", "index": 2}}): "a task .*, got worker 2",
     json.dumps({"cluster": {"worker": "one:2222"}}): "expected machines as host:port",
     json.dumps({"cluster": {"chief": HOSTS}}): "at most one chief",
-    json.dumps({"cluster": {"worker": HOSTS, "ps": HOSTS}}): "a chief and workers alone, got worker, ps",
+    json.dumps({"cluster": {"worker": HOSTS, "ps": HOSTS}}): "only a chief and workers, got worker, ps",
 }
 
 

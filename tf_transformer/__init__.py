@@ -1,7 +1,7 @@
 """Attention Is All You Need (Vaswani et al. 2017) on TensorFlow and Keras 3.
 
-`import tf_transformer` loads neither Keras nor TensorFlow: a name's module is imported when the name is first used. So
-programs show their help at once, and layers, model and training work without TensorFlow.
+`import tf_transformer` loads neither Keras nor TensorFlow: a name's module is imported at first use. So programs show
+their help at once, and layers, model and training work without TensorFlow.
 """
 
 import ast
@@ -14,7 +14,8 @@ from typing import Any
 
 from tf_transformer.utils.terminal import quiet_import
 
-_HOMES = {  # by name its module, as type checkers read it
+# The modules of public names. __init__.pyi is the only list, so type checkers and this module agree.
+_HOMES = {
     alias.name: str(node.module)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     if isinstance(node, ast.ImportFrom)
@@ -29,10 +30,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with quiet_import():
         home = importlib.import_module(_HOMES[name])
-        found = vars(home)[name] if name in vars(home) else importlib.import_module(f"{_HOMES[name]}.{name}")
-        globals()[name] = found
+        value = vars(home)[name] if name in vars(home) else importlib.import_module(f"{_HOMES[name]}.{name}")
+        globals()[name] = value
         _register()
-    return found
+    return value
 
 
 def __dir__() -> list[str]:
@@ -40,7 +41,7 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    """Register the classes with Keras, if it is loaded: of a .keras file it makes registered classes alone."""
+    """Registers all classes with Keras, if it is loaded, since .keras files load only registered classes."""
     if "keras" in sys.modules:
         families = pkgutil.iter_modules([os.path.join(path, "extensions", "interop", "families") for path in __path__])
         models = (f"extensions.interop.families.{one.name}.model" for one in families if one.ispkg)

@@ -1,4 +1,4 @@
-"""One configuration is one row of Table 3."""
+"""Configurations: one is one row of Table 3."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from tf_transformer.utils.type_names import Dtype
 from tf_transformer.utils.values import BadInput as BadInput
 from tf_transformer.utils.values import Count, Rate, between, check_fields, checked
 
-Layers = Annotated[int, between(1, 10_000)]  # each is made at once
+Layers = Annotated[int, between(1, 10_000)]
 Activation = Literal["swish", "silu", "relu", "gelu"]
-Stored = Annotated[int, between(0, 2**63 - 1)]  # bytes
+Bytes = Annotated[int, between(0, 2**63 - 1)]
 DTYPES = get_args(Dtype)
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
@@ -21,27 +21,27 @@ class TransformerConfig:
     """Sizes and rates of a Transformer, in the paper's symbols; the defaults are `base` (section 5.4, Table 3).
 
     Attributes:
-        num_layers: N, layers in each of the two stacks.
+        num_layers: N, number of layers in each of the two stacks.
         d_model: width of every sub-layer's output.
         d_ff: width of the feed-forward sub-layer's hidden layer.
-        num_heads: h, attention heads.
+        num_heads: h, number of attention heads.
         d_k: width of a head's keys and queries; `None` means d_model / num_heads.
         d_v: width of a head's values; `None` means d_model / num_heads.
-        dropout: P_drop, the dropout rate. It is on every sub-layer's output and on embedding + position.
-        attention_dropout: on attention weights; the paper has none.
+        dropout: P_drop, the dropout rate. It applies to every sub-layer's output and to embedding + position.
+        attention_dropout: dropout rate of attention weights; the paper has none.
         label_smoothing: epsilon_ls of section 5.4.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
-        max_length: rows of the table of learned positions; unused when sinusoidal.
-        vocab_size: V, symbols that source and target share, control symbols included.
-        num_decoder_layers: layers in the decoder, if not as in the encoder; with few it translates faster.
+        max_length: number of learned positions; unused when sinusoidal.
+        vocab_size: V, number of tokens that source and target share, including control tokens.
+        num_decoder_layers: number of layers in the decoder; `None` means `num_layers`. With few it translates faster.
         norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
             paper it comes after each sub-layer.
-        activation: in feed-forward networks: "relu" as in the paper, "gelu", or "swish", whose other name is "silu".
+        activation: activation of feed-forward networks: "relu" as in the paper, "gelu", or "swish", also named "silu".
         use_bias: whether attention's projections have biases, for families whose models have them.
-        epsilon: of layer normalization; the paper has none, the authors' code this one.
+        epsilon: epsilon of layer normalization; the paper names none, the authors' code has this one.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     num_layers: Layers = 6
@@ -72,7 +72,7 @@ class TransformerConfig:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON."""
+        """Returns the fields as plain values, for JSON."""
         return dataclasses.asdict(self)
 
     @property
@@ -82,13 +82,12 @@ class TransformerConfig:
 
     @property
     def alignment_heads(self) -> int | None:
-        """The number of heads, the first of the last layer, whose mean says which words belong together; `None` means
-        all, as in models of one's own."""
+        """The number of the last layer's first heads whose mean aligns words; `None` means all."""
         return None
 
     @property
     def matrix_weights(self) -> int:
-        """The number of weights in the model's matrices; biases and norms are not counted."""
+        """The number of weights in the model's matrices, without biases and norms."""
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
         attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
         rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
@@ -96,16 +95,14 @@ class TransformerConfig:
         return self.d_model * (rows + self.num_layers * encoder + self.decoder_layers * decoder)
 
     @checked
-    def check_stored(self, size: Stored) -> None:
-        """Check, before anything takes memory, that a file of `size` bytes can hold a model of this size.
+    def check_stored(self, size: Bytes) -> None:
+        """Raises BadInput if a file of `size` bytes is too small for this model, even with one byte per weight.
 
-        Raises:
-            BadInput: they do not, even with one byte each.
+        So a damaged configuration is detected before memory is allocated.
         """
         if self.matrix_weights > size:
-            sizes = ", ".join(
-                f"{name}={getattr(self, name)}" for name in ("vocab_size", "d_model", "d_ff", "num_layers")
-            )
+            names = ("vocab_size", "d_model", "d_ff", "num_layers")
+            sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
             raise BadInput(f"expected sizes of a model that fit the {size:,} bytes of its weights, got {sizes}")
 
 
@@ -145,12 +142,12 @@ PRESETS: dict[str, TransformerConfig] = {
     "D_ls0": _row(BASE, label_smoothing=0.0),
     "D_ls2": _row(BASE, label_smoothing=0.2),
     "E_learned": _row(BASE, positions="learned"),
-    # Not in the paper: a model that learns in minutes, one for corpora of some ten thousand sentences, and the size
-    # that the Multi30k literature uses (Wu et al. 2021).
+    # Not in the paper: a model that trains in minutes, one for corpora of some ten thousand sentences, and the size in
+    # the Multi30k literature (Wu et al. 2021).
     "tiny": TransformerConfig(2, 128, 512, 4, vocab_size=1_000),
     "small": TransformerConfig(3, 256, 512, 4, dropout=0.3, vocab_size=8_000),
     "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, vocab_size=10_000),
-    # Section 6.3; and a model for treebanks of ten or twenty thousand trees, on one machine.
+    # Section 6.3, and a model for treebanks of ten or twenty thousand trees on one machine.
     "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
     "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
     "parsing_small": TransformerConfig(2, 128, 512, 4, vocab_size=2_000),

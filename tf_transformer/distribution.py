@@ -1,4 +1,4 @@
-"""Devices and machines to train on, with `tf.distribute`. On other backends than TensorFlow it is one device."""
+"""Devices and machines to train on, with `tf.distribute`. On other backends than TensorFlow, one device."""
 
 import contextlib
 import json
@@ -20,15 +20,17 @@ Strategy = Any  # of tf.distribute; `None` on another backend
 
 
 def strategy(devices: str | None = None) -> Strategy:
-    """A strategy for `fit`; `None` on another backend than TensorFlow. Call this before TensorFlow computes anything.
+    """Returns a strategy for `fit`, or `None` on other backends than TensorFlow.
+
+    Call this before TensorFlow computes anything.
 
     Args:
-        devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, to try
-            things. `None` means one device. If the environment has TF_CONFIG, `None` means that this worker trains
-            together with the others that TF_CONFIG names, a chief among them or not, each on all of its GPUs.
+        devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, for
+            tests. Defaults to one device. If the environment has TF_CONFIG, this worker trains together with the others
+            in it, each on all of its GPUs.
 
     Raises:
-        BadInput: there are no such devices, or TF_CONFIG is no JSON or another kind of cluster.
+        BadInput: If there are no such devices, or TF_CONFIG is not JSON or another kind of cluster.
     """
     if keras.backend.backend() != "tensorflow":
         if devices:
@@ -40,33 +42,33 @@ def strategy(devices: str | None = None) -> Strategy:
         return tf.distribute.MultiWorkerMirroredStrategy()
     if not devices:
         return tf.distribute.get_strategy()
-    there = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
+    gpus = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
     kind, _, number = devices.lower().partition(":")
     if kind == "cpu" and number.isdecimal() and int(number) > 0:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(number))
         names = [f"CPU:{i}" for i in range(int(number))]
     else:
-        names = there if kind == "all" else devices.upper().split(",")
-        if not names or not set(names) <= set(there):
-            expected = ", ".join(["cpu:N", *(name.lower() for name in there)]) + (" or all" if there else "")
+        names = gpus if kind == "all" else devices.upper().split(",")
+        if not names or not set(names) <= set(gpus):
+            expected = ", ".join(["cpu:N", *(name.lower() for name in gpus)]) + (" or all" if gpus else "")
             raise BadInput(f"devices: expected some of {expected}; got {devices!r}")
     return tf.distribute.MirroredStrategy(names)
 
 
 def _machines() -> int:
-    """How many machines TF_CONFIG names; without it one."""
+    """Returns the number of machines in TF_CONFIG; without it, one."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
-        given = json.loads(text)
-        machines = {job: list(hosts) for job, hosts in dict(given.get("cluster", {})).items() if hosts}
-        task = dict(given.get("task", {}))
+        settings = json.loads(text)
+        machines = {job: list(hosts) for job, hosts in dict(settings.get("cluster", {})).items() if hosts}
+        task = dict(settings.get("task", {}))
         job, index = task.get("type", "none"), int(task.get("index", 0))
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         form = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
         raise BadInput(f"TF_CONFIG: expected JSON like {form}, got {text[:99]!r}") from error
     if set(machines) - {"chief", "worker"}:
-        raise BadInput(f"TF_CONFIG: expected a cluster of a chief and workers alone, got {', '.join(machines)}")
+        raise BadInput(f"TF_CONFIG: expected a cluster of only a chief and workers, got {', '.join(machines)}")
     names = [host for hosts in machines.values() for host in hosts]
     if not all(isinstance(name, str) and ":" in name for name in names) or len(machines.get("chief", ())) > 1:
         raise BadInput(f"TF_CONFIG: expected machines as host:port, and at most one chief, got {text[:99]!r}")
@@ -76,28 +78,28 @@ def _machines() -> int:
 
 
 def current() -> Strategy:
-    """TensorFlow's current strategy; `None` on another backend."""
+    """Returns TensorFlow's current strategy, or `None` on other backends."""
     return tf.distribute.get_strategy() if keras.backend.backend() == "tensorflow" else None
 
 
 def replicas(strategy: Strategy) -> int:
-    """How many devices train together."""
+    """Returns the number of devices that train together."""
     return strategy.num_replicas_in_sync if strategy else 1
 
 
 def scope(strategy: Strategy) -> contextlib.AbstractContextManager[Any]:
-    """Where variables are made for these devices."""
+    """Returns the scope in which to create variables for these devices."""
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
 def is_a_worker(strategy: Strategy) -> bool:
-    """Whether this process trains together with others."""
+    """Returns whether this process trains together with others."""
     resolver = strategy and strategy.cluster_resolver
     return bool(resolver and resolver.task_type)
 
 
 def is_chief(strategy: Strategy) -> bool:
-    """Whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
+    """Returns whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
     if not is_a_worker(strategy):
         return True
     resolver = strategy.cluster_resolver
@@ -107,20 +109,20 @@ def is_chief(strategy: Strategy) -> bool:
 
 
 def wait_for_all(strategy: Strategy) -> None:
-    """Wait until every worker has called this. It raises if one of them has died."""
+    """Waits until every worker has called this, or raises if one of them died."""
     if is_a_worker(strategy):
         with strategy.scope():
             strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))
 
 
 def replica() -> Any:
-    """The calling replica's index over all machines, from 0; 0 where there is only one."""
+    """Returns the calling replica's index over all machines, from 0."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
 
 
 def over_replicas(values: Tensor) -> Any:
-    """Sum a tensor, or each tensor of a list, over all replicas."""
+    """Sums a tensor, or each tensor of a list, over all replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values

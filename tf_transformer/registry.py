@@ -1,7 +1,7 @@
-"""Everything that can be plugged in: engines, formats, families, tasks and commands.
+"""The registry of engines, formats, families, tasks and commands, which other distributions can extend.
 
-Each is an object with a name. The package's own are listed below as "module:attribute" and imported when they are first
-needed. Another distribution adds its own by an entry point, for example in its setup.cfg:
+Each is an object with a name. Those of this package are listed below as "module:attribute", and imported at first use.
+Another distribution adds some by entry points, for example in its setup.cfg:
 
     [options.entry_points]
     tf_transformer.formats =
@@ -33,8 +33,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "ctranslate2": "extensions.interop.formats:CTRANSLATE2",
         "transformers": "extensions.interop.formats:TRANSFORMERS",
     },
-    # A folder belongs to the first family that recognizes it. MarianMT takes any archive as a tokenizer and the paper's
-    # models take any file, so these two come last.
+    # A folder belongs to the first family that recognizes it. MarianMT accepts any archive as a tokenizer, and the
+    # paper's models accept any file, so these two come last.
     "families": {
         "m2m100": "extensions.interop.families.m2m100.family:FAMILY",
         "marian": "extensions.interop.families.marian.family:FAMILY",
@@ -44,9 +44,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "translation": "training.tasks:TRANSLATION",
         "parsing": "extensions.parsing.task:PARSING",
     },
-    # The other programs are the modules of trainers/, which also run in a clone.
+    # Other commands are the modules of trainers/.
     "commands": {"check": "extensions.conformance.check:main"},
-    # What the core calls by name, since it imports no extension.
+    # Functions that the core calls by name, since it imports no extension.
     "services": {
         "documents": "extensions.documents.document:translated",
         "check": "extensions.conformance.check:check",
@@ -65,12 +65,8 @@ def names(kind: Kind) -> list[str]:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """Returns the object with this name, importing its module.
-
-    Raises:
-        BadInput: If there is none, or its distribution cannot be imported.
-    """
-    option = {"families": "family"}.get(kind, kind.removesuffix("s"))  # as users know it
+    """Imports the object with this name. It raises BadInput if there is none, or if it cannot be imported."""
+    option = {"families": "family"}.get(kind, kind.removesuffix("s"))
     if entry := _entry_points(kind).get(name):
         try:
             return entry.load()
@@ -79,10 +75,10 @@ def find(kind: Kind, name: str) -> Any:
     if name not in BUILT_IN[kind]:
         raise BadInput(f"{option}: expected one of {', '.join(names(kind))}, got {name!r}")
     module, _, attribute = BUILT_IN[kind][name].partition(":")
-    with quiet_import():  # it may load TensorFlow
+    with quiet_import():
         return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)
 
 
 def everything(kind: Kind) -> dict[str, Any]:
-    """Returns all objects of one kind by name, in the order in which they are asked."""
+    """Returns all objects of one kind by name, in the order of `names`."""
     return {name: find(kind, name) for name in names(kind)}
