@@ -46,11 +46,6 @@ def test_only_hyphens_inside_words_split():
     assert alike < 100  # a dash between spaces is another token than a hyphen
 
 
-def test_without_hyphens_the_flavours_agree():
-    texts, references = ["a b c d x f.", "g h i j"], ["a b c d e f.", "g h i k"]
-    assert bleu.paper_bleu(texts, references).value == pytest.approx(bleu.bleu(texts, references).value)
-
-
 def test_several_references_are_sacrebleu_s():
     texts = ["a b c d x f", "two doors open here"]
     lists = [["a b c d e f", "two doors open now"], ["a b c d x g", "doors open here"]]

@@ -95,26 +95,6 @@ def test_the_column_of_parameters_in_table_3(name):
     assert round(parameters(name, 41_100)) == COLUMN[name]
 
 
-# Against base, whatever the vocabulary.
-DIFFERENCES = {
-    **dict.fromkeys(("A_h1", "A_h4", "A_h16", "A_h32", "D_drop0", "D_drop2", "D_ls0", "D_ls2"), 0),
-    "B_dk16": -7.08,
-    "B_dk32": -4.72,
-    "C_N2": -29.4,
-    "C_N4": -14.7,
-    "C_N8": +14.7,
-    "C_ff1024": -12.6,
-    "C_ff4096": +25.2,
-    "E_learned": +0.524,  # a table of 1,024 positions
-}
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_parameters_against_base(name):
-    difference = parameters(name, 41_100) - parameters("base", 41_100)
-    assert difference == pytest.approx(DIFFERENCES[name], abs=0.05 if abs(difference) > 10 else 0.005)
-
-
 def test_parameters_of_base_and_big():
     """The paper's 213M for big would be a vocabulary of 35,900."""
     assert round(parameters("base", 40_960)) == 65
@@ -319,10 +299,8 @@ def ragged(*rows):
     ("inputs", "got"),
     [
         (lambda: {"source": SOURCE, "target": TARGET}, "one dict"),
-        (lambda: SOURCE, "one ndarray"),
         (lambda: (SOURCE, TARGET, TARGET), "3 parts"),
         (lambda: (ragged([3, 2], [5]), ragged([1], [1, 4])), "a ragged tensor, for which write ids.to_tensor.*"),
-        (lambda: (SOURCE[0], TARGET[0]), r"shapes \(7,\) and \(5,\)"),
         (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
     ],
 )

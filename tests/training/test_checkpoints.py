@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import test_run
-from test_run import batches, new_model, train
+from test_run import CONFIG, batches, new_model, train
 
 import tf_transformer as tt
 from tf_transformer.training.callbacks import Checkpoints, DevScore, DevText, PlainLines, Stopped
@@ -210,10 +210,11 @@ def an_epoch(checkpoints, **logs):
     checkpoints.on_train_end()
 
 
-def compiled(optimizer=None, loss=None, **options):
-    model = new_model()
-    loss = loss or tt.SmoothedCrossEntropy(0.1)
-    model.compile(optimizer or keras.optimizers.Adam(0.5), loss, **options)
+def compiled(optimizer=None, loss=None, dtype=None):
+    keras.utils.set_random_seed(5)
+    model = tt.Transformer(CONFIG, dtype=dtype)
+    model.build()
+    model.compile(optimizer or keras.optimizers.Adam(0.5), loss or tt.SmoothedCrossEntropy(0.1))
     return model
 
 
@@ -247,17 +248,16 @@ def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
         ({"optimizer": keras.optimizers.SGD(0.5)}, r'optimizer\.class_name was "Adam", now "SGD"'),
         ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.epsilon was 0\.1, now 0\.3;"),
         ({"loss": "sparse_categorical_crossentropy"}, 'loss was .*, now "sparse_categorical_crossentropy"'),
+        ({"dtype": "mixed_bfloat16"}, 'dtype was "float32", now "mixed_bfloat16"'),
     ],
 )
 def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
     an_epoch(begun(tmp_path, compiled()))
     model = compiled(**changed)
-    before = model.get_weights()
     model.embedding.embeddings.assign(np.zeros((19, 12)))
     with pytest.raises(tt.BadInput, match=f"{tmp_path} holds a run of another configuration: .*{message}"):
         begun(tmp_path, model)
-    assert not np.asarray(model.embedding.embeddings).any() and len(before) == len(model.weights)
-    assert "\n" not in message
+    assert not np.asarray(model.embedding.embeddings).any()  # it is as it was
     assert not Run._locks
 
 
@@ -276,9 +276,7 @@ def test_a_run_whose_loss_had_fewer_settings_goes_on(tmp_path):
 
 def test_an_optimizer_of_float16_goes_on(tmp_path):
     """`fit` has built it before a callback restores it; and what does not fit is an error, not a warning of Keras."""
-    model = tt.Transformer(new_model().config, dtype="mixed_float16")
-    model.build()
-    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
+    model = compiled(dtype="mixed_float16")
     first = begun(tmp_path, model)
     for variable in model.optimizer.variables:
         variable.assign(variable + np.ones(variable.shape))
@@ -300,16 +298,6 @@ def test_a_fit_goes_on_with_a_rate_that_is_a_function(tmp_path):
     rates = [lambda: 0.25, lambda: 0.125 + 0.125]
     for rate in rates:
         an_epoch(begun(tmp_path, compiled(keras.optimizers.Adam(rate)), 2))
-
-
-def test_a_fit_goes_on_in_its_dtype(tmp_path):
-    an_epoch(begun(tmp_path, compiled()))
-    model = tt.Transformer(new_model().config, dtype="mixed_bfloat16")
-    model.build()
-    model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
-    with pytest.raises(tt.BadInput, match='dtype was "float32", now "mixed_bfloat16"'):
-        begun(tmp_path, model)
-    assert not Run._locks
 
 
 def test_a_rate_that_a_callback_changed_is_no_other_one(tmp_path):

@@ -108,14 +108,6 @@ def restored(run):
     return model
 
 
-@pytest.mark.program
-def test_keeps_the_last_checkpoints(tmp_path):
-    run = Run(tmp_path / "run", keep=2)
-    train(run, 4, make_model=begun_anew)
-    assert [path.name for path in run.checkpoints()] == ["step-00000009", "step-00000012"]
-    assert run.weights(last=1) == [tmp_path / "run/checkpoints/step-00000012/model.weights.h5"]
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "state"])
 def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys, damage):
     newest = two_epochs / "checkpoints/step-00000006"
@@ -345,10 +337,3 @@ def test_other_peoples_folders_are_left_alone(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})
-
-
-def test_state_says_what_was_saved(one_epoch):
-    state = json.loads((one_epoch / "checkpoints/step-00000003/state.json").read_text())
-    assert state["step"] == 3
-    assert state["target_tokens"] == 3 * 5 * 7
-    assert len(state["history"]) == 1

@@ -24,7 +24,7 @@ from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import Stopped
-from tf_transformer.training.run import Run
+from tf_transformer.training.run import LOCK, Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
 RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
@@ -310,20 +310,27 @@ def test_the_last_step_is_fixed_once_the_cooldown_has_begun(corpus, tmp_path, mo
         fit(20, steps=50)  # of 40, where 33 steps have the full rate
 
 
+# As `Run.lock` does, without the seconds that Keras takes to be imported.
+HOLDS_ITS_LOCK = """
+import sys
+from pathlib import Path
+from tf_transformer.utils.files import locked
+with locked(Path(sys.argv[1]), "{owner}"):
+    print(flush=True)
+    input()
+"""
+
+
 def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
-    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, steps=2))
-    trainer.fit()
-    program = (
-        "import sys; from tf_transformer.training.run import Run; Run(sys.argv[1]).lock(); print(flush=True); input()"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE)
+    trainer.run.begin(trainer.settings)
+    command = [sys.executable, "-c", HOLDS_ITS_LOCK, str(tmp_path / "run" / LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         with pytest.raises(tt.BadInput, match=f"expected a run that nothing else trains; process {other.pid} on "):
             trainer.fit()
         other.kill()
-    trainer.fit()
-    assert not Run._locks  # it is let go
+    assert not Run._locks
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
