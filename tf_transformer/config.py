@@ -32,8 +32,8 @@ class TransformerConfig:
         label_smoothing: epsilon_ls of section 5.4.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
         max_length: number of learned positions; unused when sinusoidal.
-        vocab_size: V, number of tokens that source and target share, including control tokens.
-        num_decoder_layers: number of layers in the decoder; `None` means `num_layers`. With few it translates faster.
+        vocab_size: V, size of the shared vocabulary, including control tokens.
+        num_decoder_layers: layers in the decoder, if not as in the encoder; with few it translates faster.
         norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
             paper it comes after each sub-layer.
         activation: activation of feed-forward networks: "relu" as in the paper, "gelu", or "swish", also named "silu".

@@ -25,9 +25,9 @@ class Recipe:
         warmup_steps: steps in which the learning rate grows, equation (3).
         factor: multiplies equation (3)'s learning rate.
         learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
-        cooldown_steps: last steps, in which the learning rate falls to 0, as in Zhai et al. (2022). The paper has none.
-        eval_every: approximate number of steps between checkpoints, so that the last is at the end. `None` means a
-            twentieth of all steps, and at most 1,500.
+        cooldown_steps: last steps, in which the learning rate falls to 0. The paper has none; see Zhai et al. (2022).
+        eval_every: approximate steps between checkpoints. The last is at the end. `None` means a twentieth of all
+            steps, and at most 1,500.
         stop_after: checkpoints in a row without a better dev score that end the training. If there are no scores, the
             dev loss is used. `None` means never.
         average_last: checkpoints to average at the end (section 6.1), and to keep, two at least. `None` means 5, or 1
@@ -36,14 +36,14 @@ class Recipe:
         tokenizer: kind of vocabulary to train, "bpe" or "unigram" (section 5.1). Texts are normalized first
             (docs/reference/vocabulary.md).
         mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
-        parts: compute a batch in this many parts, one after the other: the same update with less memory.
+        parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
         clip_norm: maximum norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
         ema_momentum: momentum of a moving average of the weights, for example 0.999. It covers about
             1 / (1 - momentum) steps, and replaces the weights in scores and checkpoints. `None` means none.
         on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
         jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It compiles once for each shape of
             batches. "auto" is Keras's choice, which is on with one GPU.
-        seed: seed of weights, dropout and the order of the training set: any integer. One below 0, or beyond 32 bits,
+        seed: seed of weights, dropout and the order of the training set. Any integer: one below 0, or beyond 32 bits,
             becomes one of 32 bits.
 
     Raises:

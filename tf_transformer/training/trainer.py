@@ -227,6 +227,7 @@ class Trainer:
     def _fit(self, until: int | None) -> None:
         """The run from top to bottom: open or create, tokenizer, data, model, checkpoint, epochs."""
         run, recipe = self.run, self.recipe
+        # A new run is locked below, after all input is checked, so that bad input leaves no folder.
         if (run.path / "config.json").exists():
             run.lock()
         exists = run.exists(self.settings)
@@ -317,7 +318,7 @@ class Trainer:
         return batches, dev_batches
 
     def _write_settings(self, exists: bool, batching: Batching, batches: Batches) -> None:
-        """Writes tokenizer, config.json and token ids, after all input is checked: bad input leaves no folder."""
+        """Writes tokenizer, config.json and token ids."""
         run = self.run
         run.lock()
         if not exists:
