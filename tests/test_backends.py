@@ -66,7 +66,14 @@ def run(backend, *command):
 
 
 def test_suite(backend):
-    run(backend, "-m", "pytest", "-p", "no:cacheprovider", *(Path("tests", file) for file in FILES))
+    run(
+        backend,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *(path for file in FILES for path in Path(__file__).parent.rglob(file)),
+    )
 
 
 TRAIN = """
