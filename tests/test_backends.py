@@ -66,14 +66,8 @@ def run(backend, *command):
 
 
 def test_suite(backend):
-    run(
-        backend,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        *(path for file in FILES for path in Path(__file__).parent.rglob(file)),
-    )
+    paths = [path for file in FILES for path in Path(__file__).parent.rglob(file)]
+    run(backend, "-m", "pytest", "-p", "no:cacheprovider", *paths)
 
 
 TRAIN = """
